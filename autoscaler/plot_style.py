@@ -52,7 +52,7 @@ def filled_steps(axes: Any, x: Sequence[float], y: Sequence[float], color: str, 
 
 
 def limit(axes: Any, x: float, y: float, text: str) -> None:
-    """A dotted red line with a text that ends at x."""
+    """A dotted red line with a label that ends at x."""
     axes.axhline(y, color=RED, linewidth=1, linestyle=":")
     axes.annotate(text, (x, y), ha="right", va="bottom", fontsize=8, color=RED)
 

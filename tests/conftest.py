@@ -24,7 +24,7 @@ settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # pytest-asyncio asks for the loop that there was before a test, and asyncio makes one for it if none was ever set. That
-# is never closed: a test that came later, and did nothing but collect garbage, was blamed for it.
+# is never closed: a test that came later, and did nothing but collect garbage, was reported for it.
 asyncio.set_event_loop(None)
 
 # A shell starts what runs in the background with SIGINT ignored, and every process that a test starts would inherit it.

@@ -148,7 +148,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
         except document.Invalid:
             raise problems.error() from None
     policies = tuple([NamedPolicy(key, policy) for key, policy in read.policies.items()])
-    looking = [getattr(named.policy, "lookback", timedelta(0)) for named in policies]
+    lookbacks = [getattr(named.policy, "lookback", timedelta(0)) for named in policies]
     return ClusterSpec(
         name=name,
         limits=Limits(read.min, read.max),
@@ -160,7 +160,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
         metrics=METRICS,
         engine=True,
         interval=read.interval,
-        lookback=max([timedelta(minutes=10), *looking]),
+        lookback=max([timedelta(minutes=10), *lookbacks]),
     )
 
 

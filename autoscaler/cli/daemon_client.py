@@ -126,10 +126,12 @@ def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, An
     except http.client.HTTPException as error:
         raise AutoscalerError(f"{other}: {type(error).__name__}") from error
     except (urllib.error.URLError, OSError) as error:
-        nobody = f"no daemon answers at {url} ({getattr(error, 'reason', error)})"
+        unreachable = f"no daemon answers at {url} ({getattr(error, 'reason', error)})"
         if daemon.problems:
-            raise ConfigurationError([*daemon.problems, f"{daemon.config}: {nobody}"]) from error
-        raise AutoscalerError(f"{nobody}: is it running? Name its address with --url or its configuration") from error
+            raise ConfigurationError([*daemon.problems, f"{daemon.config}: {unreachable}"]) from error
+        raise AutoscalerError(
+            f"{unreachable}: is it running? Name its address with --url or its configuration"
+        ) from error
     except ValueError as error:
         raise AutoscalerError(f"{other}: no JSON") from error
     if not isinstance(answer, dict) or key not in answer:

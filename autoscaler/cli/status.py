@@ -70,7 +70,7 @@ def _ask(daemon: Address, arguments: argparse.Namespace) -> dict[str, Any]:
 def _lines(answer: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
     if arguments.cluster is not None:
         return [*_clusters([answer]), *_details(answer, verbose=arguments.verbose), *_daemon(answer)]
-    none = "No cluster is in trouble." if arguments.troubled else "No cluster matches."
+    none = "No cluster has a problem or a missing reading." if arguments.troubled else "No cluster matches."
     return [*(_clusters(answer["clusters"]) if answer["clusters"] else [none]), *_daemon(answer)]
 
 

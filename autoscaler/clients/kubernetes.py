@@ -89,7 +89,7 @@ class Access:
     """An API server, an identity and the time-outs: the key of the shared client.
 
     Attributes:
-        kubeconfig: path of the file; empty: the pod's service account, or where kubectl looks.
+        kubeconfig: path of the file; empty: the pod's service account, or where kubectl finds one.
         context: the context in it; empty: the current one.
         timeout: seconds for one request, retries included.
         max_age: seconds after which the state of a watch is stale.

@@ -361,7 +361,7 @@ class _Composer:
 
 
 def _line(event: yaml.Event) -> int:
-    return int(event.start_mark.line) + 1  # type: ignore[union-attr]  # events of a text have a mark
+    return int(event.start_mark.line) + 1  # type: ignore[union-attr]  # events of a string have a mark
 
 
 def _is_merge(event: yaml.Event) -> bool:

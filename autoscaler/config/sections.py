@@ -48,7 +48,7 @@ class ClusterSection:
         interval: time between two observations of the cluster; at least 100ms.
         timeout: time in which the metrics, the engine and the target must answer; shorter than the interval.
             By default two thirds of the interval, at most 10s.
-        engine: the engine that runs the job; by default none.
+        engine: the engine that runs the job, if it is watched.
         slots_per_replica: slots one replica offers the job.
         partitions: source partitions, if the engine does not report them; capacity is a staircase of it.
         metrics: the metrics by name; one that cannot be read forbids scaling down.

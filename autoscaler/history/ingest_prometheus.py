@@ -137,7 +137,7 @@ def _kept(directory: Path) -> list[Span]:
 
 
 def identity(want: Want, step: timedelta) -> str:
-    """The identity of a query: equal queries are sent once, whichever clusters they are for."""
+    """The identity of a query: equal queries of several clusters are sent once."""
     asked = want.query.asked
     text = json.dumps([want.server.url, asked.query, asked.age, asked.labels, step.total_seconds()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

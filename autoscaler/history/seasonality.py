@@ -1,7 +1,7 @@
 """Weekly seasonality: the arrivals at each time of the week, if they repeat, and how well they predict other days.
 
 There are few weeks but many days. So each weekday is the median of all days, of all workdays or weekends, of the same
-weekday, or the mean of the last two: whichever is nearest to days that it was not computed from. Medians over days, and
+weekday, or the mean of the last two: the one nearest to days that it was not computed from. Medians over days, and
 over neighbouring times, preserve sharp jumps. If the resulting week does not predict other days better than the
 assumption that nothing changes, there is no season.
 """

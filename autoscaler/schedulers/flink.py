@@ -86,7 +86,7 @@ class FlinkSettings:
         min_increase: slots that a vertex must gain to be worth a restart, until 1.20.
         force_after: smaller gains are taken after so long, in 1.19 and 1.20: `scaling-interval.max`; math.inf: never.
         resource_wait: how long a starting job waits for all its slots; then it takes the available ones, or fails.
-            math.inf: for ever, as in Reactive Mode.
+            math.inf: no limit, as in Reactive Mode.
         submission_stabilization: a starting job takes fewer slots than wished when they suffice for so long; 0 in
             Reactive Mode.
         heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
@@ -135,7 +135,7 @@ class FlinkSettings:
                 raise ParameterError(name, f"is {value:g}, expected 1 or more")
         for name in ("delay", "longest"):
             if self.refused and not getattr(self, name):
-                raise ParameterError(name, "is 0, expected more where connections are refused, or it restarts for ever")
+                raise ParameterError(name, "is 0, expected more where connections are refused, or it restarts forever")
 
     @classmethod
     def of(

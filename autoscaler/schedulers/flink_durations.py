@@ -42,7 +42,7 @@ def seconds(text: str, unit: str = "ms") -> float | None:
 
 
 def format_seconds(span: float) -> str:
-    """A duration as Flink writes it, in the largest unit in which it is whole; for ever is `-1 ms`."""
+    """A duration as Flink writes it, in the largest unit in which it is whole; no limit is `-1 ms`."""
     if span == math.inf:
         return "-1 ms"
     whole = round(span * 1000) * 10**6

@@ -145,7 +145,7 @@ class FaultDescription:
 DESCRIPTIONS: Mapping[str, FaultDescription] = {
     "missing": FaultDescription("metrics (or @target, @engine) cannot be read for {} in every hour", "60s"),
     "stale": FaultDescription("metrics stay as they were, time stamps included, for {} in every hour", "5m"),
-    "frozen": FaultDescription("metrics stay as they were and look fresh for {} in every hour", "5m"),
+    "frozen": FaultDescription("metrics stay as they were, with new time stamps, for {} in every hour", "5m"),
     "nan": FaultDescription("metrics are not a number for {} in every hour", "60s"),
     "doubled": FaultDescription("metrics are twice what they should be for {} in every hour", "60s"),
     "refused": FaultDescription("{} of the scale calls fail", "30%"),

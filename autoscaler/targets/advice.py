@@ -19,7 +19,7 @@ class Advice:
     """Nothing is scaled: decisions are advice, shown in the log, by `explain` and in the metrics.
 
     Advice is relative to the size there is: the workers registered with the cluster's engine, where it names them, else
-    `size`. Advice that nobody acts on changes neither, so it is the same for as long as the load is; it is recorded as
+    `size`. Advice that is not acted on changes neither, so it is the same for as long as the load is; it is recorded as
     in a dry run. For advice on a cluster whose size can be read, configure its real target and run the daemon with
     `--dry-run`.
 

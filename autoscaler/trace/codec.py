@@ -1,4 +1,4 @@
-"""Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a text.
+"""Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a string.
 
 A line of the trace format has what is out of the usual: an empty list or text is not written, and of a guard that let
 the size pass only the name is.

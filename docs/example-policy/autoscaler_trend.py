@@ -1,4 +1,4 @@
-"""A policy that looks a little ahead: sizes for where a rising metric will be, not for where it is."""
+"""A policy that forecasts: it sizes for where a rising metric will be, not for where it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trend:
     Attributes:
         per_replica: what one replica can carry, in the metric's unit; above 0.
         metric: name of the metric, a sum over all replicas; default sessions.
-        ahead: how far to look ahead; default 2m.
+        ahead: how far ahead the forecast is; default 2m.
         over: the time over which the rise is measured; default 5m.
     """
 

@@ -1,4 +1,4 @@
-"""Makes or profiles the history of a fleet in a process of its own, as a JVM has one master; tells what it took.
+"""Makes or profiles the history of a fleet in a process of its own, as a JVM has one master; prints what it took.
 
     python -m tests.benchmarks.pipeline_run MASTER write DATASET:CLUSTERS:DAYS:SKEWED...
     python -m tests.benchmarks.pipeline_run MASTER profile
@@ -41,17 +41,17 @@ MADE_AT = datetime(2026, 2, 1, tzinfo=UTC)
 
 @contextmanager
 def watched() -> Iterator[Callable[[], int]]:
-    """Yields what tells the most memory that this process and its JVM have had together; Python workers not counted."""
+    """Yields what returns the most memory of this process and its JVM together; Python workers not counted."""
     me = psutil.Process()
     processes = [me, *(child for child in me.children(recursive=True) if child.name() == "java")]
     most, stop = 0, threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal most
         while not stop.wait(0.25):
             most = max(most, sum(process.memory_info().rss for process in processes))
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=poll)
     thread.start()
     try:
         yield lambda: most

@@ -1,8 +1,8 @@
 """How many days are tried in a minute by each core: decisions every 15 s, nothing left out, and what Spark adds.
 
 Printed beside what one process without Spark does at the same time, so that the machine's own speed cancels out.
-What it takes until Python's workers have started is told too. AUTOSCALER_BENCH_DAYS is how many days are tried (16 by
-default; 500 take some minutes).
+What it takes until Python's workers have started is printed too. AUTOSCALER_BENCH_DAYS is how many days are tried (16
+by default; 500 take some minutes).
 """
 
 from __future__ import annotations

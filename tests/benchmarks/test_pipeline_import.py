@@ -106,8 +106,8 @@ def imported(spark: SparkSession, place: Path, day: dict[str, list[bytes]], reco
 
 def peak(*processes: int) -> float:
     """The most memory that these processes have had, each at its own time, in GB."""
-    told = [Path(f"/proc/{process}/status").read_text() for process in processes]
-    return sum(int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) for text in told) / 1e6
+    statuses = [Path(f"/proc/{process}/status").read_text() for process in processes]
+    return sum(int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) for text in statuses) / 1e6
 
 
 def test_records_are_imported_at_a_steady_rate(

@@ -1,6 +1,6 @@
 """How fast a fleet's history becomes profiles, and how that grows with cores, data and skew: printed, not judged.
 
-AUTOSCALER_FLEET=1000 is the full size: a thousand clusters, a week, a look every 15 s, 40 million observations. It
+AUTOSCALER_FLEET=1000 is the full size: a thousand clusters, a week, a poll every 15 s, 40 million observations. It
 takes half an hour.
 """
 
@@ -60,7 +60,7 @@ def _next(process: subprocess.Popen[str]) -> Any:
 
 def _profiled(process: subprocess.Popen[str], dataset: str) -> Any:
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended: that is told next
+    with suppress(BrokenPipeError):  # it has ended: that is reported next
         process.stdin.write(f"{dataset}\n")
         process.stdin.flush()
     return _next(process)

@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_figures_however_many_processes_there_are(capsys:
     assert (static["rescales"], static["violation"]) == (0, 0)
 
 
-def test_tables_tell_means_scenarios_and_who_is_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_means_scenarios_and_the_best_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--policy", "static", "--policy", "adaptive", "--each"]) == 0
     output = capsys.readouterr()
     lines = output.out.splitlines()
@@ -150,7 +150,7 @@ def test_recorded_loads_are_taken_where_there_are_traces(
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("plant", PLANTS)
-def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> None:
+def test_every_baseline_can_be_read_forevery_plant(name: str, plant: str) -> None:
     spec = cluster(name, BASELINES[name], PLANTS[plant].slo, 123.4)
     assert spec.limits.maximum == (18 if name == "static" else 24)
     assert [named.name for named in spec.policies] == ([] if name == "static" else [name])
@@ -165,7 +165,7 @@ def test_a_baseline_keeps_its_way_of_running_with_other_settings() -> None:
     assert benchmark.policy("mine={type: ds2}")[1].bare is False
 
 
-def test_settings_that_cannot_be_read_tell_all_their_problems() -> None:
+def test_all_problems_of_settings_that_cannot_be_read_are_reported() -> None:
     with pytest.raises(ConfigurationError) as caught:
         cluster("mine", benchmark.policy("mine={policies: {}, min: x, max: y}")[1], 60.0, 1.0)
     assert len(caught.value.problems) == 2

@@ -132,7 +132,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
 def test_what_has_no_value_yet_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use(monkeypatch, Examined(), FakeSource(failures={"lag": NotYetError("a rate needs two looks")}))
+    use(monkeypatch, Examined(), FakeSource(failures={"lag": NotYetError("a rate needs two polls")}))
     assert cli.main(["check", "--online", "config.yaml"]) == 0
     out = capsys.readouterr().out
     assert "not yet" in out

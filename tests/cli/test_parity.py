@@ -57,7 +57,7 @@ class World:
         self.steps = 0
         self.seen = Observation(at=START, desired=1, ready=1)
 
-    def look(self, now: datetime) -> Observation:
+    def poll(self, now: datetime) -> Observation:
         if now > self.seen.at:
             seconds = (now - START).total_seconds()
             while self.steps * STEP < seconds:
@@ -83,7 +83,7 @@ class Live:
 
     @property
     def now(self) -> Observation:
-        return self.world.look(self.clock())
+        return self.world.poll(self.clock())
 
 
 class Target(Live):

@@ -1,4 +1,4 @@
-"""The page on Flink is held against the code."""
+"""The page on Flink is compared with the code."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Gate:
 
 
 async def drip(request: web.Request) -> web.StreamResponse:
-    """Answer a byte at a time, for ever."""
+    """Answer a byte at a time, forever."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
     try:

@@ -25,7 +25,7 @@ def test_examples_load(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_tell_the_editor_their_schema_on_the_first_line(path: Path) -> None:
+def test_examples_name_their_schema_for_editors_on_the_first_line(path: Path) -> None:
     assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=autoscaler.schema.json"
 
 

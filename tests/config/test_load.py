@@ -272,13 +272,13 @@ def test_a_secret_in_clear_text_is_warned_of(accepted: Accepted, good: str, tmp_
     assert "hunter" not in "".join(warnings)
 
 
-def test_a_name_that_looks_like_that_of_a_secret_is_warned_of(accepted: Accepted, good: str) -> None:
+def test_a_name_like_that_of_a_secret_gives_a_warning(accepted: Accepted, good: str) -> None:
     (warning,) = accepted(good.replace("name: lag}", "name: lag, match: {X-Api-Key: hunter22, host: a}}")).warnings
     assert ":10: clusters.demo.metrics.lag.match.X-Api-Key: looks like a secret, but is shown in logs" in warning
     assert "hunter" not in warning
 
 
-def test_what_a_variable_holds_is_not_looked_into(accepted: Accepted, good: str) -> None:
+def test_the_value_of_a_variable_is_not_searched_for_secrets(accepted: Accepted, good: str) -> None:
     text = good.replace("{type: stub-source,", "{type: stub-source, token: '${A}',")
     assert fields_of(accepted(text, {"A": "x${B}: [y"}).sources["main"])["token"] == "x${B}: [y"
 

@@ -616,7 +616,7 @@ class TestSecrets:
         (problem,) = refused(text, {"WORD": word})
         assert "abc" not in problem
 
-    def test_a_secret_that_is_a_usual_word_garbles_no_path(self, refused: Refused, good: str) -> None:
+    def test_a_secret_that_is_a_common_word_masks_no_path(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: clusters,").replace("max: 4", "max: x")
         assert refused(text) == ["7: clusters.demo.max: expected a whole number, not a string"]
 
@@ -748,7 +748,7 @@ clusters:
         ]
 
     @pytest.mark.parametrize(("level", "write"), [("1.2", "at most 1"), ("2", "0.02"), ("101", "at most 1")])
-    def test_a_share_of_a_percentage_is_told_as_one(self, refused: Refused, level: str, write: str) -> None:
+    def test_a_share_of_a_percentage_is_reported_as_one(self, refused: Refused, level: str, write: str) -> None:
         text = self.TEXT.replace("POLICY", f"{{type: target-tracking, metric: busy, target: {level}}}")
         (problem,) = refused(text)
         assert problem.endswith(f"p.target: {level} for the metric busy, which is a share from 0 to 1; write {write}")

@@ -151,7 +151,7 @@ def test_the_first_of_several_merged_mappings_wins(accepted: Accepted, good: str
     assert (cluster.spec.limits.maximum, cluster.spec.partitions) == (7, 3)
 
 
-def test_a_merged_value_is_blamed_on_the_line_where_it_stands(refused: Refused, good: str) -> None:
+def test_an_error_in_a_merged_value_is_reported_at_the_line_of_the_value(refused: Refused, good: str) -> None:
     text = "x-common: &common\n  max: many\n" + good.replace("    max: 4\n", "    <<: *common\n")
     assert refused(text) == ["2: clusters.demo.max: expected a whole number, not a string"]
 

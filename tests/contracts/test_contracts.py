@@ -231,7 +231,7 @@ def test_a_bad_policy_that_learns_is_caught(policy: Learning, problem: str) -> N
 
 @dataclass(frozen=True)
 class Confident(Learning):
-    """A policy that says it looks at the past itself, and does what its function does."""
+    """A policy that says it evaluates the past itself, and does what its function does."""
 
     stabilizes: ClassVar[bool] = True
 

@@ -479,7 +479,9 @@ async def test_status_shows_the_clusters_that_are_asked_for(house: House, capsys
         assert await asyncio.to_thread(cli.main, arguments) == 0
         head, *rows = capsys.readouterr().out.splitlines()
         if not answered:
-            none = "No cluster is in trouble." if "--troubled" in options else "No cluster matches."
+            none = (
+                "No cluster has a problem or a missing reading." if "--troubled" in options else "No cluster matches."
+            )
             assert (head, rows) == (none, [])
         else:
             assert [row.split()[0] for row in rows] == answered

@@ -210,7 +210,7 @@ def test_the_facts_are_asked_for_until_all_are_there(answers: list[dict[str, Any
     assert Environment.wait_for_facts(environment, 60.0, every=0.0) == facts
 
 
-def test_what_an_engine_does_not_say_is_not_waited_for_for_ever() -> None:
+def test_what_an_engine_does_not_say_is_not_waited_for_forever() -> None:
     environment = cast("Environment", SimpleNamespace(facts=lambda: {"restarts": None}))
     assert Environment.wait_for_facts(environment, 0.05, every=0.01) == {"restarts": None}
 

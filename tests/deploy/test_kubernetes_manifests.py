@@ -1,4 +1,4 @@
-"""deploy/kubernetes: held against Kubernetes' own API definition, and its Roles against what the target really asks."""
+"""deploy/kubernetes: compared with Kubernetes' own API definition, and its Roles against what the target asks."""
 
 from __future__ import annotations
 

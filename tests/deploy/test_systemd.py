@@ -155,17 +155,17 @@ def test_the_daemon_works_under_the_filters_of_the_unit(analyze: str, tmp_path: 
         )
         try:
 
-            def told(what: bytes) -> None:
+            def notified(what: bytes) -> None:
                 while what not in manager.recv(4096):
                     pass
 
-            told(b"READY=1")
-            told(b"STATUS=1 cluster")
+            notified(b"READY=1")
+            notified(b"STATUS=1 cluster")
             daemon.send_signal(signal.SIGHUP)
-            told(b"RELOADING=1")
-            told(b"READY=1")
+            notified(b"RELOADING=1")
+            notified(b"READY=1")
             daemon.send_signal(signal.SIGTERM)
-            told(b"STOPPING=1")
+            notified(b"STOPPING=1")
             assert daemon.wait(30) == 0
         finally:
             daemon.kill()

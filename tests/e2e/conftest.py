@@ -1,4 +1,4 @@
-"""What several tests look at, and takes minutes to make."""
+"""What several tests examine, and takes minutes to make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Poll:
     """What the machine had done at one time.
 
     Attributes:
@@ -35,13 +35,13 @@ class Look:
 
 
 class Machine:
-    """The machine while a demo plays on it, looked at from a thread of its own."""
+    """The machine while a demo plays on it, observed from a thread of its own."""
 
     def __init__(self, output: Path) -> None:
         """Watch it for the demo with this output directory."""
         self._clock = output / "work" / "clock.json"
         self._start: float | None = None
-        self._looks: list[Look] = []
+        self._polls: list[Poll] = []
         self._over = threading.Event()
         self._watching = threading.Thread(target=self._watch)
 
@@ -59,8 +59,8 @@ class Machine:
         That is what was neither idle nor ours: also what the host of a virtual machine gave to another one.
         """
         assert self._start is not None
-        looks = [look for look in self._looks if begin <= look.at - self._start <= end]
-        first, last = looks[0], looks[-1]
+        polls = [poll for poll in self._polls if begin <= poll.at - self._start <= end]
+        first, last = polls[0], polls[-1]
         rest = last.idle - first.idle + last.ours - first.ours
         return 1 - rest / ((last.at - first.at) * (os.cpu_count() or 1))
 
@@ -79,14 +79,14 @@ class Machine:
                         used = process.cpu_times()
                         ours[process] = used.user + used.system
             machine = psutil.cpu_times()
-            self._looks.append(Look(time.time(), machine.idle + machine.iowait, sum(ours.values())))
+            self._polls.append(Poll(time.time(), machine.idle + machine.iowait, sum(ours.values())))
 
 
 @pytest.fixture(scope="session")
 def spark_demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of a demo on Spark at a short duration, and as `others` the share that others had of the machine.
 
-    That is from the rise of the load until the last request: the time in which all happens that a simulation tells.
+    That is from the rise of the load until the last request: the time in which all happens that a simulation shows.
     """
     require_demo(tmp_path_factory)
     output = tmp_path_factory.mktemp("demo") / "output"

@@ -1,7 +1,7 @@
 """Watches a real Flink and writes down what happened to its job from outside, and what its scheduler made of it.
 
-A recorder asks the JobManager's REST API all the time: a look takes a few hundredths of a second, and there is a tenth
-between two. What one look shows and the one before did not has happened between the two: each observed change has an
+A recorder asks the JobManager's REST API all the time: a poll takes a few hundredths of a second, and there is a tenth
+between two. What one poll shows and the one before did not has happened between the two: each observed change has an
 earliest and a latest time, and no more is claimed. Checkpoints and deployments carry Flink's own time stamps.
 """
 
@@ -18,23 +18,23 @@ from itertools import pairwise, takewhile
 from tests.e2e.flink_cluster import FlinkCluster, until
 from tests.schedulers.recorded import Change, Deployment, Kill, Span, Timeline
 
-PAUSE = 0.1  # seconds between two looks
+PAUSE = 0.1  # seconds between two polls
 CACHED = 0.05  # seconds for which the REST API repeats itself
 
 RECORDED = {
     "web.refresh-interval": str(round(CACHED * 1000)),  # milliseconds, for the job
     "rest.cache.checkpoint-statistics.timeout": f"{round(CACHED * 1000)}ms",
 }
-"""Settings that a cluster needs so that what it tells is not three seconds old."""
+"""Settings that a cluster needs so that what it reports is not three seconds old."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Poll:
     """What the JobManager said, seconds since 1970.
 
     Attributes:
         asked: before it was asked, and before what it may have repeated.
-        told: when it had answered.
+        answered: when it had answered.
         slots: slots that the job holds, whether it uses them or not.
         deployed: when the job was last deployed; None: it never was, or waits for slots.
         parallelism: with which.
@@ -42,7 +42,7 @@ class _Look:
     """
 
     asked: float
-    told: float
+    answered: float
     slots: int
     deployed: float | None
     parallelism: int
@@ -54,7 +54,7 @@ class Recorder:
 
     def __init__(self, flink: FlinkCluster) -> None:
         self._flink = flink
-        self._looks: list[_Look] = []
+        self._polls: list[_Poll] = []
         self._checkpoints: dict[int, float] = {}
         self._killed: list[tuple[float, int]] = []
         self._deployed: float | None = None
@@ -87,8 +87,8 @@ class Recorder:
 
         def seen() -> object:
             slots = self._last().slots
-            same = list(takewhile(lambda look: look.slots == slots, reversed(self._looks)))
-            return same and same[0].asked > same[-1].told + seconds
+            same = list(takewhile(lambda poll: poll.slots == slots, reversed(self._polls)))
+            return same and same[0].asked > same[-1].answered + seconds
 
         until(seen, what=f"for slots that are the same for {seconds:g} s")
 
@@ -118,27 +118,27 @@ class Recorder:
         Args:
             settings: what Flink was configured with, in seconds, as far as it matters.
         """
-        looks = [_since(self._began, look) for look in self._looks]
+        polls = [_since(self._began, poll) for poll in self._polls]
         return Timeline(
             version=self._version,
             settings=settings,
             key_groups=self._flink.job.max_parallelism,
-            slots=tuple(_slots(looks)),
+            slots=tuple(_slots(polls)),
             killed=tuple(Kill(round(at - self._began, 3), slots) for at, slots in self._killed),
             checkpoints=tuple(round(at - self._began, 3) for at in sorted(self._checkpoints.values())),
-            deployments=tuple(_deployments(looks)),
-            end=looks[-1].told,
+            deployments=tuple(_deployments(polls)),
+            end=polls[-1].answered,
         )
 
-    def _last(self) -> _Look:
+    def _last(self) -> _Poll:
         if self._error is not None:
             raise self._error
-        return self._looks[-1] if self._looks else _Look(0.0, 0.0, 0, None, 0, running=False)
+        return self._polls[-1] if self._polls else _Poll(0.0, 0.0, 0, None, 0, running=False)
 
     def _watch(self) -> None:
         while not self._ended.wait(PAUSE):
             try:
-                self._look()
+                self._poll()
             except OSError:
                 # It does not answer yet, or no longer: what changes meanwhile is known less exactly.
                 continue
@@ -146,27 +146,27 @@ class Recorder:
                 self._error = error
                 return
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         asked = time.time() - CACHED
         overview = self._flink.get("/overview")
         self._version = overview["flink-version"]
         number = self._flink.job_id()
         job = self._flink.get(f"/jobs/{number}")
-        told = time.time()
+        answered = time.time()
         if not job["vertices"]:
             return  # it is being set up
         deployed = job["timestamps"]["RUNNING"]
         tasks = [(vertex["tasks"], vertex["parallelism"]) for vertex in job["vertices"]]
-        look = _Look(
+        poll = _Poll(
             asked=asked,
-            told=told,
+            answered=answered,
             # In Reactive Mode the job is given every slot; the slot counts as soon as it is, not when it is known.
             slots=overview["slots-total"] - overview["slots-available"],
             deployed=deployed / 1000 if deployed > 0 else None,
             parallelism=max(parallelism for _, parallelism in tasks),
             running=job["state"] == "RUNNING" and all(count["RUNNING"] == parallelism for count, parallelism in tasks),
         )
-        self._looks.append(look)
+        self._polls.append(poll)
         for each in self._flink.get(f"/jobs/{number}/checkpoints")["history"]:
             if each["status"] == "COMPLETED":
                 self._checkpoints[each["id"]] = each["latest_ack_timestamp"] / 1000
@@ -174,7 +174,7 @@ class Recorder:
 
 @contextmanager
 def recorded(flink: FlinkCluster) -> Iterator[Recorder]:
-    """Record what a cluster does; it has to have a JobManager by the first look, not before."""
+    """Record what a cluster does; it has to have a JobManager by the first poll, not before."""
     recorder = Recorder(flink)
     watching = threading.Thread(target=recorder._watch, name="recorder")
     watching.start()
@@ -185,16 +185,16 @@ def recorded(flink: FlinkCluster) -> Iterator[Recorder]:
         watching.join()
 
 
-def _slots(looks: list[_Look]) -> Iterator[Change]:
-    for before, after in pairwise(looks):
+def _slots(polls: list[_Poll]) -> Iterator[Change]:
+    for before, after in pairwise(polls):
         if before.slots != after.slots:
-            yield Change(Span(before.asked, after.told), after.slots)
+            yield Change(Span(before.asked, after.answered), after.slots)
 
 
-def _deployments(looks: list[_Look]) -> Iterator[Deployment]:
+def _deployments(polls: list[_Poll]) -> Iterator[Deployment]:
     found: Deployment | None = None
-    for before, after in pairwise(looks):
-        between = Span(before.asked, after.told)
+    for before, after in pairwise(polls):
+        between = Span(before.asked, after.answered)
         if found and before.running and not (after.running and after.deployed == before.deployed):
             found = replace(found, stopped=between)
         if after.deployed is not None and after.deployed != before.deployed:
@@ -207,6 +207,8 @@ def _deployments(looks: list[_Look]) -> Iterator[Deployment]:
         yield found
 
 
-def _since(began: float, look: _Look) -> _Look:
-    deployed = None if look.deployed is None else round(look.deployed - began, 3)
-    return replace(look, asked=round(look.asked - began, 3), told=round(look.told - began, 3), deployed=deployed)
+def _since(began: float, poll: _Poll) -> _Poll:
+    deployed = None if poll.deployed is None else round(poll.deployed - began, 3)
+    return replace(
+        poll, asked=round(poll.asked - began, 3), answered=round(poll.answered - began, 3), deployed=deployed
+    )

@@ -86,7 +86,7 @@ def played(output: Path, *options: str) -> dict[str, Any]:
     assert result["peak_lag"] > 0
     assert result["first_scale_up_after_s"] is not None
     assert result["last_new_worker_first_task_s"] is not None
-    # A daemon that has no time just then is late with its answer: that look saw no size.
+    # A daemon that has no time just then is late with its answer: that poll saw no size.
     assert next(size for _, *size in result["workers"] if None not in size) == [1, 1]
     assert (output / "plot.png").read_bytes().startswith(b"\x89PNG")
     # without --keep only the results stay

@@ -1,4 +1,4 @@
-"""The source and engine `flink` on a real Flink, held against the truth.
+"""The source and engine `flink` on a real Flink, compared with the truth.
 
 The truth is what the job cannot influence: the rate at which its log grows, how long it takes for one record, and
 which processes there are.

@@ -99,13 +99,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def halt(place: Place, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
-    """Halt it in the middle of a batch that is not the first: its rows are being written. Returns what it has told."""
+    """Halt it in the middle of a batch that is not the first: its rows are being written. Returns its report."""
     staging = place.dataset / "_staging"
     while True:
         place.until(lambda: place.batches() and staging.exists(), process)
         os.killpg(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        # It is removed before the batch is told, so that all that is told now is done.
+        # It is removed before the batch is reported, so that all that is reported now is done.
         if staging.exists():
             return place.batches()
         os.killpg(process.pid, signal.SIGCONT)
@@ -126,7 +126,7 @@ def rows(place: Place) -> list[dict[str, Any]]:
 def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
     place.write(range(HOURS))
     first = place.start("--available-now", "--files", "5")
-    told = halt(place, first)
+    before = halt(place, first)
     if killed == "its Java":
         for child in psutil.Process(first.pid).children(recursive=True):
             child.kill()
@@ -139,8 +139,8 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
     second = place.start("--available-now", "--files", "5", out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()
     again = place.batches("again")
-    assert [batch["batch"] for batch in again] == list(range(len(told), 5))
-    assert sum(batch["files"] for batch in [*told, *again]) == DAEMONS * HOURS
+    assert [batch["batch"] for batch in again] == list(range(len(before), 5))
+    assert sum(batch["files"] for batch in [*before, *again]) == DAEMONS * HOURS
     each = 3 * HOURS
     assert rows(place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
 
@@ -161,11 +161,11 @@ def test_it_reports_the_files_that_wait_and_stops_when_requested(place: Place) -
         return [(source["start"], source["end"], source["latest"]) for source in sources]
 
     place.until(lambda: reported() and reported()[-1][1] == 2 * DAEMONS, process)
-    told = reported()
-    assert told[:2] == [(0, 3, 4), (3, 4, 4)], "of four files three are read first, and one waits"
-    assert [start for start, _, _ in told[1:]] == [end for _, end, _ in told[:-1]]
-    assert all(end <= latest <= 2 * DAEMONS for _, end, latest in told)
-    assert told[-1][2] == 2 * DAEMONS
+    batches = reported()
+    assert batches[:2] == [(0, 3, 4), (3, 4, 4)], "of four files three are read first, and one waits"
+    assert [start for start, _, _ in batches[1:]] == [end for _, end, _ in batches[:-1]]
+    assert all(end <= latest <= 2 * DAEMONS for _, end, latest in batches)
+    assert batches[-1][2] == 2 * DAEMONS
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0, (place.root / "out").read_text()
 

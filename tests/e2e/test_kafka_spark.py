@@ -255,8 +255,8 @@ class World:
 
     def done(self) -> int:
         """Records in committed batches."""
-        told = get(f"http://127.0.0.1:{self.ports['report']}/v1/progress") or {"queries": []}
-        progress = told["queries"][-1]["progress"] if told["queries"] else []
+        report = get(f"http://127.0.0.1:{self.ports['report']}/v1/progress") or {"queries": []}
+        progress = report["queries"][-1]["progress"] if report["queries"] else []
         return int(progress[-1]["sources"][0]["end"] or 0) if progress else 0
 
     async def until(self, wanted: Callable[[], T | None], what: str, seconds: float) -> T:
@@ -301,7 +301,7 @@ async def test_a_job_on_kafka_is_scaled_up_and_down_and_loses_nothing(
             lag = await world.until(lambda: world.reading("lag"), "lag is known", 30)
         await world.until(lambda: world.done() == sum(producer.sent), "every record is processed", 60)
         await world.until(lambda: world.metric("lag") == 0.0, "nothing waits", 30)
-        decisions = await world.until(world.decisions, "its decisions are told", 30)
+        decisions = await world.until(world.decisions, "its decisions are returned", 30)
         await asyncio.to_thread(world.processes.stop, "job", 60)
     finally:
         await asyncio.to_thread(world.processes.clear)

@@ -170,7 +170,7 @@ def test_a_workers_python_gets_this_projects_code_from_the_driver(cluster: Clust
         import pyarrow
         from autoscaler.history.session import session
 
-        def look(batches):
+        def poll(batches):
             import importlib.util, autoscaler.core.step, autoscaler_policies.adaptive.policy
             for _ in batches:
                 yield pyarrow.RecordBatch.from_pydict({{
@@ -179,7 +179,7 @@ def test_a_workers_python_gets_this_projects_code_from_the_driver(cluster: Clust
 
         settings = {{"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}}
         with session("look", master="{cluster.master}", settings=settings) as spark:
-            for row in spark.range(2, numPartitions=2).mapInArrow(look, "place string, pydantic string").collect():
+            for row in spark.range(2, numPartitions=2).mapInArrow(poll, "place string, pydantic string").collect():
                 print(row.place, row.pydantic)
         """,
     )

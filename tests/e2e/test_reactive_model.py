@@ -2,7 +2,7 @@
 
 TaskManagers are added, stopped and killed, and the job is to be stopped and deployed when the state machine says so,
 with the parallelism it says. Times are known to the polling resolution: two looks at the JobManager's REST API are a
-tenth of a second apart, and a look takes a few hundredths. Flink's own steps, which the state machine takes to need no
+tenth of a second apart, and a poll takes a few hundredths. Flink's own steps, which the state machine takes to need no
 time, come on top.
 """
 

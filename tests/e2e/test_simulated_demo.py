@@ -32,5 +32,5 @@ def test_the_simulation_decides_when_the_daemon_could(spark_demo: dict[str, Any]
     first = spark_demo["rescales"][0]["at"]
     for each in spark_demo["simulated"]["rescales"]:
         after = (each["at"] - first) % INTERVAL
-        # The simulation goes by quarters of a second, and the result is told to a tenth.
+        # The simulation goes by quarters of a second, and the result is given to a tenth.
         assert min(after, INTERVAL - after) < 0.25, (first, each)

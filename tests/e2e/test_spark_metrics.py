@@ -1,8 +1,8 @@
-"""The Spark source, engine, report and doctor on a real standalone cluster, held against the truth.
+"""The Spark source, engine, report and doctor on a real standalone cluster, compared with the truth.
 
 The truth is what the job cannot influence: the head of the log follows from the rates in the control file, and what
 has been processed, and when, stands in the query's checkpoint. What a batch takes besides its records depends on the
-machine and on who else is busy there, so rates are held against this truth and promptness is counted in batches.
+machine and on who else is busy there, so rates are compared with this truth and promptness is counted in batches.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     assert arrivals > 130
 
     # Soon the job is saturated: its throughput is what it truly processes, and its slot is busy with that at least,
-    # less what the looks at its executor cut off.
+    # less what the polls of its executor cut off.
     await daemon.until(30, lambda: daemon.metric("saturation"), lambda share: share >= 0.95)
     saturated = time.time()
     throughput, true, _ = await daemon.until(
@@ -305,7 +305,7 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     async def lag_and_truth() -> tuple[float, float, float]:
         before = cluster.offered() - cluster.processed()
         lag = await daemon.metric("lag")
-        # What is committed is told with a delay of some tenths of a second; then lag is still the higher one.
+        # What is committed is reported with a delay of some tenths of a second; then lag is still the higher one.
         return min(before, cluster.offered() - cluster.processed()), lag, before + 50
 
     for _ in range(5):

@@ -464,7 +464,7 @@ def observations(part: Part, day: Day) -> pa.Table:
 
 
 def decisions(part: Part, day: Day) -> pa.Table:
-    """One day of a part, as the table `decisions`: one policy, and the guard that looks at changes on their way."""
+    """One day of a part, as the table `decisions`: one policy, and the guard that checks changes in flight."""
     schema = _arrow(DECISIONS)
     count = day.desired.size
     current, desired = day.desired.ravel(), day.next.ravel()

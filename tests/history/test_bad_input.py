@@ -118,7 +118,7 @@ def test_a_corrupt_parquet_file_is_named_and_costs_its_own_day_only(
     assert counted(spark, open_dataset(dataset)) == 2 * OF_A_DAY
 
 
-def test_lines_that_are_cut_off_are_set_aside_and_come_when_the_file_is_whole(
+def test_lines_that_are_cut_off_are_rejected_and_added_when_the_file_is_whole(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]]
 ) -> None:
     hour, lines = next(iter(hours.items()))
@@ -139,7 +139,7 @@ def test_lines_that_are_cut_off_are_set_aside_and_come_when_the_file_is_whole(
     assert counted(spark, opened) == len(lines)
 
 
-def test_lines_of_a_newer_version_or_a_wrong_clock_are_set_aside_with_the_reason(
+def test_lines_of_a_newer_version_or_a_wrong_clock_are_rejected_with_the_reason(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]]
 ) -> None:
     hour, lines = next(iter(hours.items()))
@@ -239,7 +239,7 @@ known, seen = getattr(LocalFiles, method), []
 def call(self, name, *rest):
     if len(seen) == count:
         os.kill(os.getpid(), signal.SIGKILL)
-    # What is written aside is removed at any time.
+    # A temporary file is removed at any time.
     counted = {"write": name == COMMIT, "remove": not name.startswith(STAGING)}
     if counted.get(method, True):
         seen.append(name)
@@ -253,7 +253,7 @@ main(sys.argv[3:])
 @pytest.mark.parametrize(
     ("method", "count"),
     [
-        ("write", 0),  # all is written aside, and nothing says so
+        ("write", 0),  # all is in temporary files, and nothing refers to them
         ("move", 0),  # added and removed files are named, and none has moved
         ("move", 2),  # some have
         ("remove", 2),  # what is in the way of them is being removed

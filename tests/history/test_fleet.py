@@ -1,4 +1,4 @@
-"""What the generated history of a fleet is held against: its own truth, the trace format, and the simulator."""
+"""What the generated history of a fleet is compared with: its own truth, the trace format, and the simulator."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_busy_sizes_do_and_how_long_changes_take_is_true() -> None:
     assert abs(stall) < 0.15
 
 
-def test_it_looks_as_the_simulators_history_does(day: tuple[generated.Part, generated.Day]) -> None:
+def test_it_has_the_form_of_the_simulators_history(day: tuple[generated.Part, generated.Day]) -> None:
     records: list[Record] = []
     policy = NamedPolicy("adaptive", load(Kind.POLICY, "adaptive")())
     spec = ClusterSpec(name="it", limits=Limits(1, 24), policies=(policy,), engine=True, metrics=METRICS)

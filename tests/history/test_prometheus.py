@@ -247,7 +247,7 @@ def test_a_gap_stays_a_gap_and_what_is_missing_has_a_reason(stub: Stub, tmp_path
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_each_query_is_asked_once_for_all_clusters_and_once_for_ever(
+def test_each_query_is_asked_once_for_all_clusters_and_once_forever(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet(stub)

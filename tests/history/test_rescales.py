@@ -1,4 +1,4 @@
-"""Rescales are found as they truly were, from looks at them every 15 seconds."""
+"""Rescales are found as they truly were, from observations every 15 seconds."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def utc(when: datetime) -> datetime:
     return when.astimezone(UTC)
 
 
-def test_a_request_is_followed_from_its_decision_until_what_piled_up_is_gone(found: Any) -> None:
-    looks = [
+def test_a_request_is_followed_from_its_decision_until_the_backlog_is_gone(found: Any) -> None:
+    polls = [
         seen(0, 2, 2, -3600),
         seen(15, 2, 2, -3600),
         seen(30, 4, 2, -3600),
@@ -92,7 +92,7 @@ def test_a_request_is_followed_from_its_decision_until_what_piled_up_is_gone(fou
         seen(75, 4, 4, 72, 3000),
         seen(90, 4, 4, 72, 500),
     ]
-    (one,) = found(looks, [decided(15, 2, 4)])
+    (one,) = found(polls, [decided(15, 2, 4)])
     assert (utc(one.at), one.before, one.after, one.direction) == (at(15), 2, 4, "up")
     assert (one.cause, one.reason, one.detail, one.outcome) == ("request", "above", "so much comes", "settled")
     # Ready between 30 and 45, running since 72; it stopped between 45 and 60; even between 75 and 90.
@@ -101,7 +101,7 @@ def test_a_request_is_followed_from_its_decision_until_what_piled_up_is_gone(fou
 
 
 def test_a_change_without_a_request_is_external_and_a_vanished_replica_is_a_loss(found: Any) -> None:
-    looks = [
+    polls = [
         seen(0, 4, 4, -3600),
         seen(15, 2, 2, None),
         seen(30, 2, 2, 20),
@@ -110,7 +110,7 @@ def test_a_change_without_a_request_is_external_and_a_vanished_replica_is_a_loss
         seen(75, 2, 2, None),
         seen(90, 2, 2, 85),
     ]
-    external, loss = found(looks, [decided(0, 4, 2, dry_run=True)])
+    external, loss = found(polls, [decided(0, 4, 2, dry_run=True)])
     assert (external.cause, utc(external.at), external.before, external.after) == ("external", at(7.5), 4, 2)
     assert (external.reason, external.direction, external.outcome) == (None, "down", "settled")
     assert (loss.cause, utc(loss.at), loss.before, loss.after) == ("loss", at(52.5), 1, 2)
@@ -118,8 +118,8 @@ def test_a_change_without_a_request_is_external_and_a_vanished_replica_is_a_loss
 
 
 def test_superseded_and_unfinished_rescales_are_found(found: Any) -> None:
-    looks = [seen(0, 2, 2, -3600), seen(15, 4, 2, -3600), seen(30, 4, 2, -3600), seen(45, 6, 3, -3600)]
-    first, second = found(looks, [decided(0, 2, 4), decided(30, 4, 6)])
+    polls = [seen(0, 2, 2, -3600), seen(15, 4, 2, -3600), seen(30, 4, 2, -3600), seen(45, 6, 3, -3600)]
+    first, second = found(polls, [decided(0, 2, 4), decided(30, 4, 6)])
     assert (first.outcome, times(first)) == ("superseded", (None, None, None, None))
     assert (second.outcome, second.before, second.after) == ("unfinished", 4, 6)
 

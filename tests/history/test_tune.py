@@ -220,7 +220,7 @@ def test_without_settings_a_headroom_under_its_former_name_is_tried_too(tmp_path
         assert policy.headroom == float(changes["main.headroom"])  # type: ignore[attr-defined]
 
 
-def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
+def test_a_name_that_could_be_read_as_a_number_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     options = argparse.Namespace(dataset="d", config=path)

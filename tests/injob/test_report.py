@@ -178,7 +178,7 @@ def test_only_the_last_batches_are_kept(start: Callable[..., Reporter]) -> None:
     assert [batch["batchId"] for batch in query["progress"]] == [15, 16, 17, 18, 19]
 
 
-def test_a_job_that_restarts_its_query_for_ever_does_not_grow(start: Callable[..., Reporter]) -> None:
+def test_a_job_that_restarts_its_query_forever_does_not_grow(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     for number in range(200):
         reporter.on_started("id", f"run-{number}", "q")

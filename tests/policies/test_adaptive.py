@@ -135,7 +135,7 @@ def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: f
 
 
 def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() -> None:
-    # a day's backlog: the least that would do takes for ever, and more of it is never worth fewer replicas
+    # a day's backlog: the least that would do takes forever, and more of it is never worth fewer replicas
     little, much, most = (asked(shown(460, lag, maximum=1000)).replicas for lag in (1e5, 1e6, 1e7))
     assert little is not None
     assert much is not None
@@ -395,7 +395,7 @@ def test_to_none_when_nothing_arrives_and_none_are_allowed() -> None:
 
 
 class Life:
-    """A job that is looked at every 15 s; n replicas do 100 n^0.9 records/s."""
+    """A job that is observed every 15 s; n replicas do 100 n^0.9 records/s."""
 
     def __init__(self, policy: Adaptive | None = None, size: int = 4, **given: Any) -> None:
         self.policy = policy or Adaptive()
@@ -410,7 +410,7 @@ class Life:
     def able(self) -> float:
         return 100.0 * float(self.size**0.9)
 
-    def look(self, arrivals: float = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
+    def poll(self, arrivals: float = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
         self.now += change.pop("later", INTERVAL)
         done = change.pop("throughput", min(arrivals, self.able))
         busy = change.pop("utilization", min(done / max(self.able, 1.0), 1.0) if done is not None else None)
@@ -427,7 +427,7 @@ class Life:
     def until(self, size: int, most: int = 400, **given: Any) -> int:
         """Looks until a size is asked for; every answer before it is to stay."""
         for number in range(1, most):
-            found = self.look(**given).replicas
+            found = self.poll(**given).replicas
             if found == size:
                 return number
             assert found == self.size
@@ -445,26 +445,26 @@ def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
 def test_a_gain_that_comes_and_goes_saves_nothing() -> None:
     life = Life(size=5)
     for number in range(400):
-        assert life.look(arrivals=300.0 if number % 40 < 20 else 380.0).replicas == 5
+        assert life.poll(arrivals=300.0 if number % 40 < 20 else 380.0).replicas == 5
 
 
 def test_after_a_time_unseen_saving_begins_anew() -> None:
     life = Life(size=5)
     for _ in range(20):
-        life.look()
-    life.look(later=timedelta(minutes=5))
+        life.poll()
+    life.poll(later=timedelta(minutes=5))
     assert life.until(4) > 20
     life = Life(size=5)
     for _ in range(20):
-        life.look()
-    life.look(lag=None)  # what cannot be seen saves nothing either
+        life.poll()
+    life.poll(lag=None)  # what cannot be seen saves nothing either
     assert life.until(4) > 20
 
 
 def test_a_size_is_learned_whatever_utilization_is_read() -> None:
     for utilization, learned in ((0.5, 600), ((0.2, 0.75, 0.5, 0.3), 400), (None, 0)):
         life = Life(size=4)
-        found = life.look(300.0, utilization=utilization)
+        found = life.poll(300.0, utilization=utilization)
         assert found.inputs.get("capacity", 0) == pytest.approx(learned)
 
 
@@ -472,7 +472,7 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
     # more arrives than is done, and more than 10 s of it wait
     for busy, learned in ((None, 300), (0.7, 300), (0.5, 600)):
         life = Life(size=4)
-        life.look(400.0, lag=4000.0, throughput=300.0, utilization=busy)
+        life.poll(400.0, lag=4000.0, throughput=300.0, utilization=busy)
         known = math.exp(life.memory["capacity.level"]) * 4 ** life.memory["capacity.exponent"]
         assert known == pytest.approx(learned)
 
@@ -491,7 +491,7 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
 )
 def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[str, Any]) -> None:
     life = Life(size=4)
-    life.look(**change)
+    life.poll(**change)
     assert "capacity.level" not in life.memory
 
 
@@ -507,27 +507,27 @@ def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[st
 )
 def test_it_is_learned_once_that_is_over(change: dict[str, Any]) -> None:
     life = Life(size=4)
-    life.look(**change)
+    life.poll(**change)
     assert "capacity.level" in life.memory
 
 
 def restart(life: Life, parallelism: int | None, ago: float) -> None:
-    """The job has been rescaled, and runs again since so many seconds before the next look."""
+    """The job has been rescaled, and runs again since so many seconds before the next poll."""
     since = life.now + INTERVAL - timedelta(seconds=ago)
     life.status = replace(life.status, parallelism=parallelism, running_since=since)
-    life.look()
+    life.poll()
 
 
 def test_how_long_the_job_stands_still_is_learned_up_and_down_apart() -> None:
     life = Life(size=4)
     life.status = replace(life.status, parallelism=4)
-    life.look()
+    life.poll()
     assert "stall.up" not in life.memory
     # seen running until 15 s before, again since 2 s: 13 s, less half an interval as workers come at any time
     restart(life, 8, 2.0)
     assert life.memory["stall.up"] == pytest.approx(5.5)
     assert "stall.down" not in life.memory
-    # they go right after a look
+    # they go right after a poll
     restart(life, 4, 3.0)
     assert life.memory["stall.down"] == pytest.approx(12)
     # 0.3 of the difference is believed: 5.5 + 0.3 * (1 - 5.5), as it is never less than 1 s
@@ -538,9 +538,9 @@ def test_how_long_the_job_stands_still_is_learned_up_and_down_apart() -> None:
     assert life.memory["stall.up"] == pytest.approx(4.15)
 
 
-def test_where_the_engine_tells_no_parallelism_replicas_tell_it() -> None:
+def test_without_a_parallelism_of_the_engine_the_replicas_count() -> None:
     life = Life(size=4)
-    life.look()
+    life.poll()
     life.size = 8
     restart(life, None, 2.0)
     assert life.memory["stall.up"] == pytest.approx(5.5)
@@ -549,10 +549,10 @@ def test_where_the_engine_tells_no_parallelism_replicas_tell_it() -> None:
 def test_a_job_that_goes_on_meanwhile_has_no_stall_and_replays_nothing() -> None:
     life = Life(size=4)
     life.status = replace(life.status, parallelism=4)
-    life.look()
+    life.poll()
     for parallelism in (8, 4):
         life.status = replace(life.status, parallelism=parallelism)
-        life.look()
+        life.poll()
     assert (life.memory["stall.up"], life.memory["stall.down"]) == (0, 0)
     # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
     found = asked(shown(460, memory={"stall.up": 0.0, "stall.down": 0.0}))
@@ -563,15 +563,15 @@ def test_a_job_that_goes_on_meanwhile_has_no_stall_and_replays_nothing() -> None
 def test_while_the_job_does_not_run_no_stall_is_taken() -> None:
     life = Life(size=4)
     life.status = replace(life.status, parallelism=4)
-    life.look()
+    life.poll()
     before = life.memory["running.seen_at"]
     life.status = EngineStatus(job=JobState.RESTARTING, parallelism=8)
-    life.look()
+    life.poll()
     assert life.memory["running.seen_at"] == before
-    # the look before it failed was 30 s ago: 30 - 5 - 7.5
+    # the poll before it failed was 30 s ago: 30 - 5 - 7.5
     life.status = EngineStatus(job=JobState.RUNNING, running_since=life.now + INTERVAL - timedelta(seconds=5))
     life.status = replace(life.status, parallelism=8)
-    life.look()
+    life.poll()
     assert life.memory["stall.up"] == pytest.approx(17.5)
 
 
@@ -579,44 +579,44 @@ def test_the_interval_of_checkpoints_is_the_least_seen_and_may_grow_slowly() -> 
     life = Life(size=4)
     for seconds in (0, 60, 60, 90):
         life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=seconds))
-        life.look()
+        life.poll()
     # first 60 s apart; the same again says nothing; then 30 s
     assert life.memory["checkpoint.interval"] == 30
     life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=190))
-    life.look()
+    life.poll()
     assert life.memory["checkpoint.interval"] == pytest.approx(33)
 
 
 def test_fewer_that_did_not_last_though_no_more_arrived_need_more_to_spare_the_next_time() -> None:
     life = Life(size=8)
-    life.look()
+    life.poll()
     assert "down.reserve" not in life.memory
     life.size = 4
-    life.look()
+    life.poll()
     life.size = 5
-    life.look(300.0)
+    life.poll(300.0)
     assert life.memory["down.reserve"] == pytest.approx(0.08)
-    life.look(300.0, later=timedelta(hours=24))
+    life.poll(300.0, later=timedelta(hours=24))
     assert life.memory["down.reserve"] == pytest.approx(0.08 / math.e)  # forgotten within a day
     for _ in range(30):
         for size in (4, 5):
             life.size = size
-            life.look(300.0)
+            life.poll(300.0)
     assert life.memory["down.reserve"] == pytest.approx(0.4)  # never more
 
 
 @pytest.mark.parametrize(("arrivals", "later"), [(400.0, INTERVAL), (300.0, timedelta(hours=25))])
 def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, later: timedelta) -> None:
     life = Life(size=8)
-    life.look()
+    life.poll()
     life.size = 4
-    life.look()
+    life.poll()
     life.size = 5
-    life.look(arrivals, later=later)
+    life.poll(arrivals, later=later)
     assert "down.reserve" not in life.memory
     # nor is it a reason when nothing was taken away before
     life.size = 6
-    life.look(arrivals)
+    life.poll(arrivals)
     assert "down.reserve" not in life.memory
 
 
@@ -630,34 +630,34 @@ def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, late
         ({"profile": "profile"}, 1.0, (300.0,) * 31, 0.08),
     ],
 )
-def test_fewer_that_do_not_last_because_more_is_foretold_were_right(
+def test_fewer_that_do_not_last_because_more_is_forecast_were_right(
     parameters: dict[str, Any], trusted: float, expected: tuple[float, ...], reserve: float | None
 ) -> None:
     life = Life(Adaptive(**parameters), size=8)
-    life.look(profile=expected)
+    life.poll(profile=expected)
     for size in (4, 5):
         life.size = size
         life.memory = {**life.memory, "season.trust": trusted}
-        life.look(profile=expected)
+        life.poll(profile=expected)
     assert life.memory.get("down.reserve") == (None if reserve is None else pytest.approx(reserve))
 
 
 def test_a_jump_that_waits_nowhere_is_doubted() -> None:
     life = Life(size=4)
     for _ in range(40):
-        life.look(300.0)
-    assert life.look(900.0, throughput=300.0).inputs["arrivals"] == pytest.approx(300)
-    assert life.look(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
+        life.poll(300.0)
+    assert life.poll(900.0, throughput=300.0).inputs["arrivals"] == pytest.approx(300)
+    assert life.poll(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
 
 
 def test_minutes_without_a_reading_are_left_out_of_the_trends() -> None:
     life = Life(size=8)
     for number in range(60):
-        life.look(200 + 3.0 * number)
+        life.poll(200 + 3.0 * number)
     assert life.memory["trend.quarter"] == pytest.approx(0.2, rel=0.05)
     gone = [replace(seen, metrics={}) if number % 8 == 2 else seen for number, seen in enumerate(life.past)]
     life.past = tuple(gone)
-    life.look(380.0)
+    life.poll(380.0)
     assert life.memory["trend.quarter"] == pytest.approx(0.2, rel=0.05)
 
 
@@ -698,7 +698,7 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
         Adaptive(**parameters)
 
 
-def test_it_is_shown_as_much_of_the_past_as_it_looks_at() -> None:
+def test_it_is_shown_as_much_of_the_past_as_it_reads() -> None:
     assert Adaptive().lookback == timedelta(minutes=17)
     assert Adaptive(scale_down_window=timedelta(minutes=30)).lookback == timedelta(minutes=32)
     assert Adaptive(lag="waiting").metrics == ("waiting", "arrivals", "throughput")
@@ -790,11 +790,11 @@ def test_of_two_readings_the_greater_never_asks_for_fewer(seed: int) -> None:
                 other.memory, other.now, other.past = life.memory, life.now, life.past
                 reading = load * factor
                 # what arrives and is not processed waits, else it would be doubted; it has waited 3 s
-                sizes.append(other.look(reading, lag=3 * reading).replicas)
+                sizes.append(other.poll(reading, lag=3 * reading).replicas)
             assert None not in sizes
             assert sizes == sorted(sizes)  # type: ignore[type-var]
             compared += len(set(sizes)) > 1
-        found = life.look(load, lag=3 * load)
+        found = life.poll(load, lag=3 * load)
         life.size = found.replicas or life.size
     assert compared > 50
 
@@ -802,8 +802,8 @@ def test_of_two_readings_the_greater_never_asks_for_fewer(seed: int) -> None:
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
-    """What a whole decision machine asks for, look by look, in a random life; all rates times a factor."""
+def sizes(seed: int, factor: float, polls: int = 120) -> list[int]:
+    """What a whole decision machine asks for, poll by poll, in a random life; all rates times a factor."""
     chance = dice(seed)
     usual = tuple(chance.uniform(20, 300) * factor for _ in range(168)) if chance.random() < 0.3 else ()
     policy = Adaptive(profile="profile" if usual else None)
@@ -823,7 +823,7 @@ def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
     one, load, lag = chance.uniform(50, 150), chance.uniform(50, 1000), 0.0
     since, coming = BEGIN - timedelta(hours=1), -1
     found = []
-    for number in range(looks):
+    for number in range(polls):
         at = BEGIN + number * INTERVAL
         if chance.random() < 0.03:
             load = chance.uniform(20, 3000)
@@ -841,7 +841,7 @@ def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
         }
         metrics = {name: Reading(value, at) for name, value in values.items() if chance.random() > 0.01}
         if usual:
-            metrics["profile"] = Reading(usual[number // 4 :][:31], at)  # a minute is four looks
+            metrics["profile"] = Reading(usual[number // 4 :][:31], at)  # a minute is four polls
         checkpoint = at - timedelta(seconds=number % 4 * 15 + chance.random())
         status = EngineStatus(
             job=JobState.RUNNING,
@@ -881,7 +881,7 @@ numbers = st.sampled_from((0.0, 1.0, 300.0, 1e300)) | readings
 
 @settings(deadline=None, max_examples=150)
 @given(
-    looks=st.lists(
+    polls=st.lists(
         st.tuples(numbers, numbers, numbers, numbers | st.floats(0, 1), st.integers(0, 12), st.floats(0, 1e5)),
         min_size=1,
         max_size=10,
@@ -889,12 +889,12 @@ numbers = st.sampled_from((0.0, 1.0, 300.0, 1e300)) | readings
     keep=st.booleans(),
 )
 def test_whatever_is_read_sizes_are_allowed_and_all_numbers_finite(
-    *, looks: list[tuple[float, float, float, float, int, float]], keep: bool
+    *, polls: list[tuple[float, float, float, float, int, float]], keep: bool
 ) -> None:
     life = Life(Adaptive(profile="profile"), minimum=1, maximum=10)
-    for arrivals, lag, throughput, busy, size, later in looks:
+    for arrivals, lag, throughput, busy, size, later in polls:
         life.size = size
-        found = life.look(
+        found = life.poll(
             arrivals,
             lag,
             throughput=throughput,

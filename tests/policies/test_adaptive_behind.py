@@ -19,7 +19,7 @@ LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9, "stall.up
 def fall_behind(
     seconds: int, *, throughput: float = 20.0, utilization: float = 1.0, pause: int | None = None
 ) -> Recommendation:
-    """46 records/s arrive, looked at every 5 s; the last thing it says. In the `pause`th second it keeps up."""
+    """46 records/s arrive, observed every 5 s; the last thing it says. In the `pause`th second it keeps up."""
     policy = Adaptive()
     memory = dict(LEARNED)
     said = None

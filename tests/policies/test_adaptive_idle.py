@@ -16,15 +16,15 @@ WORKER = 10_000.0
 
 
 class Life:
-    """Replicas that are looked at every 15 s, and what the policy knows of them."""
+    """Replicas that are observed every 15 s, and what the policy knows of them."""
 
     def __init__(self) -> None:
         self.policy = Adaptive()
         self.memory: dict[str, float] = {}
         self.at = 0
 
-    def look(self, arrivals: float, current: int, looks: int = 1) -> Recommendation:
-        for _ in range(looks):
+    def poll(self, arrivals: float, current: int, polls: int = 1) -> Recommendation:
+        for _ in range(polls):
             self.at += 15
             now = NOW + timedelta(seconds=self.at)
             busy = arrivals / WORKER / current
@@ -40,25 +40,25 @@ class Life:
 def test_more_to_do_for_hardly_busy_workers_is_no_shortage(current: int) -> None:
     life = Life()
     for arrivals in (20.0, 50.0, 120.0, 400.0, 490.0):
-        found = life.look(arrivals, current)
+        found = life.poll(arrivals, current)
         assert found.replicas == current
         assert found.inputs["capacity"] >= 20 * arrivals * 0.999
 
 
 def test_less_to_do_does_not_make_them_able_to_do_less() -> None:
     life = Life()
-    life.look(400.0, 1)
-    assert life.look(20.0, 1).inputs["capacity"] == pytest.approx(8000.0)
+    life.poll(400.0, 1)
+    assert life.poll(20.0, 1).inputs["capacity"] == pytest.approx(8000.0)
 
 
 def test_what_they_do_at_least_is_forgotten_once_they_are_busy_enough_to_be_measured() -> None:
     life = Life()
-    life.look(20.0, 1)
-    assert life.look(600.0, 1).inputs["capacity"] == pytest.approx(WORKER)
-    assert life.look(100.0, 1).inputs["capacity"] == pytest.approx(WORKER)
+    life.poll(20.0, 1)
+    assert life.poll(600.0, 1).inputs["capacity"] == pytest.approx(WORKER)
+    assert life.poll(100.0, 1).inputs["capacity"] == pytest.approx(WORKER)
 
 
 def test_an_idle_cluster_gets_fewer_and_is_not_short_there() -> None:
     life = Life()
-    assert life.look(300.0, 20, looks=40).replicas in range(1, 3)
-    assert life.look(450.0, 1).replicas == 1
+    assert life.poll(300.0, 20, polls=40).replicas in range(1, 3)
+    assert life.poll(450.0, 1).replicas == 1

@@ -44,7 +44,7 @@ def seen(at: float, size: int, over: timedelta, jump: float) -> Observation:
 
 
 def decided(over: timedelta, until: float, jump: float = JUMP, missed: Collection[float] = ()) -> dict[float, Decision]:
-    """What is decided at each look, the size left as it is."""
+    """What is decided at each poll, the size left as it is."""
     state, found = ClusterState(), {}
     for number in range(1, round(until / EVERY) + 1):
         at = number * EVERY
@@ -62,7 +62,7 @@ def test_a_jump_in_a_mean_is_answered_before_the_mean_has_followed_it() -> None:
     assert known[JUMP].proposed < 8
     # 8 replicas do 800/s; what waits by then has to be worked off as well.
     assert known[JUMP + 15].proposed > 8 > unknown[JUMP + 15].proposed
-    # The size is left as it is here, so that more waits by the next look.
+    # The size is left as it is here, so that more waits by the next poll.
     assert 0 <= known[JUMP + 30].proposed - known[JUMP + 15].proposed <= 2
 
 
@@ -71,7 +71,7 @@ def test_a_poll_within_a_part_of_a_jump_waits_for_the_next_and_reports_that() ->
     found = decided(OVER, JUMP + 45, jump)
     first = found[JUMP + 15].recommendations[0]
     assert first.replicas == 4
-    assert "the next looks tell how far" in first.detail
+    assert "the next readings show how far" in first.detail
     assert found[JUMP + 30].proposed > 8
     assert abs(found[JUMP + 45].proposed - found[JUMP + 30].proposed) <= 1
 

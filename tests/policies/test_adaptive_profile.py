@@ -37,7 +37,7 @@ def asked(view: View, **parameters: Any) -> Recommendation:
     return Adaptive(**{"profile": "profile", **parameters}).evaluate(view)
 
 
-def test_workers_are_there_before_what_usually_arrives() -> None:
+def test_workers_are_there_before_a_typical_rise() -> None:
     found = asked(shown(380, RISES))
     # by 600/s and the reserve: 5 % and a little for the outage
     assert (found.reason, found.replicas) == (Reason.ABOVE, 7)

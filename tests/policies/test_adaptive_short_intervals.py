@@ -75,7 +75,7 @@ def jumped(ago: float, interval: float, lag: float = 100.0) -> View:
         (4, 2, 100, 3),
         (-1, 2, 100, 3),  # the clock was set
         (0, 7, 100, 1),
-        (0, 7.5, 100, 3),  # the next look would be too late to wait for
+        (0, 7.5, 100, 3),  # the next poll would be too late to wait for
         (0, 15, 100, 3),
         (0, 2, 2000, 5),  # so much waits that every second counts
     ],

@@ -64,7 +64,7 @@ def test_more_at_a_peak_is_no_more_than_what_would_be_kept_after_it() -> None:
     assert asked(shown(520, 3000, memory={**SETTLED, "line.now": 477.0, "line.spread": 0.01})).replicas == 6
 
 
-def test_what_is_told_to_rise_is_no_peak() -> None:
+def test_a_rise_that_the_profile_expects_is_no_peak() -> None:
     view = shown(460, memory=SETTLED)
     given = {"given": Reading(460.0, NOW)}
     assert asked(replace(view, metrics={**view.metrics, **given}), forecast="given").reason is Reason.ABOVE

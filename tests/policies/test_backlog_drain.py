@@ -114,7 +114,7 @@ def test_never_pays_for_a_step_of_the_staircase_that_adds_nothing(view: Make) ->
         assert policy.evaluate(seen).replicas == expected
 
 
-def test_partitions_come_from_the_configuration_when_the_engine_does_not_tell(view: Make) -> None:
+def test_partitions_come_from_the_configuration_when_the_engine_does_not_report_them(view: Make) -> None:
     seen = view(load(0.0, 181.0), current=3, maximum=20, per_replica=50.0, partitions=12, engine=False)
     assert SPARK.evaluate(seen).replicas == 6
 

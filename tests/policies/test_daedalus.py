@@ -211,7 +211,7 @@ def test_more_capacity_never_recovers_later(
 
 
 @given(level=st.floats(0, 1e4), slope=st.floats(-10, 10), capacity=st.floats(0, 1e4), waiting=st.floats(0, 1e6))
-def test_when_it_has_recovered_as_much_was_spare_as_had_piled_up(
+def test_when_it_has_recovered_the_spare_capacity_was_equal_to_the_backlog(
     *, level: float, slope: float, capacity: float, waiting: float
 ) -> None:
     line = Line(level, slope, 900.0)
@@ -485,7 +485,7 @@ def test_forgets_the_sizes_furthest_away(view: Make) -> None:
 
 
 def series(policy: Daedalus, seen: Iterable[View], known: Mapping[str, float] = CALM) -> list[int | None]:
-    """What is asked for at each look, memory carried on."""
+    """What is asked for at each poll, memory carried on."""
     memory = known
     sizes = []
     for now in seen:
@@ -496,8 +496,8 @@ def series(policy: Daedalus, seen: Iterable[View], known: Mapping[str, float] = 
 
 def test_decides_once_in_an_interval_and_stands_by_it(view: Make) -> None:
     low, high = load(view, 60.0, current=3), load(view, 120.0, current=3)
-    looks = [later(low if second == 0 else high, second) for second in (0, 15, 30, 45, 60, 75)]
-    assert series(POLICY, looks) == [2, 2, 2, 2, 3, 3]
+    polls = [later(low if second == 0 else high, second) for second in (0, 15, 30, 45, 60, 75)]
+    assert series(POLICY, polls) == [2, 2, 2, 2, 3, 3]
     early = [low, later(high, 52.4), later(high, 52.6)]
     assert series(POLICY, early) == [2, 2, 3]
 
@@ -536,8 +536,8 @@ def test_soon_after_a_rescale_only_what_is_necessary_changes(view: Make) -> None
 
 def test_begins_as_if_the_last_rescale_was_five_minutes_ago(view: Make) -> None:
     seen = load(view, 60.0, current=4)
-    looks = [later(seen, second) for second in (0, 240, 300)]
-    assert series(POLICY, looks, {}) == [4, 4, 2]
+    polls = [later(seen, second) for second in (0, 240, 300)]
+    assert series(POLICY, polls, {}) == [4, 4, 2]
 
 
 def test_a_backlog_of_more_than_a_second_holds_up_fewer(view: Make) -> None:

@@ -274,7 +274,7 @@ def test_an_unknown_vertex_may_raise_and_never_lowers(view: Make) -> None:
     assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, None, s=0.0)}, 0.0)).replicas == 1
 
 
-def test_a_source_that_does_not_tell_is_left_as_it_is(view: Make) -> None:
+def test_a_source_that_reports_nothing_is_left_as_it_is(view: Make) -> None:
     assert ask(NOW, vertices(view, {"s": vertex(4, None), "a": vertex(4, 400.0, s=1.0)})).replicas == 1
 
 
@@ -296,7 +296,7 @@ def test_without_a_job_that_makes_sense_the_whole_is_one_vertex(
 
 
 def series(policy: Ds2, seen: Iterable[View]) -> list[int | None]:
-    """What is asked for at each look, memory carried on."""
+    """What is asked for at each poll, memory carried on."""
     memory: Mapping[str, float] = {}
     sizes = []
     for now in seen:
@@ -311,15 +311,15 @@ def later(seen: View, seconds: float, **more: Any) -> View:
 
 def test_decides_at_the_end_of_each_policy_interval_and_stands_by_it(view: Make) -> None:
     low, high = (load(view, arrivals, 100.0, 1.0, current=2) for arrivals in (100.0, 300.0))
-    looks = [later(low if s < 65 or s >= 130 else high, s) for s in range(0, 200, 15)]
-    assert series(NOW, looks) == [None] * 4 + [2] * 4 + [6] * 4 + [2] * 2
+    polls = [later(low if s < 65 or s >= 130 else high, s) for s in range(0, 200, 15)]
+    assert series(NOW, polls) == [None] * 4 + [2] * 4 + [6] * 4 + [2] * 2
 
 
 def test_ignores_the_first_intervals_at_the_start(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
-    looks = [later(seen, s) for s in range(0, 200, 30)]
-    assert series(Ds2(), looks) == [None] * 4 + [6] * 3
-    assert series(Ds2(warm_up=2), looks) == [None] * 6 + [6]
+    polls = [later(seen, s) for s in range(0, 200, 30)]
+    assert series(Ds2(), polls) == [None] * 4 + [6] * 3
+    assert series(Ds2(warm_up=2), polls) == [None] * 6 + [6]
 
 
 def test_a_poll_that_is_a_little_early_still_decides(view: Make) -> None:

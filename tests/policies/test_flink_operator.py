@@ -97,7 +97,7 @@ class Rig:
         )
 
     def see(self, metrics: Mapping[str, Reading], seconds: float = 15) -> Recommendation:
-        """Let time pass and look: learn, then evaluate, as the core does."""
+        """Let time pass and observe: learn, then evaluate, as the core does."""
         self.now += timedelta(seconds=seconds)
         view = self.view(metrics)
         self.memory = self.policy.learn(view)
@@ -680,7 +680,7 @@ def test_the_most_within_the_interval_is_exact_after_many_steps_down() -> None:
         found = known.job(**values).replicas or 100
         if found != 100:
             break
-    # 36 looks are 9 minutes, and the greatest of them must be from when it was outside its band: below 400/s of 1,000
+    # 36 polls are 9 minutes, and the greatest of them must be from when it was outside its band: below 400/s of 1,000
     assert rates[len(wanted) - 37] < 400 <= rates[len(wanted) - 38]
     assert found == max(wanted[-37:])
     assert len({*wanted}) > 30
@@ -739,7 +739,7 @@ def test_a_step_that_another_controller_made_is_not_judged() -> None:
     assert known.steady(**values).replicas == 8
 
 
-def test_past_steps_tell_how_well_a_vertex_scales() -> None:
+def test_past_steps_show_how_well_a_vertex_scales() -> None:
     """Each doubling gains half of what it should: 100, 150 and 225 with 2, 4 and 8; then 200 need 1.3 times as many."""
     known = rig(observed_scalability_enabled=True, observed_scalability_min_observations=2, utilization_target=1.0)
     known.policy = replace(known.policy, catch_up_duration=timedelta(0))

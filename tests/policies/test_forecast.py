@@ -440,7 +440,7 @@ def test_a_reading_that_was_not_measured_anew_is_no_reading() -> None:
     assert forecast.latest_rate(stairs, 60.0) == forecast.latest_rate(points, 60.0) == pytest.approx(400)
 
 
-def test_readings_that_come_a_little_early_or_late_tell_nearly_the_same() -> None:
+def test_readings_that_come_a_little_early_or_late_give_nearly_the_same_forecast() -> None:
     chance = dice(7)
     exact = means(surge, 670, step=1.0)
     points = [exact[round(at + chance.uniform(-2, 2)) - 1] for at in range(15, 661, 15)]

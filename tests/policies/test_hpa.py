@@ -144,7 +144,7 @@ def part(pod: Mapping[str, Any]) -> dict[str, float]:
     [case for case in CASES if case["kind"] in SIZED and "overflow" not in case["name"]],
     ids=lambda case: case["name"],
 )
-def test_sizes_as_the_controller_from_what_a_source_tells(view: Make, case: dict[str, Any]) -> None:
+def test_sizes_as_the_controller_from_what_a_source_reports(view: Make, case: dict[str, Any]) -> None:
     inputs, kind = case["inputs"], SIZED[case["kind"]]
     target = next(inputs[name] for name in inputs if name.startswith("target"))
     metric = Metric(kind, "m", target if kind is MetricType.UTILIZATION else target / 1000)
@@ -211,7 +211,7 @@ def test_sizes_by_each_type_of_metric(
     assert found == (expected if expected >= 0 else pytest.approx(expected))
 
 
-def test_parts_tell_usage_and_request_of_each_replica(view: Make) -> None:
+def test_parts_have_usage_and_request_of_each_replica(view: Make) -> None:
     parts: dict[str, dict[str, float]] = {
         "a": {"usage": 0.9, "request": 1.0},
         "b": {"usage": 0.9, "request": 1.0, "ready": 1.0},
@@ -303,7 +303,7 @@ def test_a_memory_that_has_lost_numbers_is_one_of_a_fresh_one() -> None:
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_what_happened_while_it_was_not_looking_makes_it_a_fresh_one() -> None:
+def test_after_a_gap_between_observations_it_begins_anew_as_a_new_hpa() -> None:
     # The original would go down at once where a metric comes back after its window: nothing is left in it.
     run = Run(Hpa((CPU,), Behavior()), 6)
     run.sizes("cpu", *[0.6] * 3, *[None] * 30)

@@ -246,7 +246,7 @@ UNLISTED = Pod(500, None, PodState.UNLISTED)
         ([ready(500), Pod(None, None, PodState.IGNORED)], "missing request"),
     ],
 )
-def test_no_utilization_is_made_up_where_metrics_or_pods_do_not_tell_one(pods: list[Pod], message: str) -> None:
+def test_no_utilization_is_made_up_where_metrics_or_pods_do_not_have_one(pods: list[Pod], message: str) -> None:
     with pytest.raises(MetricError, match=f"^{message}"):
         rules.utilization_ratio(3, 50, pods, TOLERANCES)
 

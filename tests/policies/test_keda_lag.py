@@ -251,7 +251,7 @@ def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, 
     assert KedaLag(triggers=(trigger,)).evaluate(whole).replicas == (8 if limited else expected)
 
 
-def test_partitions_of_the_engine_count_where_the_source_tells_none(view: Make) -> None:
+def test_partitions_of_the_engine_count_where_the_source_reports_none(view: Make) -> None:
     assert KedaLag(triggers=(Trigger(),)).evaluate(lag(view, 500.0, partitions=None)).replicas == 50
     seen = view({"lag": 500.0}, current=2, maximum=100, partitions=6)
     assert KedaLag(triggers=(Trigger(),)).evaluate(seen).replicas == 6
@@ -292,7 +292,7 @@ def offsets(**partitions: Mapping[str, float]) -> dict[str, Mapping[str, float]]
     return dict(partitions)
 
 
-def test_computes_the_lag_from_offsets_where_the_source_tells_them(view: Make) -> None:
+def test_computes_the_lag_from_offsets_where_the_source_reports_them(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(offset_reset_policy=Reset.EARLIEST),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": -1, "end": 30}, c={"lag": 40.0})
     assert policy.evaluate(lag(view, 0.0, parts=parts)).inputs == {"lag": 120.0}

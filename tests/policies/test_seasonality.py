@@ -29,7 +29,7 @@ def day(at: float) -> float:
 def lived(
     comes: Callable[[float], float], predicted: Callable[[float], float], seconds: float, memory: Memory | None = None
 ) -> Memory:
-    """What is known after so long, looked at once a minute."""
+    """What is known after so long, observed once a minute."""
     memory = {} if memory is None else memory
     for minute in range(int(seconds / 60)):
         at = minute * 60.0

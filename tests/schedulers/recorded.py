@@ -3,7 +3,7 @@
 From outside come the slots, the killed workers, the completed checkpoints and how long each restore took. The state
 machine is to say when the job stops, and when it is deployed with which parallelism.
 
-Most of what is known of the real one lies between two looks at it, so the state machine is asked twice: with everything
+Most of what is known of the real one lies between two polls, so the state machine is asked twice: with everything
 as early as it can have been, and with everything as late. What the real one did has to lie between the two answers.
 """
 

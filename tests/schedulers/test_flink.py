@@ -63,7 +63,7 @@ def test_the_first_event_starts_a_job_which_then_waits_for_slots() -> None:
     assert (job.phase, job.wakes_at, job.parallelism, job.runs) == (Phase.CREATED, math.inf, 0, False)
     job, done = play(flink(), job, Passed(5))
     assert (job.phase, job.since, done) == (Phase.WAITING_FOR_RESOURCES, 5, [])
-    assert job.timers == ()  # in Reactive Mode, for ever
+    assert job.timers == ()  # in Reactive Mode, forever
 
 
 def test_in_reactive_mode_a_job_is_deployed_on_the_first_slots() -> None:
@@ -226,7 +226,7 @@ def test_before_the_slots_are_stable_a_checkpoint_changes_nothing_and_neither_do
 @pytest.mark.parametrize(("at", "expected"), [(1020, 1030), (1030, 1060), (1031, 1031)])
 def test_until_1_20_the_interval_counts_from_the_deployment(at: float, expected: float) -> None:
     settings = flink("1.20")
-    # At 30 s a change is as good as within the interval, whose end has been looked at already.
+    # At 30 s a change is as good as within the interval, whose end has been checked already.
     events = [Slots(at, 3)] if at < 1030 else [Passed(1030), Slots(at, 3)]
     _, done = play(settings, settings.executing(2, 1000.0), *events, Passed(5000))
     assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
@@ -267,8 +267,8 @@ def test_a_small_increase_is_taken_in_the_end() -> None:
 def test_how_long_a_small_increase_waits_counts_from_the_deployment() -> None:
     settings = flink("1.20", min_increase=2, force_after=120.0, cooldown=0.0)
     job = settings.executing(2, 1000.0)
-    for looked, at, expected in ((1010, 1030, 1120), (1120, 1120, 1240), (1120, 1121, 1121)):
-        _, done = play(settings, job, Passed(looked), Slots(at, 3), Passed(5000))
+    for checked, at, expected in ((1010, 1030, 1120), (1120, 1120, 1240), (1120, 1121, 1121)):
+        _, done = play(settings, job, Passed(checked), Slots(at, 3), Passed(5000))
         assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
 
 
@@ -499,7 +499,7 @@ def test_a_version_has_its_rules_and_defaults(version: str, rules: Rules, cooldo
     assert (settings.max_delay, settings.resource_wait, settings.submission_stabilization) == (60, math.inf, 0)
 
 
-def test_outside_reactive_mode_a_job_waits_for_its_slots_but_not_for_ever() -> None:
+def test_outside_reactive_mode_a_job_waits_for_its_slots_but_not_forever() -> None:
     settings = FlinkSettings.of("2.3", reactive=False)
     assert (settings.resource_wait, settings.submission_stabilization) == (300, 10)
 

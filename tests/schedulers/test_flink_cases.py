@@ -119,7 +119,7 @@ EVERY_MINUTE = list(range(60, 1000, 60))
         ("2.3", (30, 60, 0), [100, 130], [], 130, 130),
         ("2.3", (30, 60, 40), [100, 130], [], 130, 140),
         ("2.3", (30, 60, 20), [100, 130], [], 130, 150),
-        ("2.3", (30, 60, 20), [100, 150], [], 150, 160),  # stable before the second look
+        ("2.3", (30, 60, 20), [100, 150], [], 150, 160),  # stable before the second poll
         ("2.3", (30, 60, 180), [100], EVERY_MINUTE, 0, 120),
         ("2.3", (30, 60, 0), [100], [], 110, 110),
     ],
@@ -149,11 +149,11 @@ def test_after_one_change_a_job_is_rescaled_when_a_formula_holds(
         return min((at for at in checkpoints if since <= at <= limit), default=limit)
 
     begin = max(change, cooldown)
-    looked = max(change + max_delay, begin)  # without a checkpoint
+    checked = max(change + max_delay, begin)  # without a checkpoint
     stable = max(change + stab, begin)
-    expected = first(stable, max(looked, stable))
+    expected = first(stable, max(checked, stable))
     if wished:
-        expected = min(expected, first(begin, looked))
+        expected = min(expected, first(begin, checked))
     inputs = {"version": "2.x", "cooldown": cooldown, "stab": stab, "max_delay": max_delay, "changes": [change]}
     inputs |= {"checkpoints": sorted(checkpoints), "desired_at": change if wished else None, "mode": "default"}
     assert rescaled_at(inputs) == expected

@@ -66,7 +66,7 @@ def test_the_polling_left_little_open(name: str) -> None:
         ("by_delay", f"{BACKOFF}.max-backoff", 1.0),
     ],
 )
-def test_the_recordings_tell_each_rule(name: str, setting: str, seconds: float) -> None:
+def test_the_recordings_show_each_rule(name: str, setting: str, seconds: float) -> None:
     recording = RECORDINGS[name]
     other = replace(recording, settings={**recording.settings, setting: seconds})
     try:
@@ -77,7 +77,7 @@ def test_the_recordings_tell_each_rule(name: str, setting: str, seconds: float) 
 
 
 @pytest.mark.parametrize("name", ["by_checkpoint", "every_other_second"])
-def test_the_recordings_tell_that_a_rescale_waits_for_a_checkpoint(name: str) -> None:
+def test_the_recordings_show_that_a_rescale_waits_for_a_checkpoint(name: str) -> None:
     with pytest.raises(AssertionError, match="early, real, late"):
         differences(replace(RECORDINGS[name], checkpoints=()))
 

@@ -193,9 +193,9 @@ def blind(seen: Observation) -> Observation:
 
 
 def nan(seen: Observation) -> Observation:
-    """Every seventh look one of the metrics is no number."""
-    look = int(second(seen) // 15)
-    return seen if look % 7 else put(seen, **{NEEDED[look // 7 % len(NEEDED)]: math.nan})
+    """Every seventh poll one of the metrics is no number."""
+    poll = int(second(seen) // 15)
+    return seen if poll % 7 else put(seen, **{NEEDED[poll // 7 % len(NEEDED)]: math.nan})
 
 
 def frozen(*, stamped: bool) -> Shown:
@@ -439,7 +439,7 @@ def test_of_workers_with_unequal_work_the_hottest_counts() -> None:
 
 @pytest.mark.parametrize(("name", "load"), [("k8s", "ramps8h"), ("k8s", "diurnal24h"), ("redeploy", "steps6h")])
 @pytest.mark.e2e
-def test_a_cpu_that_is_never_nought_does_as_well_as_the_busy_time(name: str, load: str) -> None:
+def test_a_cpu_that_is_never_zero_does_as_well_as_the_busy_time(name: str, load: str) -> None:
     busy = made(load, PLANTS[name]).score()
     cpu = made(load, PLANTS[name], utilization="cpu").score()
     assert cpu.cost < busy.cost * 1.1

@@ -331,7 +331,7 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
     size = of.get("size", 4)
     numbers = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
     past = []
-    for back in range(of.get("looks", 13) - 1, -1, -1):
+    for back in range(of.get("polls", 13) - 1, -1, -1):
         at = START - timedelta(seconds=15 * back)
         had = of.get("before", size) if back == 3 else size
         past.append(
@@ -381,7 +381,7 @@ def test_dataflow_clears_a_backlog_and_fills_the_cpu(seen: View, size: int) -> N
 
 
 def test_dataflow_abstains_before_it_has_watched_for_two_minutes() -> None:
-    found = BacklogCpu().evaluate(_seen(cpu=0.1, looks=8))
+    found = BacklogCpu().evaluate(_seen(cpu=0.1, polls=8))
     assert (found.replicas, found.reason) == (None, Reason.LEARNING)
 
 

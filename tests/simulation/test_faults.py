@@ -121,7 +121,7 @@ def test_what_is_spoiled_is_reported_by_its_name() -> None:
     ]
 
 
-def test_without_faults_there_is_nothing_to_tell() -> None:
+def test_without_faults_there_is_nothing_to_describe() -> None:
     assert describe(NONE) == []
 
 

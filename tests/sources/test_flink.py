@@ -61,16 +61,16 @@ class Rig:
         assert isinstance(found, float)
         return found
 
-    async def look(self, seconds: float, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
-        """Let time pass, and look at all there is."""
+    async def poll(self, seconds: float, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
+        """Let time pass, and read every metric."""
         self.flink.pass_time(seconds, rates, shares)
         self.tick()
         await self.collect("busy", vertex=WORK)
 
     async def steady(self, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
         """Look twice at a job that goes on like this."""
-        await self.look(10, rates, shares)
-        await self.look(10, rates, shares)
+        await self.poll(10, rates, shares)
+        await self.poll(10, rates, shares)
 
 
 async def _rig(release: str = "2.3", scene: str = "running") -> AsyncIterator[Rig]:
@@ -131,25 +131,25 @@ async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None
 
 
 async def test_arrivals_are_what_is_read_and_what_the_lag_grows_by(rig: Rig) -> None:
-    await rig.look(10, all_of(500), {})
+    await rig.poll(10, all_of(500), {})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5001)
-    await rig.look(10, all_of(500), {})
+    await rig.poll(10, all_of(500), {})
     assert await rig.value("lag") == 5001
     assert await rig.value("arrivals") == pytest.approx(500 + 300)
 
 
 async def test_arrivals_are_never_below_nothing(rig: Rig) -> None:
     """The log was cut while nothing was read."""
-    await rig.look(10, all_of(0), {})
+    await rig.poll(10, all_of(0), {})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
-    await rig.look(10, all_of(0), {})
+    await rig.poll(10, all_of(0), {})
     assert await rig.value("arrivals") == 0
 
 
 async def test_a_rate_has_the_subtasks_own_clock(rig: Rig) -> None:
-    """It does not matter that the second look comes a moment later on ours."""
+    """It does not matter that the second poll comes a moment later on ours."""
     await rig.steady(all_of(300), {})
-    await rig.look(0.0001, {}, {})
+    await rig.poll(0.0001, {}, {})
     assert await rig.value("throughput") == pytest.approx(300, rel=0.001)
 
 
@@ -157,7 +157,7 @@ async def test_a_rate_has_the_span_of_its_mean(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     first = (await rig.collect("throughput")).over
     await asyncio.sleep(0.3)
-    await rig.look(10, all_of(300), {})
+    await rig.poll(10, all_of(300), {})
     for name in ("throughput", "arrivals"):
         assert (await rig.collect(name)).over >= first + timedelta(seconds=0.2)
     assert (await rig.collect("lag")).over == timedelta(0)
@@ -183,10 +183,10 @@ async def test_a_reading_is_dated_when_flink_gathered_it(rig: Rig) -> None:
 
 async def test_only_the_window_counts(rig: Rig) -> None:
     await rig.open(window=timedelta(seconds=0.05))
-    await rig.look(10, all_of(100), {})
-    await rig.look(10, all_of(100), {})
+    await rig.poll(10, all_of(100), {})
+    await rig.poll(10, all_of(100), {})
     await asyncio.sleep(0.1)
-    await rig.look(10, all_of(900), {})
+    await rig.poll(10, all_of(900), {})
     assert await rig.value("throughput") == pytest.approx(900)
 
 
@@ -195,17 +195,17 @@ async def test_a_gap_in_the_polls_gives_no_rate(rig: Rig, monkeypatch: pytest.Mo
     await rig.open(window=timedelta(seconds=0.04))
     await rig.steady(all_of(500), {})
     await asyncio.sleep(0.3)
-    await rig.look(300, all_of(100), {})
-    assert await rig.value("throughput") == pytest.approx(100), "looked rarely, but looked"
+    await rig.poll(300, all_of(100), {})
+    assert await rig.value("throughput") == pytest.approx(100), "polled rarely, but polled"
     rig.flink.line["state"] = "RESTARTING"
     rig.tick()
     with pytest.raises(AnswerError):
         await rig.collect("throughput")
     rig.flink.line["state"] = "RUNNING"
     await asyncio.sleep(0.3)
-    await rig.look(300, all_of(100), {})
+    await rig.poll(300, all_of(100), {})
     assert len((await rig.open())._samples[WORK]) == 1
-    await rig.look(10, all_of(700), {})
+    await rig.poll(10, all_of(700), {})
     assert await rig.value("throughput") == pytest.approx(700)
 
 
@@ -286,7 +286,7 @@ async def test_a_vertex_without_metrics_is_missing(rig: Rig) -> None:
 async def test_a_counter_that_went_back_starts_a_new_window(rig: Rig) -> None:
     await rig.steady(all_of(500), {})
     rig.flink.report(WORK, "numRecordsIn", 7)
-    await rig.look(10, all_of(500), {})
+    await rig.poll(10, all_of(500), {})
     last = (await rig.open())._samples[WORK]
     assert len(last) == 1
 
@@ -298,7 +298,7 @@ async def test_the_error_of_a_source_without_pending_records_names_other_sources
         await rig.collect("lag")
     assert await rig.value("arrivals") == pytest.approx(500), "it reads all that comes while it is not busy"
     for _ in range(4):
-        await rig.look(20, all_of(500), {SOURCE: (0.3, 0.7)})
+        await rig.poll(20, all_of(500), {SOURCE: (0.3, 0.7)})
     with pytest.raises(AnswerError, match="so it may read less than arrives"):
         await rig.collect("arrivals")
 
@@ -341,7 +341,7 @@ async def test_a_source_that_is_held_up_counts_as_saturated(rig: Rig) -> None:
     assert await rig.value("utilization") == pytest.approx(0.5)
     rig.flink.report(WORK, "busyTimeMsPerSecond", 1000, most=1000)
     rig.tick()
-    await rig.look(10, all_of(500), {SOURCE: (0.1, 0.9), WORK: (0.5, 0.0)})
+    await rig.poll(10, all_of(500), {SOURCE: (0.1, 0.9), WORK: (0.5, 0.0)})
     assert await rig.value("busy", vertex=WORK, aggregate="max") == pytest.approx(0.5, abs=0.2)
 
 
@@ -464,9 +464,9 @@ async def test_a_vertex_that_is_over_still_takes_its_groups_share_of_the_slots(r
 async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer_slots(rig: Rig) -> None:
     """By Flink's rules a vertex without input could process anything: it would shrink the job that is stuck."""
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
-    await rig.look(10, all_of(0), {SOURCE: (0.0, 1.0)})
+    await rig.poll(10, all_of(0), {SOURCE: (0.0, 1.0)})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
-    await rig.look(10, all_of(0), {SOURCE: (0.0, 1.0)})
+    await rig.poll(10, all_of(0), {SOURCE: (0.0, 1.0)})
     for metric in ("required_parallelism", "required_slots"):
         with pytest.raises(AnswerError, match=r"'Source: numbers' needs is unknown: it takes nothing, and is offered"):
             await rig.collect(metric)
@@ -549,7 +549,7 @@ async def test_watermarks_and_event_times_are_spans_or_missing(rig: Rig) -> None
         rig.flink.metrics[vertex][name] = dict.fromkeys(("min", "max", "avg"), float(now - behind)) | {"sum": 0.0}
     rig.flink.report(SOURCE, "Source__numbers.currentEmitEventTimeLag", 3_000, most=2_500)
     rig.flink.report(SOURCE, "Source__numbers.sourceIdleTime", 8_000)
-    await rig.look(1, {}, {})
+    await rig.poll(1, {}, {})
     assert await rig.value("watermark_lag") == pytest.approx(9 + 1, abs=0.5)
     assert await rig.value("event_lag") == 2.5
     assert await rig.value("source_idle") == 4
@@ -611,7 +611,7 @@ async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
     assert names[1] == f"select {'x' * 73} ({WORK})"
 
 
-async def test_the_hottest_subtask_counts_for_every_vertex_by_default(rig: Rig) -> None:
+async def test_the_hottest_subtask_counts_forevery_vertex_by_default(rig: Rig) -> None:
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
         rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
@@ -688,7 +688,7 @@ async def test_the_policy_that_judges_every_vertex_reads_these_numbers(rig: Rig)
     state, found = ClusterState(), []
     await rig.steady(RATES, SHARES)
     for _ in range(4):
-        await rig.look(10, RATES, SHARES)
+        await rig.poll(10, RATES, SHARES)
         observation = Observation(at=rig.now, desired=1, ready=1, metrics={"vertices": await rig.collect("vertices")})
         state, decision = step(spec, state, observation)
         found.append(decision.recommendations[0])

@@ -304,7 +304,7 @@ def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
 
 
 def idled(progress: list[dict[str, Any]], idle_at: float) -> list[dict[str, Any]]:
-    """The last batch came after the query had said, at `told`, that it was idle."""
+    """The last batch came after the query had reported, at `idle_at`, that it was idle."""
     return [*progress[:-1], progress[-1] | {"idle": idle_at}]
 
 

@@ -500,7 +500,7 @@ async def test_a_driver_that_drips_delays_no_reading_beyond_its_time(rig: Rig) -
     assert time.monotonic() - begin < 3.8
 
 
-async def test_only_an_unavailable_server_is_retried_and_not_for_ever(rig: Rig) -> None:
+async def test_only_an_unavailable_server_is_retried_and_not_forever(rig: Rig) -> None:
     for status, times in ((503, 2), (404, 1)):
         rig.spark.asked.clear()
         rig.spark.answers["/v1/progress"] = refusing(status)

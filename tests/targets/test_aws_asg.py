@@ -870,7 +870,7 @@ async def place(parameters: dict[str, Any]) -> Any:
     return AwsAsg(group="group", **parameters).place
 
 
-def test_a_stopped_cluster_is_not_requested_along_for_ever() -> None:
+def test_a_stopped_cluster_is_not_requested_along_forever() -> None:
     member = groups._Member(name="g")
     assert member.due(100, 15) == 100
     member.note_read(100)

@@ -1,4 +1,4 @@
-"""docs/integrations/aws.md and the examples are held against the code."""
+"""docs/integrations/aws.md and the examples are compared with the code."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -
     assert list(read(tmp_path)) == [_record(0), _record(1), _record(2)]
 
 
-def test_further_files_of_an_hour_follow_it_and_what_is_packed_and_plain_is_taken_once(tmp_path: Path) -> None:
+def test_further_files_of_an_hour_follow_it_and_one_that_is_there_twice_is_read_once(
+    tmp_path: Path,
+) -> None:
     packed = {"16.jsonl.gz": 1, "16.1.jsonl.gz": 2, "16.2.jsonl.gz": 3, "16.10.jsonl.gz": 4, "17.jsonl.gz": 5}
     for name_, second in packed.items():
         (tmp_path / f"2026-01-31T{name_}").write_bytes(gzip.compress(_line(second)))
@@ -139,7 +141,7 @@ def test_a_directory_beside_a_compressed_file_is_reported(tmp_path: Path) -> Non
         files(tmp_path)
 
 
-def test_a_packed_file_that_is_damaged_is_not_taken_for_the_plain_one(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_does_not_stand_for_the_uncompressed_one(tmp_path: Path) -> None:
     plain, packed = tmp_path / "2026-01-31T17.jsonl", tmp_path / "2026-01-31T17.jsonl.gz"
     plain.write_bytes(_line(1) + b"\n")
     packed.write_bytes(b"no gzip")

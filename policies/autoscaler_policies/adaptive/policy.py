@@ -398,7 +398,7 @@ class Adaptive:
         """Why nothing is done yet, though more will arrive than the size can process, if there is a reason."""
         view = outlook.view
         if age < self.slack * self.objective.total_seconds() and _jumping(view):
-            return "arrivals have just jumped: the next looks tell how far"
+            return "arrivals have just jumped: the next readings show how far"
         if self._swing_passes(outlook, capacity):
             return "that is a peak like those before it, which is expected to pass"
         if view.rescale is None and self._bump_passes(outlook, capacity):
@@ -481,7 +481,7 @@ class Adaptive:
         # What `learn` has just found. It is not called while the target's size is unknown.
         size = int(known) if known is not None and memory.get("spare.seen_at") == now else self._smallest_size(outlook)
         saved = memory.get("spare.saved", 0.0)
-        price = self.rescale_price.total_seconds() * view.current
+        price = self._price(view)
         watched = now - memory.get("spare.since_at", math.inf)
         if size >= view.current or watched < self.scale_down_window.total_seconds() or saved < price:
             return None
@@ -497,6 +497,10 @@ class Adaptive:
         )
         return sized(view, size, inputs, text)
 
+    def _price(self, view: View) -> float:
+        """What a smaller size must have saved before a rescale is worth it, in replica-seconds."""
+        return self.rescale_price.total_seconds() * view.current
+
     def _describe_stay(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         view = outlook.view
         text = self._describe_load(outlook, inputs)
@@ -505,7 +509,7 @@ class Adaptive:
         enough = int(outlook.memory.get("spare.enough", view.current))
         if enough < view.current:
             saved = format_number(outlook.memory.get("spare.saved", 0.0))
-            price = format_number(self.rescale_price.total_seconds() * view.current)
+            price = format_number(self._price(view))
             text += f"; {enough} would do and have saved {saved} of {price} replica-seconds"
         return text
 
