@@ -18,16 +18,17 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
-from autoscaler.injob.reactive.cluster import Executors
+from autoscaler.injob.reactive.cluster import Executors, Pools
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
-from autoscaler.injob.reactive.options import Options
+from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
+from autoscaler.injob.reactive.proportions import pools
 from autoscaler.injob.reactive.rest import Server
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
@@ -127,6 +128,10 @@ class ReactiveJob:
         self._takes_parallelism = _takes_two(build)
         self._events: queue.Queue[Event | Commit | Mapping[str, Bounds]] = queue.Queue()
         self._executors = Executors(spark)
+        self._proportions = self._options.proportions or {}
+        self._pools = Pools(spark, self._proportions)
+        if self._proportions and (problem := self._pools.problem()):
+            raise OptionsError(problem)
         self._scheduler = Scheduler(
             settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
         )
@@ -209,8 +214,9 @@ class ReactiveJob:
         Raises:
             JobFailedError: it has failed for good.
         """
-        listener = _listener(self._events)
-        self._spark.streams.addListener(listener)
+        listeners = [_listener(self._events), *([self._pools.listener()] if self._proportions else [])]
+        for listener in listeners:
+            self._spark.streams.addListener(listener)
         try:
             if self._server is not None:
                 log.info("the REST API listens on %s", self._server.start())
@@ -224,7 +230,8 @@ class ReactiveJob:
         finally:
             try:
                 self._stop_queries(last_commit=False)
-                self._spark.streams.removeListener(listener)
+                for listener in listeners:
+                    self._spark.streams.removeListener(listener)
             finally:
                 if self._server is not None:
                     self._server.close()
@@ -353,6 +360,7 @@ class ReactiveJob:
 
     def _start(self, parallelism: int) -> Event:
         before = {one.runId for one in self._spark.streams.active}
+        self._pools.set(pools(self._proportions, parallelism))
         try:
             self._running = self._built(parallelism, before)
         except Exception as error:  # noqa: BLE001 - the job's own code
@@ -375,6 +383,11 @@ class ReactiveJob:
         """The queries that `build` has started. Raises BuildError, and whatever it raises."""
         found = _queries(self._build(*((self._spark, parallelism) if self._takes_parallelism else (self._spark,))))
         known = {one.id: one for one in self._snapshot.queries}
+        if self._proportions and {live.name for live in found} != self._proportions.keys():
+            raise BuildError(
+                f"it started {_names(live.name for live in found)}, and proportions are given for "
+                f"{_names(self._proportions)}: name each query by .queryName(...), and give each its proportion"
+            )
         running = []
         for number, live in enumerate(found, start=1):
             query = _query(live, number, self._scheduler.settings.groups[0][0])
@@ -591,6 +604,10 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
                 'records: set .option("checkpointLocation", ...) to a directory that outlives the driver'
             )
     return found
+
+
+def _names(names: Iterable[str | None]) -> str:
+    return ", ".join(sorted(name or "a query without a name" for name in names))
 
 
 def _query(live: Any, number: int, bounds: Bounds) -> Query:  # noqa: ANN401 - a StreamingQuery
