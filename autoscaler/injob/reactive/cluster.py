@@ -79,6 +79,14 @@ class Executors:
         """Whether Spark has stopped the application, as when its Master has given it up."""
         return bool(self._jvm_context.isStopped())
 
+    def reachable(self) -> bool:
+        """Whether the driver's JVM answers."""
+        try:
+            self._jvm.java.lang.System.nanoTime()
+        except Exception:  # noqa: BLE001 - py4j raises whatever its socket does
+            return False
+        return True
+
     def limit(self, slots: int, executors: Iterable[Executor]) -> None:
         """Hold executors with so many slots at most: give back those beyond, and take no other ones.
 

@@ -58,6 +58,9 @@ POLL = 1.0
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
 
+UNSEEN = 60.0
+"""Seconds for which looking at the executors may fail."""
+
 KEPT = 1000
 """Entries of the timeline, and commits, that are kept."""
 
@@ -150,6 +153,7 @@ class ReactiveJob:
         # Whoever sets the clock of the machine holds up no restart: it is decided by a clock that nobody sets.
         self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
+        self._seen = math.inf
         self._stops: set[str] = set()
         self._answered = threading.Event()
         self._waiting: deque[Event | Commit | Mapping[str, Bounds]] = deque()
@@ -223,8 +227,9 @@ class ReactiveJob:
             if self._options.most_slots is not None:
                 self._executors.limit(self._options.most_slots, self._executors.seen())
             self._tell()
+            self._seen = time.monotonic()
             while not self._scheduler.over:
-                self._turn()
+                self._turn_or_fail()
             if self._server is not None and self._stops:
                 self._answered.wait(ASKED)
         finally:
@@ -232,12 +237,27 @@ class ReactiveJob:
                 self._stop_queries(last_commit=False)
                 for listener in listeners:
                     self._spark.streams.removeListener(listener)
+            except Exception as error:  # noqa: BLE001 - how the job has ended counts more
+                log.warning("a listener of the job could not be removed: %s", error)
             finally:
                 if self._server is not None:
                     self._server.close()
         if self._scheduler.state is State.FAILED:
             raise JobFailedError(next(one.why for one in reversed(self._timeline) if one.why != STOPPED))
         return self._scheduler.state
+
+    def _turn_or_fail(self) -> None:
+        """Handle what comes; without the driver's JVM the job fails."""
+        try:
+            self._turn()
+        except Exception as error:
+            if self._executors.reachable():
+                raise
+            log.exception("the driver's JVM does not answer")
+            self._running, self._file = (), None  # They ended with it.
+            what = f"the connection to the driver's JVM is broken ({type(error).__name__}: {cause(str(error))})"
+            why = f"{what}: its log, or the system's where memory was short, says why it ended; start the driver again"
+            self._handle(Failed(time.monotonic(), why, hopeless=True))
 
     def _turn(self) -> None:
         """Wait for events, and handle them."""
@@ -259,11 +279,18 @@ class ReactiveJob:
         self._looked = time.monotonic()
 
     def _look_at_executors(self) -> None:
-        if self._executors.stopped():
+        try:
+            stopped, executors = self._executors.stopped(), self._executors.seen()
+        except Exception as error:
+            if not self._executors.reachable():
+                raise
+            self._look_failed(error)
+            return
+        self._seen = time.monotonic()
+        if stopped:
             why = "Spark has stopped the application (its log says why): start the driver again"
             self._handle(Failed(time.monotonic(), why, hopeless=True))
             return
-        executors = self._executors.seen()
         slots = sum(one.slots for one in executors if one.active)
         arrived = {one.id for one in executors if one.active} - {
             one.id for one in self._snapshot.executors if one.active
@@ -277,6 +304,16 @@ class ReactiveJob:
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
             self._handle(Slots(time.monotonic(), slots))
+
+    def _look_failed(self, error: Exception) -> None:
+        """It goes on with the executors that it knows, for a while."""
+        now = time.monotonic()
+        what = f"the executors could not be looked at: {type(error).__name__}: {cause(str(error))}"
+        if now - self._seen > UNSEEN:
+            why = f"{what}, for more than {UNSEEN:g} s: look into Spark's log, and start the driver again"
+            self._handle(Failed(now, why, hopeless=True))
+        else:
+            log.warning("%s; it is tried again", what)
 
     def _tell(self) -> None:
         """Log what the preflight check finds, each thing once."""
