@@ -328,6 +328,39 @@ def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_pat
 
 
 @pytest.mark.e2e
+def test_a_look_at_the_executors_that_fails_is_tried_again(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ReactiveJob(spark, counting(tmp_path, availableNow=True))
+    seen, looks = job._executors.seen, []
+
+    def look() -> tuple[Executor, ...]:
+        looks.append(1)
+        if 1 < len(looks) < 4:  # The first is that of the preflight check.
+            raise RuntimeError("busy")
+        return seen()
+
+    job._executors.seen = look  # type: ignore[method-assign]
+    assert job.run() is State.FINISHED
+    assert caplog.text.count("the executors could not be looked at: RuntimeError: busy; it is tried again") == 2
+
+
+@pytest.mark.e2e
+def test_executors_that_cannot_be_looked_at_for_long_fail_the_job(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.injob.reactive.job.UNSEEN", 0.0)
+    job = ReactiveJob(spark, counting(tmp_path, availableNow=True))
+
+    def look() -> tuple[Executor, ...]:
+        raise RuntimeError("broken")
+
+    job._executors.seen = look  # type: ignore[method-assign]
+    with pytest.raises(JobFailedError, match="could not be looked at: RuntimeError: broken, for more than 0 s"):
+        job.run()
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
 def test_a_clock_that_is_set_neither_holds_up_a_restart_nor_wears_out_its_delay(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float

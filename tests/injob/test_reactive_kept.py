@@ -9,9 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,30 +184,52 @@ def test_bounds_that_were_put_hold_again_unless_the_job_declares_other_ones(
     )
 
 
+@contextmanager
+def driver(place: Path, number: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver that has shown itself; it is killed in the end, with its JVM."""
+    script = Path(__file__).with_name("killed_driver.py")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with (place / f"{number}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(place), number],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until(lambda: (place / number).exists() or process.poll() is not None, 300)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def shown(place: Path, number: str) -> dict[str, Any]:
+    """What a driver has shown before it was killed."""
+    with driver(place, number):
+        pass
+    return dict(json.loads((place / number).read_text()))
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_a_job_whose_jvm_is_killed_fails_and_says_so(tmp_path: Path) -> None:
+    with driver(tmp_path, "first") as process:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            if "java" in child.name():
+                child.kill()
+        assert process.wait(60) == 1
+    log = (tmp_path / "first.log").read_text()
+    assert "\nautoscaler.injob.reactive.job.JobFailedError: the connection to the driver's JVM is broken (" in log
+
+
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
 def test_a_driver_that_is_killed_is_seen_in_the_timeline_of_the_next(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("killed_driver.py")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-
-    def run(number: str) -> dict[str, Any]:
-        with (tmp_path / f"{number}.log").open("w") as log:
-            driver = subprocess.Popen(
-                [sys.executable, str(script), str(tmp_path), number],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                until(lambda: (tmp_path / number).exists() or driver.poll() is not None)
-            finally:
-                os.killpg(driver.pid, signal.SIGKILL)
-                driver.wait(30)
-        return dict(json.loads((tmp_path / number).read_text()))
-
     began = time.time()
-    first, second = run("first"), run("second")
+    first, second = shown(tmp_path, "first"), shown(tmp_path, "second")
     assert second["id"] == first["id"]
     assert second["timeline"][: len(first["timeline"])] == first["timeline"]
     again = second["timeline"][len(first["timeline"])]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autoscaler.injob.reactive.proportions import Pool
 from autoscaler.injob.reactive.snapshot import Executor
 
 LAST_JOBS = 5
@@ -80,6 +81,14 @@ class Executors:
         """Whether Spark has stopped the application, as when its Master has given it up."""
         return bool(self._jvm_context.isStopped())
 
+    def reachable(self) -> bool:
+        """Whether the driver's JVM answers."""
+        try:
+            self._jvm.java.lang.System.nanoTime()
+        except Exception:  # noqa: BLE001 - py4j raises whatever its socket does
+            return False
+        return True
+
     def limit(self, slots: int, executors: Iterable[Executor]) -> None:
         """Hold executors with so many slots at most: give back those beyond, and take no other ones.
 
@@ -112,6 +121,79 @@ class Executors:
         info = spark.ExecutorDecommissionInfo("beyond the bounds of the reactive job", option.empty())
         # The number of executors to hold is set by itself: this must not lower it once more.
         self._jvm_context.schedulerBackend().decommissionExecutor(name, info, False, False)
+
+
+POOL = "spark.scheduler.pool"
+
+
+class Pools:
+    """The pools of an application's FAIR scheduler, one for each of some queries.
+
+    Args:
+        spark: a session of the application.
+        names: of the queries.
+    """
+
+    def __init__(self, spark: Any, names: Iterable[str]) -> None:  # noqa: ANN401 - a SparkSession
+        self._context = spark.sparkContext
+        self._names = frozenset(names)
+        self._spark = self._context._jvm.org.apache.spark.scheduler  # noqa: SLF001 - see above
+        self._root = self._context._jsc.sc().taskScheduler().rootPool()  # noqa: SLF001 - see above
+
+    def problem(self) -> str | None:
+        """Why this application has no pools; None: it can have them."""
+        mode = self._root.schedulingMode().toString()
+        if mode != "FAIR":
+            return (
+                f"proportions: need pools, and spark.scheduler.mode is {mode}, expected FAIR; start the session with "
+                "reactive_conf(), or set it before it is started"
+            )
+        if type(self._context._gateway).__name__ != "ClientServer":  # noqa: SLF001 - see above
+            return "proportions: need threads that PySpark tells apart; remove PYSPARK_PIN_THREAD=false"
+        return None
+
+    def set(self, wanted: Mapping[str, Pool]) -> None:
+        """Make the pools, or replace them where they differ: only while their queries do not run.
+
+        A pool's numbers are fixed when it is made, and tasks in one that is replaced would never be started.
+        """
+        for name, pool in wanted.items():
+            before = self._root.getSchedulableByName(_pool(name))
+            if before is not None:
+                if (before.weight(), before.minShare()) == (pool.weight, pool.least):
+                    continue
+                self._root.removeSchedulable(before)
+            inside = self._spark.SchedulingMode.FIFO()
+            self._root.addSchedulable(self._spark.Pool(_pool(name), inside, pool.least, pool.weight))
+            log.info("the query %s has a weight of %d, and %d slots first", name, pool.weight, pool.least)
+
+    def listener(self) -> Any:  # noqa: ANN401 - a StreamingQueryListener
+        """A listener that puts each of the queries into its pool when it starts."""
+        from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
+
+        context, names = self._context, self._names
+
+        class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
+            def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802
+                """Spark calls it in the query's own thread, before its first batch, and waits for it."""
+                if event.name in names:
+                    context.setLocalProperty(POOL, _pool(event.name))
+
+            def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
+                """Nothing is to be done."""
+
+            def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
+                """Nothing is to be done."""
+
+            def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
+                """Nothing is to be done."""
+
+        return Listener()
+
+
+def _pool(query: str) -> str:
+    """The pool of a query: of no name that the application's own pools have, among them `default`."""
+    return f"query {query}"
 
 
 def _number(name: str) -> int:

@@ -28,6 +28,9 @@ _ALWAYS = {
     "spark.deploy.maxExecutorRetries": "-1",
     # It removes executors that are idle for a while, which in a streaming query is chance: it would undo each choice.
     "spark.dynamicAllocation.enabled": "false",
+    # With it queries can have pools, which a job's proportions need. In the default pool, where all tasks are without
+    # proportions, their order is the same.
+    "spark.scheduler.mode": "FAIR",
     # Spark's default, stated because without it each task of each batch starts a Python.
     "spark.python.worker.reuse": "true",
 }

@@ -18,17 +18,18 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
-from autoscaler.injob.reactive.cluster import Executors
+from autoscaler.injob.reactive.cluster import Executors, Pools
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.measures import Meters
-from autoscaler.injob.reactive.options import Options
+from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
+from autoscaler.injob.reactive.proportions import pools
 from autoscaler.injob.reactive.rest import Server
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
@@ -57,6 +58,9 @@ POLL = 1.0
 
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
+
+UNSEEN = 60.0
+"""Seconds for which looking at the executors may fail."""
 
 KEPT = 1000
 """Entries of the timeline, and commits, that are kept."""
@@ -130,6 +134,10 @@ class ReactiveJob:
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
         self._meters = Meters(spark, lambda: self._snapshot.executors)
+        self._proportions = self._options.proportions or {}
+        self._pools = Pools(spark, self._proportions)
+        if self._proportions and (problem := self._pools.problem()):
+            raise OptionsError(problem)
         self._scheduler = Scheduler(
             settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
         )
@@ -148,6 +156,7 @@ class ReactiveJob:
         # Whoever sets the clock of the machine holds up no restart: it is decided by a clock that nobody sets.
         self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
+        self._seen = math.inf
         self._stops: set[str] = set()
         self._answered = threading.Event()
         self._waiting: deque[Event | Commit | Mapping[str, Bounds]] = deque()
@@ -212,28 +221,46 @@ class ReactiveJob:
         Raises:
             JobFailedError: it has failed for good.
         """
-        listener = _listener(self._events, self._meters)
-        self._spark.streams.addListener(listener)
+        listeners = [_listener(self._events, self._meters), *([self._pools.listener()] if self._proportions else [])]
+        for listener in listeners:
+            self._spark.streams.addListener(listener)
         try:
             if self._server is not None:
                 log.info("the REST API listens on %s", self._server.start())
             if self._options.most_slots is not None:
                 self._executors.limit(self._options.most_slots, self._executors.seen())
             self._tell()
+            self._seen = time.monotonic()
             while not self._scheduler.over:
-                self._turn()
+                self._turn_or_fail()
             if self._server is not None and self._stops:
                 self._answered.wait(ASKED)
         finally:
             try:
                 self._stop_queries(last_commit=False)
-                self._spark.streams.removeListener(listener)
+                for listener in listeners:
+                    self._spark.streams.removeListener(listener)
+            except Exception as error:  # noqa: BLE001 - how the job has ended counts more
+                log.warning("a listener of the job could not be removed: %s", error)
             finally:
                 if self._server is not None:
                     self._server.close()
         if self._scheduler.state is State.FAILED:
             raise JobFailedError(next(one.why for one in reversed(self._timeline) if one.why != STOPPED))
         return self._scheduler.state
+
+    def _turn_or_fail(self) -> None:
+        """Handle what comes; without the driver's JVM the job fails."""
+        try:
+            self._turn()
+        except Exception as error:
+            if self._executors.reachable():
+                raise
+            log.exception("the driver's JVM does not answer")
+            self._running, self._file = (), None  # They ended with it.
+            what = f"the connection to the driver's JVM is broken ({type(error).__name__}: {cause(str(error))})"
+            why = f"{what}: its log, or the system's where memory was short, says why it ended; start the driver again"
+            self._handle(Failed(time.monotonic(), why, hopeless=True))
 
     def _turn(self) -> None:
         """Wait for events, and handle them."""
@@ -255,11 +282,18 @@ class ReactiveJob:
         self._looked = time.monotonic()
 
     def _look_at_executors(self) -> None:
-        if self._executors.stopped():
+        try:
+            stopped, executors = self._executors.stopped(), self._executors.seen()
+        except Exception as error:
+            if not self._executors.reachable():
+                raise
+            self._look_failed(error)
+            return
+        self._seen = time.monotonic()
+        if stopped:
             why = "Spark has stopped the application (its log says why): start the driver again"
             self._handle(Failed(time.monotonic(), why, hopeless=True))
             return
-        executors = self._executors.seen()
         slots = sum(one.slots for one in executors if one.active)
         arrived = {one.id for one in executors if one.active} - {
             one.id for one in self._snapshot.executors if one.active
@@ -273,6 +307,16 @@ class ReactiveJob:
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
             self._handle(Slots(time.monotonic(), slots))
+
+    def _look_failed(self, error: Exception) -> None:
+        """It goes on with the executors that it knows, for a while."""
+        now = time.monotonic()
+        what = f"the executors could not be looked at: {type(error).__name__}: {cause(str(error))}"
+        if now - self._seen > UNSEEN:
+            why = f"{what}, for more than {UNSEEN:g} s: look into Spark's log, and start the driver again"
+            self._handle(Failed(now, why, hopeless=True))
+        else:
+            log.warning("%s; it is tried again", what)
 
     def _tell(self) -> None:
         """Log what the preflight check finds, each thing once."""
@@ -356,6 +400,7 @@ class ReactiveJob:
 
     def _start(self, parallelism: int) -> Event:
         before = {one.runId for one in self._spark.streams.active}
+        self._pools.set(pools(self._proportions, parallelism))
         try:
             self._running = self._built(parallelism, before)
         except Exception as error:  # noqa: BLE001 - the job's own code
@@ -378,6 +423,11 @@ class ReactiveJob:
         """The queries that `build` has started. Raises BuildError, and whatever it raises."""
         found = _queries(self._build(*((self._spark, parallelism) if self._takes_parallelism else (self._spark,))))
         known = {one.id: one for one in self._snapshot.queries}
+        if self._proportions and {live.name for live in found} != self._proportions.keys():
+            raise BuildError(
+                f"it started {_names(live.name for live in found)}, and proportions are given for "
+                f"{_names(self._proportions)}: name each query by .queryName(...), and give each its proportion"
+            )
         running = []
         for number, live in enumerate(found, start=1):
             query = _query(live, number, self._scheduler.settings.groups[0][0])
@@ -594,6 +644,10 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
                 'records: set .option("checkpointLocation", ...) to a directory that outlives the driver'
             )
     return found
+
+
+def _names(names: Iterable[str | None]) -> str:
+    return ", ".join(sorted(name or "a query without a name" for name in names))
 
 
 def _query(live: Any, number: int, bounds: Bounds) -> Query:  # noqa: ANN401 - a StreamingQuery

@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from autoscaler.injob.reactive import proportions
 from autoscaler.injob.reactive.conf import LONGEST_HEARTBEAT_TIMEOUT, SHORTEST_HEARTBEAT_TIMEOUT
 from autoscaler.schedulers.flink import MAX_PARALLELISM, FlinkSettings, Restart, default_max_delay
 from autoscaler.schedulers.flink_durations import format_seconds, seconds
@@ -87,6 +88,8 @@ class Options:
         jitter_factor: the share of a delay by which it is varied at random, from 0 to 1.
         attempts_before_reset: failures since the last reset that are survived; math.inf: any number.
         fixed_delay, fixed_attempts: of the strategy `fixed-delay`.
+        proportions: min, target and max share of the slots, each from 0 to 1, by the name of each query; None: they
+            share the slots as their batches come.
 
     Raises:
         OptionsError: values that an option cannot have, or that contradict each other; it lists all.
@@ -131,10 +134,12 @@ class Options:
     )
     fixed_delay: float = _option("time", 1.0, RESTART + "fixed-delay.delay")
     fixed_attempts: float = _option("attempts", 1, RESTART + "fixed-delay.attempts")
+    proportions: Mapping[str, tuple[float, float, float]] | None = _option("proportions", None)
 
     def __post_init__(self) -> None:
         wrong = {one.name: text for one in fields(self) if (text := _problem(one, getattr(self, one.name)))}
-        if problems := (*wrong.values(), *self._contradictions(wrong)):
+        shares = () if self.proportions is None else proportions.problems(self.proportions)
+        if problems := (*wrong.values(), *self._contradictions(wrong), *shares):
             raise OptionsError(*problems)
         if self.resource_wait_timeout < 0:
             object.__setattr__(self, "resource_wait_timeout", math.inf)
@@ -216,6 +221,8 @@ class Options:
             unset = value is None or (one.name in {"scaling_interval_max", "max_commit_age"} and value == math.inf)
             if one.metadata["keys"] and not unset:
                 found[one.metadata["keys"][0]] = _format(one, value)
+        if self.proportions is not None:
+            found[REACTIVE + "proportions"] = proportions.shown(self.proportions)
         return found
 
     def _contradictions(self, wrong: Mapping[str, str]) -> Iterator[str]:
@@ -273,6 +280,8 @@ def _expected(option: Field[Any]) -> str:
 def _problem(option: Field[Any], value: Any) -> str | None:  # noqa: ANN401 - whatever its author gave
     """What is wrong with a field's value; None: nothing."""
     kind, default, least, most = option.metadata["kind"], option.default, *_range(option)
+    if kind == "proportions":
+        return None
     if kind == "strategy":
         fits = isinstance(value, Restart)
     elif value is None or isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,0 +1,104 @@
+"""How the queries of one job share its slots: proportions, and what Spark's FAIR scheduler is told of them.
+
+Each query has a pool. Spark divides the slots among the pools that have tasks by their weights, those first that run
+fewer tasks than their minimum. Slots that no other pool wants are used by the one that does: Spark has no upper limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCALE = 1000
+"""Spark's weights are whole numbers: thousandths of the slots."""
+
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What Spark's FAIR scheduler is told of a query.
+
+    Attributes:
+        weight: its share of the slots in thousandths, 1 or more.
+        least: slots that it is given first.
+    """
+
+    weight: int
+    least: int
+
+
+def problems(proportions: Any) -> Iterator[str]:  # noqa: ANN401 - whatever its author gave
+    """What is wrong with proportions; each is a sentence.
+
+    Args:
+        proportions: min, target and max of each query, by its name.
+    """
+    if not isinstance(proportions, Mapping) or not proportions:
+        yield (
+            f"proportions: is {proportions!r:.80}, expected shares of the slots by query, as "
+            '{"orders": (0.2, 0.5, 0.8)}; correct or remove it'
+        )
+        return
+    known: list[tuple[float, float, float]] = []
+    for name, given in proportions.items():
+        if not _is_proportion(given) or not isinstance(name, str) or not name:
+            yield (
+                f"proportions: of {name!r:.80} is {given!r:.80}, expected min, target and max, each from 0 to 1 and "
+                "the target above 0; correct it"
+            )
+            continue
+        least, target, most = given
+        known.append((least, target, most))
+        if not least <= target <= most:
+            yield (
+                f"proportions: of {name!r:.80} has min {least:g}, target {target:g} and max {most:g}, which are not in "
+                "this order; lower the one before or raise the one after"
+            )
+    for what, total in (("min", sum(one[0] for one in known)), ("target", sum(one[1] for one in known))):
+        if total > 1 + EPSILON:
+            yield f"proportions: the {what} of all queries is {total:g} together, above 1; lower some of them"
+
+
+def shares(proportions: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
+    """The share of the slots that each query has while all have tasks.
+
+    It is the target, and of what all targets leave as much in proportion as its maximum allows.
+    """
+    found = {name: target for name, (_, target, _) in proportions.items()}
+    for _ in proportions:  # each time at least one reaches its maximum, or nothing is left
+        left = 1 - sum(found.values())
+        below = {name: one[1] for name, one in proportions.items() if found[name] < one[2] - EPSILON}
+        if left <= EPSILON or not below:
+            break
+        whole = sum(below.values())
+        for name, target in below.items():
+            found[name] = min(proportions[name][2], found[name] + left * target / whole)
+    return found
+
+
+def pools(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> dict[str, Pool]:
+    """What Spark is told of each query when the job has so many slots; a minimum above 0 is at least one of them."""
+    return {
+        name: Pool(
+            weight=max(1, round(share * SCALE)),
+            least=max(math.floor(proportions[name][0] * slots + EPSILON), proportions[name][0] > 0),
+        )
+        for name, share in shares(proportions).items()
+    }
+
+
+def shown(proportions: Mapping[str, tuple[float, float, float]]) -> str:
+    """As one line."""
+    return ", ".join(f"{name} {least:g}/{target:g}/{most:g}" for name, (least, target, most) in proportions.items())
+
+
+def _is_proportion(given: object) -> bool:
+    return (
+        isinstance(given, tuple | list)
+        and len(given) == len(("min", "target", "max"))
+        and all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1 for one in given)
+        and given[1] > 0
+    )
