@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoscaler.core.combine import Combined, combined_size
-from autoscaler.core.evaluate import evaluate
+from autoscaler.core.evaluate import evaluate, views_for
 from autoscaler.core.explain import describe, describe_combination
 from autoscaler.core.guards import GuardContext
 from autoscaler.core.learn import LearnResult, view_of
@@ -77,7 +77,7 @@ def hold(seen: Trusted) -> tuple[ClusterState, Decision]:
     spec, state, observation = seen.spec, seen.state, seen.observation
     current = spec.limits.minimum if state.desired is None else state.desired
     view = view_of(seen, state, state.learned, current, current)
-    recommendations = evaluate(spec.policies, view, state.learned, seen.policy_errors)
+    recommendations = evaluate(spec.policies, views_for(spec.policies, view), state.learned, seen.policy_errors)
     proposed, error = combined_size(recommendations, current, spec.combine)
     values = {"desired": observation.desired, "ready": observation.ready}
     why = seen.untrusted.get("target") or Fact("target_size", values)
@@ -111,7 +111,7 @@ def _reason(
             return verdict.reason
     if proposed != current:
         return Reason.ABOVE if proposed > current else Reason.BELOW
-    given = {recommendation.reason for recommendation in recommendations}
+    given = [recommendation.reason for recommendation in recommendations]
     for reason in (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING):
         if reason in given:
             return reason

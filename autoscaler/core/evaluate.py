@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from operator import attrgetter
 from types import MappingProxyType
 
 from autoscaler.core.foreign import format_exception, shorten
@@ -25,7 +24,6 @@ from autoscaler.core.model import (
     View,
 )
 
-_missing = attrgetter("missing")
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
 
@@ -72,21 +70,21 @@ def _allowance_problem(allowance: object) -> str | None:
 
 def evaluate(
     policies: tuple[NamedPolicy, ...],
-    view: View,
+    views: tuple[View, ...],
     learned: Learned,
     policy_errors: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Recommendation, ...]:
     """Ask every policy. One that raises or returns nonsense is reported as FAILED and does not affect the others.
 
-    `learned` is what is known by now, where the view is of before; `policy_errors` are those that have failed already.
+    `learned` is what is known by now, where the views are of before; `policy_errors` are those that have failed
+    already.
     """
-    return tuple([_ask(named, view, learned, policy_errors) for named in policies])
+    return tuple([_ask(*each, learned, policy_errors) for each in zip(policies, views, strict=True)])
 
 
 def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mapping[str, str]) -> Recommendation:
     if named.name in policy_errors:
         return _failed(named, policy_errors[named.name])
-    view = view_for(named, view)
     if learned.memory:
         view = view.with_learned(learned, learned.memory.get(named.name, {}))
     try:
@@ -104,10 +102,17 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     return Recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
 
 
-def view_for(named: NamedPolicy, view: View) -> View:
-    """The view without readings that this policy knows to be impossible, now and in the past; see `trust.trusted`."""
-    if not named.ranges or not any(map(_missing, view.past)):
-        return view
+def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[View, ...]:
+    """The view of each policy: without readings that it knows to be impossible, now and in the past.
+
+    See `trust.trusted`.
+    """
+    if not any(seen.missing for seen in view.past):
+        return (view,) * len(policies)
+    return tuple([_view_for(named, view) for named in policies])
+
+
+def _view_for(named: NamedPolicy, view: View) -> View:
     past = tuple([_possible(seen, named.ranges) for seen in view.past])
     return view if past == view.past else replace(view, metrics=past[-1].metrics, past=past)
 

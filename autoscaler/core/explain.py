@@ -195,6 +195,9 @@ def describe_combination(how: Combine | None, error: str | None) -> str:
     return str(how) if error is None else f"{how} ({error}; the greatest counts)"
 
 
+_FAILING = (Reason.FAILED, Reason.MISSING)
+
+
 def hold_reason(
     untrusted: Mapping[str, str],
     recommendations: Sequence[Recommendation],
@@ -203,7 +206,7 @@ def hold_reason(
     combine_error: str | None,
 ) -> str | None:
     """Why nothing may be lowered on this input."""
-    failing = [asked for asked in recommendations if asked.reason is Reason.FAILED or asked.reason is Reason.MISSING]
+    failing = [asked for asked in recommendations if asked.reason in _FAILING]
     unknown = engine is not None and engine.job is JobState.UNKNOWN
     if not (untrusted or failing or unknown or combine_error or notes):
         return None

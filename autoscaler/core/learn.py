@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from autoscaler.core.capacity import learn_rate
-from autoscaler.core.evaluate import view_for
+from autoscaler.core.evaluate import views_for
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
     MOST_LEARNED,
@@ -28,12 +28,12 @@ class LearnResult(NamedTuple):
     """What was learned.
 
     Attributes:
-        view: what policies are shown, with what the policies had learned before.
+        views: what each policy is shown, with what the policies had learned before.
         learned: what is known now.
         policy_errors: policy -> what went wrong when it was asked for the bounds or learned.
     """
 
-    view: View
+    views: tuple[View, ...]
     learned: Learned
     policy_errors: Mapping[str, str]
 
@@ -43,10 +43,11 @@ def learn(seen: Trusted, settled: Settled) -> LearnResult:
     learned = _learn_capacity(seen, settled.state)
     ready = seen.observation.ready
     view = view_of(seen, settled.state, learned, settled.current, settled.desired if ready is None else ready)
-    memory, errors = learn_policies(seen.spec.policies, view)
+    views = views_for(seen.spec.policies, view)
+    memory, errors = learn_policies(seen.spec.policies, views, learned)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory)
-    return LearnResult(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
+    return LearnResult(views, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
 
 
 def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:
@@ -106,19 +107,17 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
 
 
 def learn_policies(
-    policies: tuple[NamedPolicy, ...], view: View
+    policies: tuple[NamedPolicy, ...], views: tuple[View, ...], learned: Learned
 ) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
     """What each policy has learned now, and what went wrong. A policy that fails keeps what it had learned before."""
-    before = view.learned.memory
     memory: dict[str, Mapping[str, float]] = {}
     errors: dict[str, str] = {}
-    for named in policies:
+    for named, view in zip(policies, views, strict=True):
         if named.learn is None:
             continue
-        known = before.get(named.name, {})
+        known = learned.memory.get(named.name, {})
         try:
-            shown = view_for(named, view)
-            found = named.learn(shown.with_learned(view.learned, known) if known else shown)
+            found = named.learn(view.with_learned(learned, known) if known else view)
             if not _storable(found):
                 _check(found)
                 found = {key: float(number) for key, number in found.items()}

@@ -95,7 +95,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     and at most `max_ahead` in the future. A metric of the spec that was not delivered, an engine that should be
     watched and cannot be read: these are reasons too.
 
-    A reading above its range is both: who does not know the metric so may raise the size by it; see `view_for`.
+    A reading above its range is both: who does not know the metric so may raise the size by it; see `views_for`.
     """
     at = observation.at
     oldest = at - spec.max_age
