@@ -5,7 +5,7 @@ class and method it follows, and the policy that uses them names the operator an
 second, busy and backpressured times are milliseconds per second (0 to 1000), times of samples are milliseconds.
 
 What is not known is NaN: every function is total, NaN results where an input that matters is NaN, and infinity where
-a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not let either through.
+a vertex takes no records and so shows no limit. Code that makes a metric of a result must not let either through.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ def useful_size(s: GuardContext, wanted: int) -> Effect | None:
 def contention(s: GuardContext, wanted: int) -> Effect | None:
     """Another controller keeps changing the size that is requested here: back off instead of joining in.
 
-    Two controllers that take turns disturb the job for ever; one that backs off for a while is noticed and named.
+    Two controllers that take turns disturb the job forever; one that backs off for a while is noticed and named.
     """
     fact = None if wanted == s.current else _contended(s)
     return None if fact is None else Effect(s.current, s.current, s.current, fact)

@@ -362,7 +362,13 @@ class Select(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `value` replicas, or percent of the size at the period's start, within `period`."""
+    """At most `value` replicas, or percent of the size at the period's start, within `period`.
+
+    Attributes:
+        kind: what `value` counts: `replicas` or `percent`.
+        value: above 0; replicas are a whole number.
+        period: the time within which the size changes by at most that.
+    """
 
     kind: RateKind
     value: float

@@ -114,7 +114,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
                 if name not in untrusted:
                     good[name] = reading
                 continue
-            usable, problem = _second_look(spec, name, reading, at)
+            usable, problem = _usable_part(spec, name, reading, at)
             if problem is not None:
                 untrusted.setdefault(name, problem)
             if usable is not None and untrusted.get(name) == problem:
@@ -130,7 +130,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     return good, untrusted
 
 
-def _second_look(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> tuple[Reading | None, str | None]:
+def _usable_part(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> tuple[Reading | None, str | None]:
     """What of a reading can be used after all, and what is wrong with it. One above its range has both."""
     known = spec.ranges.get(name, ANY)
     if known == AMOUNT:

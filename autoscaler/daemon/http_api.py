@@ -132,7 +132,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
 async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
     """Say which configuration this daemon runs, and where its history is.
 
-    Whoever looks for another daemon's clusters must not take these for them, and what is older is read from the files.
+    A client of another daemon must not mistake these clusters for its own, and what is older is read from the files.
     """
     status = request.app[_STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
@@ -223,7 +223,7 @@ async def _check_host(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
-    """Whether it is an address, configured, or a name that nobody can own in the public DNS."""
+    """Whether it is an address, configured, or a name that cannot be registered in the public DNS."""
     try:
         name = _name(urlsplit(f"//{host}").hostname or "")
     except ValueError:

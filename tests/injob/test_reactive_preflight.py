@@ -199,7 +199,7 @@ def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
         (
             {"spark__network__timeoutInterval": "8000"},
             "spark.network.timeoutInterval",
-            "the driver looks only so often",
+            "the driver checks for missing heartbeats only so often",
         ),
         (
             {"spark__storage__blockManagerHeartbeatTimeoutMs": "30000"},
@@ -253,7 +253,7 @@ def test_a_cluster_within_the_application_has_the_application_s_settings() -> No
 def test_in_local_mode_only_the_mode_is_found() -> None:
     found = the_one(cluster(master="local[4]", conf={}))
 
-    assert (found.severity, found.what) == (Severity.WARNING, "local[4] has 4 slots for ever")
+    assert (found.severity, found.what) == (Severity.WARNING, "local[4] has 4 slots, and never gets others")
 
 
 def test_in_local_mode_slots_below_the_minimum_are_an_error() -> None:

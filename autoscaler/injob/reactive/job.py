@@ -153,7 +153,7 @@ class ReactiveJob:
         self._cancelled = threading.Event()
         self._told: set[Finding] = set()
         self._later = 0.0
-        # Whoever sets the clock of the machine holds up no restart: it is decided by a clock that nobody sets.
+        # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
         self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
         self._seen = math.inf
@@ -193,7 +193,7 @@ class ReactiveJob:
         return trigger
 
     def stopped(self, trigger: str) -> bool | None:
-        """Whether it has stopped as asked; None: nobody has asked with this id."""
+        """Whether it has stopped as asked; None: no stop has this id."""
         if trigger not in self._stops:
             return None
         if over := self._scheduler.over:
@@ -458,7 +458,7 @@ class ReactiveJob:
             why = error if isinstance(error, KeptError) else f"{type(error).__name__}: {cause(str(error))}"
             log.warning("%s cannot be read: %s; the job goes on without its former timeline", file.name, why)
             try:
-                file.set_aside()
+                file.quarantine()
             except Exception:
                 log.exception("%s could not be renamed", file.name)
             return

@@ -110,7 +110,7 @@ class KeptFile:
         finally:
             stream.close()
 
-    def set_aside(self) -> None:
+    def quarantine(self) -> None:
         """Give the file that was read and cannot be used another name, for a person to look at."""
         self._files.delete(self._bad, False)
         self._files.rename(self._found, self._bad)

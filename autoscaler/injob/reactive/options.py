@@ -71,7 +71,7 @@ class Options:
         preferred_slots: slots that it asks for at most; None: all there are, as in Reactive Mode.
         max_parallelism: most slots that it can use: `pipeline.max-parallelism`. None: not limited.
         resource_wait_timeout: how long a job that starts waits for its preferred slots; then it runs on fewer, or fails
-            below the minimum. -1 or math.inf: for ever, the default in Reactive Mode and here.
+            below the minimum. -1 or math.inf: forever, the default in Reactive Mode and here.
         resource_stabilization_timeout: a job that starts on fewer slots than preferred waits so long for more.
         executing_stabilization: the same for a job that runs, before it is rescaled.
         cooldown: no rescale for so long after one; Flink's older name is `scaling-interval.min`.

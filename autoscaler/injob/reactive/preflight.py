@@ -122,7 +122,7 @@ def _local_master(facts: Facts, options: Options) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR if short else Severity.WARNING,
             "spark.master",
-            f"{facts.master} has {facts.slots} slots for ever"
+            f"{facts.master} has {facts.slots} slots, and never gets others"
             + (f", fewer than min_slots, which is {options.min_slots}: the job would never start" if short else ""),
             "start the job on a cluster" + (f", or with min_slots={facts.slots} or fewer" if short else ""),
         )
@@ -227,7 +227,10 @@ def _heartbeats(facts: Facts, options: Options) -> Iterator[Finding]:
         what = f"{patience:g} s {against}: a hung executor is given up {_late(patience, timeout)}"
         yield _warning(key, what, advice)
     if check > timeout / 2:
-        what = f"{check:g} s {against}: the driver looks only so often, and gives up a hung executor so much later"
+        what = (
+            f"{check:g} s {against}: the driver checks for missing heartbeats only so often, and gives up a hung "
+            "executor so much later"
+        )
         yield _warning("spark.network.timeoutInterval", what, advice)
     key, whole, settings = "spark.worker.timeout", math.ceil(timeout), facts.cluster_settings
     worker = None if settings is None else seconds(settings.get(key, "60"), "s")
