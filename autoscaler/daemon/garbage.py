@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 GROWTH = 2.0
 """By so much memory may have grown since the last full collection, all of it garbage at worst."""
@@ -14,9 +16,18 @@ CHECK_INTERVAL = 1.0
 """Seconds between two checks whether it has."""
 
 _NEVER = 2**31 - 1
+_PAGES = Path("/proc/self/statm")
 
 
-async def collect_on_growth(allocated: Callable[[], int] = sys.getallocatedblocks) -> None:
+def resident_memory() -> int:
+    """Memory of this process in bytes; where the system has no such file, in blocks as Python allocates them."""
+    try:
+        return int(_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return sys.getallocatedblocks()
+
+
+async def collect_on_growth(memory: Callable[[], int] = resident_memory) -> None:
     """Begin full collections when memory has grown, instead of by Python's own rule, until cancelled.
 
     That rule counts the objects that outlive the younger generations, not those that stay: an answer with a sample for
@@ -24,16 +35,16 @@ async def collect_on_growth(allocated: Callable[[], int] = sys.getallocatedblock
     What is there after the start is taken to stay, and is left out of all of them.
 
     Args:
-        allocated: the number of allocated blocks of memory; 0 where Python cannot tell.
+        memory: how much is used, in any unit; 0 where that is not known.
     """
-    if allocated():
+    if memory():
         gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
     await asyncio.sleep(CHECK_INTERVAL)
     gc.collect()
     gc.freeze()
-    before = allocated()
+    before = memory()
     while True:
         await asyncio.sleep(CHECK_INTERVAL)
-        if allocated() > GROWTH * before:
+        if memory() > GROWTH * before:
             gc.collect()
-            before = allocated()
+            before = memory()

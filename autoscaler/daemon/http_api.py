@@ -8,7 +8,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
@@ -157,11 +167,11 @@ class _Renderer:
             raise web.HTTPServiceUnavailable(text="the daemon is stopping")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
 
-    async def share(self, key: Hashable, function: Callable[[], T]) -> T:
-        """Like `render`, but whoever asks while it is under way gets the same."""
+    async def share(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make something once for all requests that come while it is being made."""
         future = self._under_way.get(key)
         if future is None:
-            future = self._under_way[key] = asyncio.ensure_future(self.render(function))
+            future = self._under_way[key] = asyncio.ensure_future(make())
             future.add_done_callback(lambda _: self._under_way.pop(key))
         # A client that leaves must not cancel it for the others.
         result: T = await asyncio.shield(future)
@@ -270,29 +280,41 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    status, registry = request.app[_STATUS], request.app[_REGISTRY]
-    clusters = await snapshot(status, ask=False)
-    body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
+    status, registry, renderer = request.app[_STATUS], request.app[_REGISTRY], request.app[_RENDERER]
+
+    async def make() -> bytes:
+        clusters = await snapshot(status, ask=False)
+        return await renderer.render(lambda: exposition(status, registry, clusters))
+
+    body = await renderer.share("metrics", make)
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
-    clusters = await snapshot(status, ask=False)
-    body = await request.app[_RENDERER].share("policies", lambda: exposition_of_policies(status, clusters))
+    status, renderer = request.app[_STATUS], request.app[_RENDERER]
+
+    async def make() -> bytes:
+        clusters = await snapshot(status, ask=False)
+        return await renderer.render(lambda: exposition_of_policies(status, clusters))
+
+    body = await renderer.share("policies", make)
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _clusters(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
-    clusters = await snapshot(status)
-    dry_run, reload, now = status.dry_run, _reload(status), status.utc()
+    status, renderer = request.app[_STATUS], request.app[_RENDERER]
 
-    def rendered() -> bytes:
-        rows = [_row(cluster, now) for cluster in clusters]
-        return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+    async def make() -> bytes:
+        clusters = await snapshot(status)
+        dry_run, reload, now = status.dry_run, _reload(status), status.utc()
 
-    body = await request.app[_RENDERER].share("clusters", rendered)
+        def rendered() -> bytes:
+            rows = [_row(cluster, now) for cluster in clusters]
+            return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+
+        return await renderer.render(rendered)
+
+    body = await renderer.share("clusters", make)
     return web.Response(body=_parts(body), content_type="application/json")
 
 

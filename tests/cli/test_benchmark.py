@@ -150,7 +150,7 @@ def test_recorded_loads_are_taken_where_there_are_traces(
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("plant", PLANTS)
-def test_every_baseline_can_be_read_forevery_plant(name: str, plant: str) -> None:
+def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> None:
     spec = cluster(name, BASELINES[name], PLANTS[plant].slo, 123.4)
     assert spec.limits.maximum == (18 if name == "static" else 24)
     assert [named.name for named in spec.policies] == ([] if name == "static" else [name])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoscaler.daemon.garbage import CHECK_INTERVAL, GROWTH, collect_on_growth
+from autoscaler.daemon.garbage import CHECK_INTERVAL, GROWTH, collect_on_growth, resident_memory
 from autoscaler.testing import virtual_time
 
 
@@ -68,3 +69,11 @@ def test_pythons_own_full_collections_go_on_where_memory_is_not_known(collection
         assert collections == ["collect", "freeze"]
 
     while_it_runs([0], test())
+
+
+def test_large_objects_count_as_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = resident_memory()
+    large = bytearray(b"x" * 50_000_000)
+    assert resident_memory() - before > len(large) // 2
+    monkeypatch.setattr("autoscaler.daemon.garbage._PAGES", tmp_path / "missing")
+    assert 0 < resident_memory() < before

@@ -486,7 +486,7 @@ def test_each_finding_names_the_problem_and_the_setting_that_fixes_it(
     assert found.keys() == alone
 
 
-def test_flink_1_18_restarts_forevery_slot_and_its_steps_may_be_limited() -> None:
+def test_flink_1_18_restarts_for_every_slot_and_its_steps_may_be_limited() -> None:
     known = facts("1.18", **{**GOOD, A + "min_parallelism_increase": "4"})
     found = {finding.subject: finding for finding in examine(known)}
     assert found["cooldown"].severity is Severity.INFO

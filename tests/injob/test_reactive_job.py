@@ -208,7 +208,7 @@ def test_a_stop_that_was_asked_for_over_rest_is_seen_to_be_completed(spark: Any,
     thread.start()
     try:
         until(lambda: job.snapshot().committed)
-        trigger = job.stop()
+        trigger = job.request_stop()
         until(lambda: job.stopped(trigger))
     finally:
         job.cancel()
@@ -349,7 +349,7 @@ def test_a_look_at_the_executors_that_fails_is_tried_again(
 def test_executors_that_cannot_be_looked_at_for_long_fail_the_job(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.injob.reactive.job.UNSEEN", 0.0)
+    monkeypatch.setattr("autoscaler.injob.reactive.job.MAX_UNKNOWN", 0.0)
     job = ReactiveJob(spark, counting(tmp_path, availableNow=True))
 
     def look() -> tuple[Executor, ...]:

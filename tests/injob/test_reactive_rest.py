@@ -139,7 +139,7 @@ class Job:
         changed = tuple(replace(query, bounds=bounds[query.id]) for query in self.shown.queries)
         self.shown = replace(self.shown, queries=changed)
 
-    def stop(self) -> str:
+    def request_stop(self) -> str:
         self.stops[TRIGGER] = False
         return TRIGGER
 

@@ -320,6 +320,7 @@ STORIES: list[tuple[Choice, dict[str, Any], list[Event]]] = [
     (RESTART, {}, [Slots(0, 1), StopAsked(1), Stopped(2)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x", hopeless=True), CancelAsked(3), Stopped(4)]),
     (RESTART, {}, [Slots(0, 1), Built(1), StopAsked(2), CancelAsked(3), Stopped(4)]),
+    (RESTART, {}, [Slots(0, 1), Built(1), StopAsked(2), Failed(3, "x", hopeless=True), Stopped(4)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), StopAsked(3)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), CancelAsked(3)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), StopAsked(3), Stopped(4)]),

@@ -79,7 +79,7 @@ def test_flink_2_cools_down_after_a_restart() -> None:
     assert plant.track.running.index(6) - first == pytest.approx(200 / STEP, abs=3)
 
 
-def test_flink_1_18_restarts_forevery_worker_that_comes_at_once() -> None:
+def test_flink_1_18_restarts_for_every_worker_that_comes_at_once() -> None:
     plant = _plant(FlinkSettings.of("1.18", checkpoint_interval=10.0))
     plant.scale(5)
     _run(plant, 15)

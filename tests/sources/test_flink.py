@@ -611,7 +611,7 @@ async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
     assert names[1] == f"select {'x' * 73} ({WORK})"
 
 
-async def test_the_hottest_subtask_counts_forevery_vertex_by_default(rig: Rig) -> None:
+async def test_the_hottest_subtask_counts_for_every_vertex_by_default(rig: Rig) -> None:
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
         rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)

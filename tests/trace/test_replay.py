@@ -377,7 +377,7 @@ def test_only_what_lies_in_the_time_asked_for_is_compared_but_all_before_is_know
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.booleans()), min_size=1, max_size=40),
     st.integers(-6, 6),
 )
-def test_stretches_account_forevery_decision_and_hour_that_differs(
+def test_stretches_account_for_every_decision_and_hour_that_differs(
     ticks: list[tuple[int, int, bool]], plus: int
 ) -> None:
     # Sizes that are unexpected, one after the other: as when the target is changed from outside all the time.

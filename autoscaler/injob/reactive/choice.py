@@ -99,13 +99,18 @@ _OTHER_QUERY = re.compile(
 )
 
 
+MAX_CAUSE = 1000
+"""Characters of a cause: a thousand of them are kept in the timeline."""
+
+
 def cause(text: str) -> str:
-    """The line of an error's text that says what was wrong: of Python's tracebacks the last one."""
+    """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one."""
     lines = [line.strip() for line in text.partition("=== Streaming Query ===")[0].splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("SQLSTATE", "JVM stacktrace"))]
     if not lines:
         return "without a text"
-    return lines[-1] if "Traceback (most recent call last)" in text else lines[0]
+    line = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
+    return line if len(line) <= MAX_CAUSE else line[: MAX_CAUSE - 1] + "…"
 
 
 def is_hopeless(error: str, text: str) -> bool:

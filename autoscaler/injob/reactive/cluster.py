@@ -89,8 +89,10 @@ class Executors:
             return False
         return True
 
-    def limit(self, slots: int, executors: Iterable[Executor]) -> None:
+    def limit(self, slots: int, executors: Iterable[Executor]) -> bool:
         """Hold executors with so many slots at most: give back those beyond, and take no other ones.
+
+        Returns whether the cluster has taken that; where it has not, or something is raised, the next call tries again.
 
         An executor that has tasks ends them first, if `spark.decommission.enabled` is true. Where only a part of an
         executor's slots is beyond, it stays. On YARN and Kubernetes it never asks for more than
@@ -100,18 +102,20 @@ class Executors:
         active = sorted((one for one in executors if one.active), key=lambda one: (one.busy, -_number(one.id)))
         each = max((one.slots for one in active), default=self._configured)
         if self._local or not each:
-            return
+            return True
         most = int(min(self._most, -(-slots // each)))
         kept = [one for one in active if one.id not in self._leaving]
         beyond = kept[: max(0, len(kept) - most)]
         for one in beyond:
-            self._leaving.add(one.id)
             self._give_back(one.id)
+            self._leaving.add(one.id)
             log.info("executor %s is given back", one.id)
         if most != self._limit or beyond:
-            self._limit = most
             nothing = self._jvm.PythonUtils.toScalaMap({})
-            self._jvm_context.requestTotalExecutors(most, 0, nothing)
+            if not self._jvm_context.requestTotalExecutors(most, 0, nothing):
+                return False
+            self._limit = most
+        return True
 
     def _give_back(self, name: str) -> None:
         if not self._decommissions:

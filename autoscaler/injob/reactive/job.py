@@ -59,11 +59,14 @@ POLL = 1.0
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
 
-UNSEEN = 60.0
-"""Seconds for which looking at the executors may fail."""
+MAX_UNKNOWN = 60.0
+"""Seconds for which the executors may not be known."""
 
 KEPT = 1000
 """Entries of the timeline, and commits, that are kept."""
+
+RESUME_EVERY = 60.0
+"""Seconds between two attempts to read what another driver has kept."""
 
 FAILURES = 100
 MAX_TEXT = 10_000
@@ -156,14 +159,17 @@ class ReactiveJob:
         # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
         self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
-        self._seen = math.inf
-        self._stops: set[str] = set()
+
+        self._stops: deque[str] = deque(maxlen=KEPT)
         self._answered = threading.Event()
         self._waiting: deque[Event | Commit | Mapping[str, Bounds]] = deque()
         self._ids: dict[str, str] = {}
         self._runs: dict[str, str] = {}
         self._tried = 0
         self._file: KeptFile | None = None
+        self._resume_at = math.inf
+        self._unlimited = False
+        self._failing_since: float | None = None
         self._unkept = False
         self._required: dict[str, Bounds] = {}
         self._snapshot = Snapshot(
@@ -185,11 +191,15 @@ class ReactiveJob:
         """Set the slots that queries need and may take, by their ids."""
         self._events.put(bounds)
 
-    def stop(self) -> str:
-        """Stop it at the end of a batch. Returns an id to ask `stopped` with. A signal handler may call it."""
-        trigger = secrets.token_hex(16)
-        self._stops.add(trigger)
+    def stop(self) -> None:
+        """Stop it at the end of a batch. A signal handler may call it."""
         self._events.put(StopAsked(time.monotonic()))
+
+    def request_stop(self) -> str:
+        """The same. Returns an id to ask `stopped` with: the REST API is kept for that for a moment."""
+        trigger = secrets.token_hex(16)
+        self._stops.append(trigger)
+        self.stop()
         return trigger
 
     def stopped(self, trigger: str) -> bool | None:
@@ -227,10 +237,10 @@ class ReactiveJob:
         try:
             if self._server is not None:
                 log.info("the REST API listens on %s", self._server.start())
+            self._enter(State.CREATED, time.time())
             if self._options.most_slots is not None:
-                self._executors.limit(self._options.most_slots, self._executors.seen())
+                self._limit(self._options.most_slots, self._executors.seen())
             self._tell()
-            self._seen = time.monotonic()
             while not self._scheduler.over:
                 self._turn_or_fail()
             if self._server is not None and self._stops:
@@ -261,6 +271,8 @@ class ReactiveJob:
             what = f"the connection to the driver's JVM is broken ({type(error).__name__}: {cause(str(error))})"
             why = f"{what}: its log, or the system's where memory was short, says why it ended; start the driver again"
             self._handle(Failed(time.monotonic(), why, hopeless=True))
+            if not self._scheduler.over:  # It was ending already, and its queries have ended with the JVM.
+                self._handle(Stopped(time.monotonic()))
 
     def _turn(self) -> None:
         """Wait for events, and handle them."""
@@ -278,6 +290,8 @@ class ReactiveJob:
             return
         self._look_at_executors()
         self._look_at_queries()
+        if self._file is None and self._running and time.monotonic() >= self._resume_at:
+            self._resume()
         self._show()
         self._looked = time.monotonic()
 
@@ -287,9 +301,9 @@ class ReactiveJob:
         except Exception as error:
             if not self._executors.reachable():
                 raise
-            self._look_failed(error)
+            self._poll_failed(error)
             return
-        self._seen = time.monotonic()
+        self._failing_since = None
         if stopped:
             why = "Spark has stopped the application (its log says why): start the driver again"
             self._handle(Failed(time.monotonic(), why, hopeless=True))
@@ -301,19 +315,33 @@ class ReactiveJob:
         if arrived:
             self._batches = {}
             self._tasks = {one.id: one.done for one in executors}
-            bounds = self._scheduler.settings.groups[0][0]
-            if bounds.upper < MAX_PARALLELISM:
-                self._executors.limit(bounds.upper, executors)
+        bounds = self._scheduler.settings.groups[0][0]
+        if self._unlimited or (arrived and bounds.upper < MAX_PARALLELISM):
+            self._limit(bounds.upper, executors)
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
             self._handle(Slots(time.monotonic(), slots))
 
-    def _look_failed(self, error: Exception) -> None:
+    def _limit(self, slots: int, executors: Sequence[Executor]) -> None:
+        """Hold so many slots at most; where the cluster does not take that, it is tried again at each poll."""
+        try:
+            problem = None if self._executors.limit(slots, executors) else "the Master did not take it"
+        except Exception as error:
+            if not self._executors.reachable():
+                raise
+            problem = f"{type(error).__name__}: {cause(str(error))}"
+        if problem and not self._unlimited:
+            log.warning("%d slots at most could not be requested: %s; it is tried again", slots, problem)
+        self._unlimited = problem is not None
+
+    def _poll_failed(self, error: Exception) -> None:
         """It goes on with the executors that it knows, for a while."""
         now = time.monotonic()
-        what = f"the executors could not be looked at: {type(error).__name__}: {cause(str(error))}"
-        if now - self._seen > UNSEEN:
-            why = f"{what}, for more than {UNSEEN:g} s: look into Spark's log, and start the driver again"
+        what = f"the executors could not be read: {type(error).__name__}: {cause(str(error))}"
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since > MAX_UNKNOWN:
+            why = f"{what}, for more than {MAX_UNKNOWN:g} s: look into Spark's log, and start the driver again"
             self._handle(Failed(now, why, hopeless=True))
         else:
             log.warning("%s; it is tried again", what)
@@ -335,10 +363,11 @@ class ReactiveJob:
         if isinstance(what, Commit):
             return self._committed(what)
         if isinstance(what, Mapping):
-            queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
-            self._snapshot = replace(self._snapshot, queries=queries)
+            # Kept before it is shown: whoever reads it may rely on it.
             self._required |= what
             self._keep()
+            queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
+            self._snapshot = replace(self._snapshot, queries=queries)
             return Required(time.monotonic(), _bounds(queries))
         return what
 
@@ -350,7 +379,7 @@ class ReactiveJob:
             self._scheduler, actions, steps = self._scheduler.react(event, self._choose)
             self._note(before, steps)
             if isinstance(event, Required):
-                self._executors.limit(event.bounds.upper, self._snapshot.executors)
+                self._limit(event.bounds.upper, self._snapshot.executors)
             self._show()
             events.extend(self._act(action) for action in actions)
 
@@ -361,10 +390,13 @@ class ReactiveJob:
             at = self._shown(step.at)
             self._timeline.append(replace(step, at=at))
             if step.state is not state:
-                self._snapshot = replace(self._snapshot, entered={**self._snapshot.entered, step.state: at})
+                self._enter(step.state, at)
             state = step.state
         if steps:
             self._keep()
+
+    def _enter(self, state: State, at: float) -> None:
+        self._snapshot = replace(self._snapshot, entered={**self._snapshot.entered, state: at})
 
     def _shown(self, at: float) -> float:
         """When that was for a person, seconds since 1970."""
@@ -410,7 +442,9 @@ class ReactiveJob:
                 if live.runId not in before
             )
             return self._failed(error, None)
-        self._runs |= {str(live.runId): query.id for query, live in self._running}
+        runs = {str(live.runId): query.id for query, live in self._running}
+        # Commits that are reported late are of the queries before these.
+        self._runs = dict(list(self._runs.items())[-len(runs) :]) | runs
         self._snapshot = replace(self._snapshot, queries=tuple(query for query, _ in self._running))
         self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
         self._tasks = {one.id: one.done for one in self._snapshot.executors}
@@ -447,23 +481,28 @@ class ReactiveJob:
 
     def _resume(self) -> None:
         """Take up what another driver has kept of the job, where it is known by now: beside the first checkpoint."""
+        self._resume_at = time.monotonic() + RESUME_EVERY
         try:
-            file = self._file = KeptFile(self._spark, _checkpoint(self._running[0][1]))
+            file = KeptFile(self._spark, _checkpoint(self._running[0][1]))
+            kept = self._read(file)
         except Exception:
-            log.exception("the job's timeline cannot be kept beside its checkpoint; the job goes on")
+            # It is not written over before it has been read.
+            if not self._unkept:
+                log.exception("the job's timeline cannot be read beside its checkpoint; it is tried again")
+            self._unkept = True
             return
-        try:
-            kept = file.read()
-        except Exception as error:  # noqa: BLE001 - of any file system
-            why = error if isinstance(error, KeptError) else f"{type(error).__name__}: {cause(str(error))}"
-            log.warning("%s cannot be read: %s; the job goes on without its former timeline", file.name, why)
-            try:
-                file.quarantine()
-            except Exception:
-                log.exception("%s could not be renamed", file.name)
-            return
+        self._file = file
         if kept is not None:
             self._take_up(kept)
+
+    def _read(self, file: KeptFile) -> Kept | None:
+        """What another driver has kept; one that cannot be used is renamed."""
+        try:
+            return file.read()
+        except KeptError as error:
+            log.warning("%s cannot be used: %s; the job goes on without its former timeline", file.name, error)
+            file.quarantine()
+            return None
 
     def _take_up(self, kept: Kept) -> None:
         """Continue the history of another driver, and keep to the bounds that were set there."""
@@ -474,9 +513,10 @@ class ReactiveJob:
         self._failures = deque((*kept.failures, *self._failures), maxlen=FAILURES)
         self._scheduler = replace(self._scheduler, restarts=self._scheduler.restarts + kept.restarts)
         known = {one.id for one in self._snapshot.queries}
-        bounds = {query: one for query, one in kept.bounds.items() if query in known}
+        bounds = {query: one for query, one in kept.bounds.items() if query in known - self._required.keys()}
         if bounds and kept.declared == self._declared():
             log.info("the bounds that were set by PUT hold again")
+            self._required |= bounds
             self._waiting.appendleft(bounds)
 
     def _declared(self) -> Bounds:
@@ -511,7 +551,9 @@ class ReactiveJob:
                         break
                     self._take_commits()
                 live.stop()
-            except Exception as error:  # noqa: BLE001 - of Spark, or of the query: it ends in any case
+            except Exception as error:
+                if not self._executors.reachable():  # Whether there was a last commit is not known.
+                    raise
                 log.warning("%s did not stop cleanly: %s", query.name, error)
         self._running = ()
 

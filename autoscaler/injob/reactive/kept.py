@@ -56,7 +56,8 @@ def encode(kept: Kept) -> bytes:
             "restarts": kept.restarts,
             "failures": [asdict(one) for one in kept.failures],
             "timeline": [asdict(one) for one in kept.timeline],
-        }
+        },
+        ensure_ascii=False,
     ).encode()
 
 
@@ -113,7 +114,8 @@ class KeptFile:
     def quarantine(self) -> None:
         """Give the file that was read and cannot be used another name, for a person to look at."""
         self._files.delete(self._bad, False)
-        self._files.rename(self._found, self._bad)
+        if not self._files.rename(self._found, self._bad):
+            raise OSError(f"{self.name} could not be renamed")
 
     def write(self, kept: Kept) -> None:
         """Replace what is kept. Raises what the file system raises.

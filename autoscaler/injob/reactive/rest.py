@@ -58,7 +58,7 @@ class Control(Protocol):
         """Set the bounds of every query, by its id."""
         ...
 
-    def stop(self) -> str:
+    def request_stop(self) -> str:
         """Stop the job with a last commit; returns the id of that request, 32 hexadecimal digits."""
         ...
 
@@ -177,7 +177,7 @@ def stop(change: Change) -> tuple[int, object]:
         raise RequestError(400, "drain: Spark cannot end its windows early; leave drain out, or send false.")
     _refuse_ended(change.question.job)
     log.info("asked to stop with a last commit")
-    return 202, {"request-id": change.control.stop()}
+    return 202, {"request-id": change.control.request_stop()}
 
 
 def cancel(change: Change) -> tuple[int, object]:

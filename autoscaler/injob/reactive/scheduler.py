@@ -181,7 +181,9 @@ class _Turn:
         if self.scheduler.state is State.CREATED:
             self.enter(State.WAITING_FOR_RESOURCES, _needs(self.scheduler.settings))
         here = self.scheduler
-        sooner = isinstance(event, CancelAsked) and here.state is State.STOPPING
+        sooner = here.state is State.STOPPING and (
+            isinstance(event, CancelAsked) or (isinstance(event, Failed) and event.hopeless)
+        )
         if here.after is None or sooner or isinstance(event, Slots | Stopped):
             _HANDLERS[type(event)](self, event)
 

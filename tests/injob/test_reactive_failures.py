@@ -1,0 +1,283 @@
+"""`ReactiveJob` where Spark does not answer: without a Spark, which could not be made to fail at the moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from autoscaler.injob.reactive import job as module
+from autoscaler.injob.reactive.choice import MAX_CAUSE, cause
+from autoscaler.injob.reactive.job import JobFailedError, ReactiveJob
+from autoscaler.injob.reactive.kept import Kept, KeptError
+from autoscaler.injob.reactive.rest_answers import start_time
+from autoscaler.injob.reactive.snapshot import Executor, State, Step
+from autoscaler.schedulers.slots import Bounds
+
+OLD = Step(at=1e9, state=State.EXECUTING, why="the queries run", slots=1, before=1, after=1, took=1.0)
+
+
+class Driver:
+    """What a job sees of Spark.
+
+    Attributes:
+        dead: whether the JVM has ended.
+        in_batch: whether the query is in the middle of a batch.
+        on_stop: what happens when the query is stopped.
+        refuses: how often the cluster does not take a number of executors; each time it is told so or raises.
+        limits: the numbers that it has taken.
+    """
+
+    def __init__(self) -> None:
+        self.dead = self.in_batch = False
+        self.on_stop: Callable[[], None] = lambda: None
+        self.refuses: list[Exception | None] = []
+        self.limits: list[int] = []
+        driver = self
+
+        class Query:
+            runId, id, name = "run", "query", "words"  # noqa: N815 - as PySpark has them
+
+            @property
+            def status(self) -> dict[str, bool]:
+                driver.ask()
+                return {"isTriggerActive": driver.in_batch}
+
+            @property
+            def isActive(self) -> bool:  # noqa: N802
+                driver.ask()
+                return True
+
+            def stop(self) -> None:
+                driver.on_stop()
+                driver.ask()
+
+            def exception(self) -> None:
+                driver.ask()
+
+        self.query = Query()
+
+    def ask(self) -> None:
+        if self.dead:
+            raise ConnectionRefusedError("the JVM is gone")
+
+    # as `Executors` is
+
+    def seen(self) -> tuple[Executor, ...]:
+        self.ask()
+        return (Executor(id="0", address="a:1", slots=2),)
+
+    def stopped(self) -> bool:
+        self.ask()
+        return False
+
+    def reachable(self) -> bool:
+        return not self.dead
+
+    def limit(self, slots: int, _: object) -> bool:
+        self.ask()
+        if self.refuses:
+            if (error := self.refuses.pop()) is not None:
+                raise error
+            return False
+        self.limits.append(slots)
+        return True
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+class File:
+    """The file beside the checkpoint, as `KeptFile` is."""
+
+    name = "_reactive_job.json"
+
+    def __init__(self, *found: Kept | Exception | None) -> None:
+        self.found, self.written, self.quarantined = list(found), list[Kept](), 0
+
+    def read(self) -> Kept | None:
+        found = self.found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def write(self, kept: Kept) -> None:
+        self.written.append(kept)
+
+    def quarantine(self) -> None:
+        self.quarantined += 1
+
+
+def made(driver: Driver, monkeypatch: pytest.MonkeyPatch, file: File | None = None, **options: Any) -> ReactiveJob:
+    """A job that runs its query, on two slots."""
+    spark = MagicMock()
+    spark.streams.active = []
+    spark.sparkContext.appName, spark.sparkContext.master = "job", "spark://master"
+    monkeypatch.setattr(module, "POLL", 0.01)
+    monkeypatch.setattr(module, "Executors", lambda _: driver)
+    monkeypatch.setattr(module, "_checkpoint", lambda _: "/checkpoint")
+    monkeypatch.setattr(module, "_listener", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(module, "KeptFile", lambda *_: file or File(None))
+    job = ReactiveJob(spark, lambda _: driver.query, **options)
+    monkeypatch.setattr(job, "_tell", lambda: None)
+    return job
+
+
+def executing(job: ReactiveJob) -> ReactiveJob:
+    turns(job, lambda: job.snapshot().state is State.EXECUTING)
+    return job
+
+
+def turns(job: ReactiveJob, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline
+        job._turn_or_fail()
+
+
+@pytest.mark.parametrize(
+    ("ask", "last"), [(ReactiveJob.stop, State.FAILED), (ReactiveJob.cancel, State.CANCELED)], ids=["stop", "cancel"]
+)
+def test_a_job_that_is_asked_to_end_ends_although_the_jvm_is_gone(
+    ask: Callable[[ReactiveJob], None], last: State, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = executing(made(driver, monkeypatch))
+    ask(job)
+    driver.dead = True
+    turns(job, lambda: job._scheduler.over)
+    assert job.snapshot().state is last
+
+
+def test_a_jvm_that_ends_during_the_last_commit_fails_the_job(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there was a last commit is not known: what supervises the driver must start it again."""
+    job = executing(made(driver, monkeypatch))
+    driver.on_stop = lambda: setattr(driver, "dead", True)
+    job.stop()
+    with pytest.raises(JobFailedError, match="the connection to the driver's JVM is broken"):
+        job.run()
+    assert job.snapshot().state is State.FAILED
+
+
+def test_a_jvm_that_ends_while_the_job_fails_does_not_keep_it_from_ending(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = executing(made(driver, monkeypatch))
+
+    def dies() -> bool:
+        driver.dead = True
+        return True
+
+    monkeypatch.setattr(driver, "stopped", dies)
+    turns(job, lambda: job._scheduler.over)
+    assert job.snapshot().state is State.FAILED
+    assert [step.state for step in job.snapshot().timeline][-2:] == [State.FAILING, State.FAILED]
+
+
+@pytest.mark.parametrize("refusal", [None, RuntimeError("the Master does not answer")], ids=["refused", "raises"])
+def test_bounds_that_the_cluster_does_not_take_are_requested_again_and_the_job_goes_on(
+    refusal: Exception | None, driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = executing(made(driver, monkeypatch))
+    driver.refuses = [refusal] * 3
+    (query,) = job.snapshot().queries
+    job.require({query.id: Bounds(1, 1)})
+    turns(job, lambda: bool(driver.limits))
+    assert driver.limits == [1]
+    assert job.snapshot().state is State.EXECUTING
+    assert len([one for one in caplog.records if "could not be requested" in one.message]) == 1
+    for _ in range(3):
+        job._turn_or_fail()
+    assert driver.limits == [1]
+
+
+def test_executors_that_cannot_be_read_once_after_a_long_start_do_not_fail_the_job(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNKNOWN", 0.0)
+    job = executing(made(driver, monkeypatch))
+    seen, failing = driver.seen, [True]
+
+    def once() -> tuple[Executor, ...]:
+        if failing and failing.pop():
+            raise RuntimeError("busy")
+        return seen()
+
+    monkeypatch.setattr(driver, "seen", once)
+    turns(job, lambda: not failing)
+    for _ in range(3):
+        job._turn_or_fail()
+    assert job.snapshot().state is State.EXECUTING
+
+
+def kept(**changes: Any) -> Kept:
+    return Kept(declared=Bounds(1, 1 << 15), **changes)
+
+
+def test_a_file_that_cannot_be_read_for_now_is_neither_renamed_nor_written_over(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = File(OSError("connection reset"), kept(restarts=4))
+    job = executing(made(driver, monkeypatch, file))
+    assert (file.quarantined, file.written) == (0, [])
+    monkeypatch.setattr(job, "_resume_at", 0.0)
+    turns(job, lambda: not file.found)
+    assert job.snapshot().restarts == 4
+    job.cancel()
+    turns(job, lambda: job._scheduler.over)
+    assert file.quarantined == 0
+    assert file.written[-1].restarts == 4
+
+
+def test_a_file_that_cannot_be_used_is_renamed_and_the_job_keeps_its_own(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = File(KeptError("it is damaged"))
+    executing(made(driver, monkeypatch, file))
+    assert file.quarantined == 1
+    assert file.written
+
+
+def test_bounds_that_were_set_by_put_are_in_every_file_of_the_next_driver(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = File(None)
+    job = executing(made(driver, monkeypatch, first))
+    (query,) = job.snapshot().queries
+    job.require({query.id: Bounds(1, 2)})
+    turns(job, lambda: bool(driver.limits))
+    second = File(first.written[-1])
+    job = executing(made(driver, monkeypatch, second))
+    turns(job, lambda: job.snapshot().queries[0].bounds == Bounds(1, 2))
+    assert {one.bounds[query.id] for one in second.written} == {Bounds(1, 2)}
+
+
+def test_a_stop_by_the_program_itself_does_not_wait_for_questions_about_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made(driver, monkeypatch, rest="127.0.0.1:0")
+    monkeypatch.setattr(job, "_server", MagicMock())
+    monkeypatch.setattr(job._answered, "wait", lambda _: pytest.fail("it waits"))
+    job.stop()
+    assert job.run() is State.FINISHED
+
+
+def test_a_job_began_when_this_driver_began_whatever_another_one_has_kept(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made(driver, monkeypatch, File(kept(timeline=(OLD,))))
+    executing(job)
+    job.stop()
+    job.run()
+    assert job.snapshot().timeline[0] == OLD
+    assert start_time(job.snapshot()) > 1000 * OLD.at
+
+
+def test_a_cause_is_short() -> None:
+    assert cause("x" * 100_000) == "x" * (MAX_CAUSE - 1) + "…"
+    assert cause("x" * MAX_CAUSE) == "x" * MAX_CAUSE
