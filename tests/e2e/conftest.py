@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.test_demo import played, require_demo
 
-LOOK_EVERY = 1.0
+POLL_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Machine:
     def _watch(self) -> None:
         me = psutil.Process()
         ours: dict[psutil.Process, float] = {}
-        while not self._over.wait(LOOK_EVERY):
+        while not self._over.wait(POLL_INTERVAL):
             if self._start is None and self._clock.exists():
                 self._start = json.loads(self._clock.read_text())["start"]
             for process in (me, *me.children(recursive=True)):
