@@ -533,7 +533,7 @@ class LookingBack(Protocol):
 
     @property
     def lookback(self) -> timedelta:
-        """How much of the past it needs."""
+        """How much of the past it needs. Where that is zero for all policies, old observations have no readings."""
         ...
 
 
@@ -583,6 +583,7 @@ class NamedPolicy:
         allow: the method of a `Bounding` policy, else None.
         asks: False for a `Bounding` policy that never asks for a size.
         stabilizes: whether it is a `Stabilizing` policy.
+        looks_back: whether it may read `View.past`: False where it has a `lookback` of zero.
         ranges: those of a `Ranging` policy.
     """
 
@@ -592,6 +593,7 @@ class NamedPolicy:
     allow: Callable[[datetime, Limits], Allowance] | None = field(init=False, repr=False, compare=False)
     asks: bool = field(init=False, repr=False, compare=False)
     stabilizes: bool = field(init=False, repr=False, compare=False)
+    looks_back: bool = field(init=False, repr=False, compare=False)
     ranges: Mapping[str, Range] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -600,6 +602,7 @@ class NamedPolicy:
             object.__setattr__(self, name, hook if callable(hook) else None)
         object.__setattr__(self, "asks", getattr(self.policy, "asks", True) is not False)
         object.__setattr__(self, "stabilizes", getattr(self.policy, "stabilizes", False) is True)
+        object.__setattr__(self, "looks_back", getattr(self.policy, "lookback", None) != ZERO)
         ranges = getattr(self.policy, "ranges", {})
         if not (isinstance(ranges, Mapping) and all(isinstance(each, Range) for each in ranges.values())):
             raise TypeError(f"its attribute ranges is {ranges!r}, expected a Range by name")
@@ -674,6 +677,11 @@ class ClusterSpec:
         """Whether all policies that ask for sizes evaluate the past themselves."""
         asking = [named for named in self.policies if named.asks]
         return bool(asking) and all(named.stabilizes for named in asking)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a policy may read the past."""
+        return any(named.looks_back for named in self.policies)
 
 
 @dataclass(frozen=True, slots=True)
