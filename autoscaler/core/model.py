@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from autoscaler.core.fast_init import fast_init
 from autoscaler.core.parameters import ParameterError
@@ -51,6 +51,14 @@ AMOUNT = Range(0.0, MOST, "0 to below 2^63")
 
 SHARE = Range(0.0, 2.0, "a share from 0 to 1")
 """A busy share. Short windows show a little more than 1; more than twice as much is a percentage or another mistake."""
+
+
+_NO_ENTRIES: dict[str, Any] = {}
+
+
+def no_entries() -> Mapping[str, Any]:
+    """The empty mapping of all that is kept long and in great number. A proxy of it could not be pickled."""
+    return _NO_ENTRIES
 
 
 class Reason(StrEnum):
@@ -142,7 +150,7 @@ class Reading:
     value: float | tuple[float, ...]
     at: datetime
     partitions: int | None = None
-    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=no_entries)
     over: timedelta = timedelta(0)
 
     def finite(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import (
@@ -20,6 +20,7 @@ from autoscaler.core.model import (
     Range,
     Reading,
     Reason,
+    no_entries,
 )
 from autoscaler.core.state import rebase
 
@@ -28,8 +29,6 @@ Note = tuple[Reason, Fact]
 
 _GAP = 2.5
 """Intervals without a trusted observation that a window may always have: one tick may be lost."""
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 class Trusted(NamedTuple):
@@ -204,7 +203,7 @@ def _without_readings(past: tuple[Observation, ...], begin: datetime) -> tuple[O
 def _without_values(seen: Observation) -> Observation:
     """The observation with those readings only whose log has partitions: they hold while it cannot be read."""
     read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
-    return replace(seen, metrics=read or _NOTHING, missing=seen.missing or _NOTHING)
+    return replace(seen, metrics=read or no_entries(), missing=seen.missing or no_entries())
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
