@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from autoscaler.core.fast_init import fast_init
 from autoscaler.core.parameters import ParameterError
@@ -51,6 +51,14 @@ AMOUNT = Range(0.0, MOST, "0 to below 2^63")
 
 SHARE = Range(0.0, 2.0, "a share from 0 to 1")
 """A busy share. Short windows show a little more than 1; more than twice as much is a percentage or another mistake."""
+
+
+_NO_ENTRIES: dict[str, Any] = {}
+
+
+def no_entries() -> Mapping[str, Any]:
+    """The empty mapping of all that is kept long and in great number. A proxy of it could not be pickled."""
+    return _NO_ENTRIES
 
 
 class Reason(StrEnum):
@@ -142,7 +150,7 @@ class Reading:
     value: float | tuple[float, ...]
     at: datetime
     partitions: int | None = None
-    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=no_entries)
     over: timedelta = timedelta(0)
 
     def finite(self) -> bool:
@@ -539,7 +547,7 @@ class LookingBack(Protocol):
 
     @property
     def lookback(self) -> timedelta:
-        """How much of the past it needs."""
+        """How much of the past it needs. Where that is zero for all policies, old observations have no readings."""
         ...
 
 
@@ -589,6 +597,7 @@ class NamedPolicy:
         allow: the method of a `Bounding` policy, else None.
         asks: False for a `Bounding` policy that never asks for a size.
         stabilizes: whether it is a `Stabilizing` policy.
+        looks_back: whether it may read `View.past`: False where it has a `lookback` of zero.
         ranges: those of a `Ranging` policy.
     """
 
@@ -598,6 +607,7 @@ class NamedPolicy:
     allow: Callable[[datetime, Limits], Allowance] | None = field(init=False, repr=False, compare=False)
     asks: bool = field(init=False, repr=False, compare=False)
     stabilizes: bool = field(init=False, repr=False, compare=False)
+    looks_back: bool = field(init=False, repr=False, compare=False)
     ranges: Mapping[str, Range] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -606,6 +616,7 @@ class NamedPolicy:
             object.__setattr__(self, name, hook if callable(hook) else None)
         object.__setattr__(self, "asks", getattr(self.policy, "asks", True) is not False)
         object.__setattr__(self, "stabilizes", getattr(self.policy, "stabilizes", False) is True)
+        object.__setattr__(self, "looks_back", getattr(self.policy, "lookback", None) != ZERO)
         ranges = getattr(self.policy, "ranges", {})
         if not (isinstance(ranges, Mapping) and all(isinstance(each, Range) for each in ranges.values())):
             raise TypeError(f"its attribute ranges is {ranges!r}, expected a Range by name")
@@ -680,6 +691,11 @@ class ClusterSpec:
         """Whether all policies that ask for sizes evaluate the past themselves."""
         asking = [named for named in self.policies if named.asks]
         return bool(asking) and all(named.stabilizes for named in asking)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a policy may read the past."""
+        return any(named.looks_back for named in self.policies)
 
 
 @dataclass(frozen=True, slots=True)

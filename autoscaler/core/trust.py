@@ -20,6 +20,7 @@ from autoscaler.core.model import (
     Range,
     Reading,
     Reason,
+    no_entries,
 )
 from autoscaler.core.state import rebase
 
@@ -179,7 +180,30 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
     start = 0
     while start < len(past) and past[start].at < oldest:
         start += 1
-    return past[start:] + (observation,)  # noqa: RUF005 - there are many, and an unpacked tuple is copied twice more
+    past = past[start:]
+    if not spec.looks_back:
+        past = _without_readings(past, observation.at - spec.capacity.sustained)
+    return past + (observation,)  # noqa: RUF005 - there are many, and an unpacked tuple is copied twice more
+
+
+def _without_readings(past: tuple[Observation, ...], begin: datetime) -> tuple[Observation, ...]:
+    """The past without the readings that nothing looks at: those before what capacity is learned from.
+
+    They are most of what an observation takes in memory.
+    """
+    end = len(past)
+    while end and past[end - 1].at > begin:
+        end -= 1
+    start = end = max(end - 1, 0)  # Capacity is also learned from the last one before.
+    while start and not all(reading.partitions for reading in past[start - 1].metrics.values()):
+        start -= 1
+    return past if start == end else past[:start] + tuple(map(_without_values, past[start:end])) + past[end:]
+
+
+def _without_values(seen: Observation) -> Observation:
+    """The observation with those readings only whose log has partitions: they hold while it cannot be read."""
+    read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
+    return replace(seen, metrics=read or no_entries(), missing=seen.missing or no_entries())
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:

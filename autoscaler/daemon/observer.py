@@ -11,7 +11,7 @@ from typing import Any
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.foreign import foreign_text
-from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
+from autoscaler.core.model import Bound, EngineStatus, Observation, Reading, no_entries
 from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
 
@@ -71,13 +71,16 @@ class Observer:
                     metrics[name] = reading
         target, engine = answers.get(TARGET), answers.get(ENGINE)
         # A plug-in may answer anything: what has a wrong type is ignored.
-        self.status = status = _limited(target) if isinstance(target, TargetStatus) else None
+        status = _limited(target) if isinstance(target, TargetStatus) else None
+        if status == self.status:
+            status = self.status  # Its parts are kept with every observation: once for all that are equal.
+        self.status = status
         return Observation(
             at=self._utc(),
             desired=None if status is None else status.desired,
             ready=None if status is None else status.ready,
             metrics=metrics,
-            missing=missing,
+            missing=missing or no_entries(),
             engine=engine if isinstance(engine, EngineStatus) else None,
             floor=None if status is None else status.floor,
             ceiling=None if status is None else status.ceiling,

@@ -45,7 +45,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -73,7 +73,7 @@ from autoscaler.clients.shared_requests import (
     unique_keys,
 )
 from autoscaler.core.foreign import Mask
-from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.model import ZERO, Reading, no_entries
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
@@ -563,6 +563,8 @@ class _Server:
         for group in index.values():
             if len(group) > 1:
                 group.sort(key=lambda sample: sorted(sample.labels.items()))  # `each` gives the same order each time
+            for sample in group:
+                sample.labels = no_entries()  # not read any more, and most of what an answer takes
         return _Answer(asked, now, len(samples), index)
 
     def _ask(self, text: str, labels: tuple[str, ...], until: float, at: object) -> list[_Sample]:
@@ -847,6 +849,7 @@ def _number(value: object, what: str = "value") -> float:
     return number
 
 
+@lru_cache(maxsize=1024)  # Readings are kept, many of them with the time of one scrape.
 def _time(stamp: float) -> datetime:
     try:
         return datetime.fromtimestamp(stamp, UTC)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     ANY,
     Behaviour,
     Bound,
+    CapacitySpec,
     Cause,
     ClusterSpec,
     ClusterState,
@@ -37,6 +38,7 @@ from autoscaler.core.model import (
     Recommendation,
     Select,
     SettleSpec,
+    View,
 )
 from autoscaler.core.state import call_failed
 from autoscaler.core.step import step
@@ -221,6 +223,26 @@ def _observe(spec: ClusterSpec, moment: Moment, now: datetime, desired: int) -> 
 
 
 lives = given(specs, histories(), SIZES)
+
+
+@dataclass(frozen=True)
+class AsksForPartitions:
+    """Asks for as many replicas as there are partitions."""
+
+    def evaluate(self, view: View) -> Recommendation:
+        partitions = source_partitions(view.spec, view.engine, view.past)
+        return Recommendation(partitions, Reason.ABSTAINED if partitions is None else Reason.STEADY)
+
+
+@dataclass(frozen=True)
+class Present:
+    """A policy that does not look back."""
+
+    policy: Policy
+    lookback: ClassVar[timedelta] = seconds(0)
+
+    def evaluate(self, view: View) -> Recommendation:
+        return self.policy.evaluate(view)
 
 
 @lives
@@ -452,3 +474,19 @@ def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
             waves = math.ceil(partitions / (decision.desired * slots))
             smaller = math.ceil(partitions / ((decision.desired - 1) * slots)) if decision.desired > 1 else 0
             assert smaller != waves
+
+
+@given(specs, histories(), SIZES, SPANS)
+def test_decisions_are_the_same_where_old_readings_are_not_kept(
+    spec: ClusterSpec, history: list[Moment], start: int, sustained: timedelta
+) -> None:
+    capacity = CapacitySpec(sustained=sustained, saturation="ask", saturated_at=0.01, warmup=seconds(0))
+    policies = (*spec.policies, NamedPolicy("partitions", AsksForPartitions()))
+    whole = replace(spec, policies=policies, capacity=capacity)
+    present = tuple(NamedPolicy(named.name, Present(named.policy)) for named in policies)
+    kept = live(whole, history, start)
+    for (_, _, after, decision), (_, _, other, same) in zip(
+        kept, live(replace(whole, policies=present), history, start), strict=True
+    ):
+        assert decision == same
+        assert replace(after, past=()) == replace(other, past=())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -710,6 +710,29 @@ def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
     assert last.number("cpu") == pytest.approx(0.4)
     assert last.number("lag") is None
     assert (last.now, last.current, last.ready) == (at(60), 2, 2)
+
+
+def test_readings_that_nothing_looks_at_are_dropped_from_the_past_but_not_the_partitions_they_came_from() -> None:
+    @dataclass(frozen=True)
+    class Present(Asks):
+        lookback: ClassVar[timedelta] = seconds(0)
+
+    def tick(number: int) -> Observation:
+        metrics = {"lag": Reading(5.0, at(15 * number), 8), "saturation": Reading(0.5, at(15 * number))}
+        return replace(seen(15 * number, 2), metrics=metrics, missing={"cpu": "gone"} if number == 1 else {})
+
+    ticks = [tick(number) for number in range(6)]
+    kept = decide(spec(Present()), *ticks)[0].past
+    assert [observation.at for observation in kept] == [observation.at for observation in ticks]
+    assert [(observation.desired, observation.missing) for observation in kept] == [
+        (2, observation.missing) for observation in ticks
+    ]
+    # Capacity is learned from the last 30 s.
+    assert [set(observation.metrics) for observation in kept] == [{"lag"}] * 3 + [{"lag", "saturation"}] * 3
+    # One policy that may look back is enough to keep all, and a state of that time loses them at the next step.
+    whole, _ = decide(spec(Present(), Asks()), *ticks[:5])
+    assert whole.past == tuple(ticks[:5])
+    assert step(spec(Present()), whole, ticks[5])[0].past == kept
 
 
 @pytest.mark.parametrize(

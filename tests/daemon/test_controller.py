@@ -726,6 +726,19 @@ def test_what_the_target_allows_and_reports_is_observed_and_kept() -> None:
     virtual_time.run(main())
 
 
+def test_what_a_target_reports_again_and_again_is_kept_once() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].remarks = ("1 pod pending", 5)  # type: ignore[assignment]
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+        kept = {id(record.observation.remarks) for record in world.store.records}
+        assert len(world.store.records) > len(kept) == 1
+
+    virtual_time.run(main())
+
+
 def test_a_maximum_beyond_what_the_job_can_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", engine=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import ClassVar
 
 from autoscaler.policy_api import (
     AMOUNT,
@@ -214,6 +215,8 @@ class Hpa:
         tolerance_up: share above the target that is ignored; default 0.1.
         tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
     """
+
+    lookback: ClassVar[timedelta] = ZERO
 
     metrics: tuple[Metric, ...]
     behavior: Behavior | None = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 
 from autoscaler.policy_api import (
     AMOUNT,
     MOST_LEARNED,
+    ZERO,
     ParameterError,
     Range,
     Reading,
@@ -154,6 +156,8 @@ class KedaLag:
         cooldown: no trigger may have been active for so long before the size goes to the cluster's `min`; default 5m.
         tolerance: share of the threshold or target that is ignored; default 0.1, the HPA's.
     """
+
+    lookback: ClassVar[timedelta] = ZERO
 
     triggers: tuple[Trigger, ...]
     formula: str = ""

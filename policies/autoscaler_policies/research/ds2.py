@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 
-from autoscaler.policy_api import AMOUNT, SHARE, Range, Reason, Recommendation, View, dataflow
+from autoscaler.policy_api import AMOUNT, SHARE, ZERO, Range, Reason, Recommendation, View, dataflow
 from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0, METRIC, at_least, check
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
@@ -191,6 +192,8 @@ class Ds2:
         vertices: name of the metric with the numbers of each vertex (`vertices` of the source flink); it may be
             absent, then the job counts as one vertex.
     """
+
+    lookback: ClassVar[timedelta] = ZERO
 
     interval: timedelta = timedelta(seconds=60)
     warm_up: int = 1

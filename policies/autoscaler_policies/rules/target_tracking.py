@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
+from typing import ClassVar
 
-from autoscaler.policy_api import AMOUNT, Range, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ZERO, Range, Reason, Recommendation, View
 from autoscaler_policies.shared.checks import ABOVE_0, FROM_0, METRIC, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
@@ -41,6 +43,8 @@ class TargetTracking:
         tolerance_up: share above the target that is ignored; default 0.1.
         tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
     """
+
+    lookback: ClassVar[timedelta] = ZERO
 
     metric: str
     target: float

@@ -98,6 +98,7 @@ class Schedule:
     """
 
     asks: ClassVar[bool] = False
+    lookback: ClassVar[timedelta] = ZERO
 
     windows: tuple[Window, ...] = ()
     exclude: tuple[Exclusion, ...] = ()
