@@ -110,7 +110,7 @@ def test_a_job_whose_queries_have_read_all_there_is_is_finished(spark: Any, tmp_
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("ask", "state"), [("stop", State.FINISHED), ("cancel", State.CANCELED)])
+@pytest.mark.parametrize(("ask", "state"), [("request_stop", State.FINISHED), ("cancel", State.CANCELED)])
 def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, state: State) -> None:
     job = ReactiveJob(spark, counting(tmp_path / "checkpoint", processingTime="0 seconds"))
     ended: list[State] = []
@@ -126,7 +126,7 @@ def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, stat
     snapshot = job.snapshot()
     assert [one.parallelism for one in snapshot.queries] == [0]
     assert snapshot.commits[-1].number == snapshot.committed
-    if ask == "stop":
+    if ask == "request_stop":
         assert job.stopped(trigger)
     assert job.stopped("nobody's") is None
 
@@ -328,7 +328,7 @@ def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_pat
 
 
 @pytest.mark.e2e
-def test_a_look_at_the_executors_that_fails_is_tried_again(
+def test_executors_that_cannot_be_read_are_asked_for_again(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReactiveJob(spark, counting(tmp_path, availableNow=True))
@@ -342,11 +342,11 @@ def test_a_look_at_the_executors_that_fails_is_tried_again(
 
     job._executors.seen = look  # type: ignore[method-assign]
     assert job.run() is State.FINISHED
-    assert caplog.text.count("the executors could not be looked at: RuntimeError: busy; it is tried again") == 2
+    assert caplog.text.count("the executors could not be read: RuntimeError: busy; it is tried again") == 2
 
 
 @pytest.mark.e2e
-def test_executors_that_cannot_be_looked_at_for_long_fail_the_job(
+def test_executors_that_cannot_be_read_for_long_fail_the_job(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.injob.reactive.job.MAX_UNKNOWN", 0.0)
@@ -356,7 +356,7 @@ def test_executors_that_cannot_be_looked_at_for_long_fail_the_job(
         raise RuntimeError("broken")
 
     job._executors.seen = look  # type: ignore[method-assign]
-    with pytest.raises(JobFailedError, match="could not be looked at: RuntimeError: broken, for more than 0 s"):
+    with pytest.raises(JobFailedError, match="could not be read: RuntimeError: broken, for more than 0 s"):
         job.run()
 
 

@@ -138,13 +138,13 @@ def test_the_next_driver_continues_the_timeline_under_the_same_id(spark: Any, tm
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("text", [b"no JSON", encode(ONE).replace(b'"format": 1', b'"format": 2')])
-def test_a_file_that_cannot_be_read_costs_nothing_but_the_history(
+def test_a_file_that_cannot_be_used_costs_nothing_but_the_history(
     spark: Any, tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).write_bytes(text)
     job = finished(spark, tmp_path)
     assert job.snapshot().timeline[0].state is State.WAITING_FOR_RESOURCES
-    assert f"{tmp_path}/{NAME} cannot be read: it" in caplog.text
+    assert f"{tmp_path}/{NAME} cannot be used: it" in caplog.text
     assert (tmp_path / f"{NAME}.unreadable").read_bytes() == text
     assert decode((tmp_path / NAME).read_bytes()).timeline == job.snapshot().timeline
 
