@@ -185,7 +185,8 @@ async def test_fifty_rounds_lose_and_repeat_nothing_and_nothing_grows(job: Job) 
             print(f"{time.monotonic() - begun:.0f} s")  # noqa: T201
             if one_driver:
                 after = rounds.used()
-                before = after if number <= SETTLED else before
+                if number <= SETTLED:  # the most: thread pools of the JVM grow and shrink
+                    before = {name: max(used, before.get(name, 0)) for name, used in after.items()}
         rounds.collect()
     print("".join(f"\n{name}: {before[name]:.0f} -> {after[name]:.0f}" for name in after))  # noqa: T201
     assert rounds.states == {state.value for state in State}
