@@ -113,6 +113,8 @@ def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[View, ...]
 
 
 def _view_for(named: NamedPolicy, view: View) -> View:
+    if not named.ranges:
+        return view
     past = tuple([_possible(seen, named.ranges) for seen in view.past])
     return view if past == view.past else replace(view, metrics=past[-1].metrics, past=past)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 GROWTH = 2.0
@@ -19,15 +18,19 @@ _NEVER = 2**31 - 1
 _PAGES = Path("/proc/self/statm")
 
 
-def resident_memory() -> int:
-    """Memory of this process in bytes; where the system has no such file, in blocks as Python allocates them."""
+def used_memory() -> tuple[int, int]:
+    """Blocks of small objects, and pages of this process; 0 where that is not known.
+
+    Pages count large objects, whose memory is given back; small ones leave theirs to the next, so they are counted.
+    """
     try:
-        return int(_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        pages = int(_PAGES.read_text().split()[1])
     except OSError:
-        return sys.getallocatedblocks()
+        pages = 0
+    return sys.getallocatedblocks(), pages
 
 
-async def collect_on_growth(memory: Callable[[], int] = resident_memory) -> None:
+async def collect_on_growth(memory: Callable[[], Sequence[int]] = used_memory) -> None:
     """Begin full collections when memory has grown, instead of by Python's own rule, until cancelled.
 
     That rule counts the objects that outlive the younger generations, not those that stay: an answer with a sample for
@@ -35,9 +38,9 @@ async def collect_on_growth(memory: Callable[[], int] = resident_memory) -> None
     What is there after the start is taken to stay, and is left out of all of them.
 
     Args:
-        memory: how much is used, in any unit; 0 where that is not known.
+        memory: how much is used, in several ways and any units; 0 where that is not known.
     """
-    if memory():
+    if any(memory()):
         gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
     await asyncio.sleep(CHECK_INTERVAL)
     gc.collect()
@@ -45,6 +48,6 @@ async def collect_on_growth(memory: Callable[[], int] = resident_memory) -> None
     before = memory()
     while True:
         await asyncio.sleep(CHECK_INTERVAL)
-        if memory() > GROWTH * before:
+        if any(now > GROWTH * was > 0 for now, was in zip(memory(), before, strict=True)):
             gc.collect()
             before = memory()

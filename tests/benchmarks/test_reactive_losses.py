@@ -63,7 +63,7 @@ def decommissioned(pid: int) -> Iterator[None]:
 
 @contextmanager
 def cut_off(pid: int) -> Iterator[None]:
-    """No packet goes from or to the worker and its executors, and nobody is told."""
+    """No packet goes from or to the worker and its executors, and no connection is closed."""
 
     def rule(*arguments: str) -> None:
         subprocess.run(["iptables", "-w", *arguments], check=True, capture_output=True)

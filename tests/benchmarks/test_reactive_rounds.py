@@ -7,9 +7,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,9 +18,9 @@ from autoscaler.injob.reactive.snapshot import State
 from autoscaler.targets.local.pool import Pool
 from tests.e2e.keyed_cluster import grow
 from tests.e2e.test_local_target import get, java, until
-from tests.e2e.test_reactive_job import Job
+from tests.e2e.test_reactive_job import Job, job
 
-__all__ = ["java"]
+__all__ = ["java", "job"]
 
 pytestmark = [
     pytest.mark.benchmark,
@@ -140,15 +139,6 @@ class Rounds:
             "JVM descriptors": jvm.num_fds(),
             "JVM MB": jvm.memory_info().rss / 1e6,
         }
-
-
-@pytest.fixture
-def job(tmp_path: Path, java: Path) -> Iterator[Job]:
-    found = Job(tmp_path, java)
-    try:
-        yield found
-    finally:
-        found.cluster.processes.clear()
 
 
 async def test_fifty_rounds_lose_and_repeat_nothing_and_nothing_grows(job: Job) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoscaler.daemon.garbage import CHECK_INTERVAL, GROWTH, collect_on_growth, resident_memory
+from autoscaler.daemon.garbage import CHECK_INTERVAL, GROWTH, collect_on_growth, used_memory
 from autoscaler.testing import virtual_time
 
 
@@ -27,7 +28,7 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def while_it_runs(blocks: list[int], test: Coroutine[Any, Any, None]) -> None:
     async def main() -> None:
-        task = asyncio.create_task(collect_on_growth(lambda: blocks[-1]))
+        task = asyncio.create_task(collect_on_growth(lambda: (0, blocks[-1])))
         await asyncio.sleep(1.5 * CHECK_INTERVAL)
         await test
         task.cancel()
@@ -72,8 +73,20 @@ def test_pythons_own_full_collections_go_on_where_memory_is_not_known(collection
 
 
 def test_large_objects_count_as_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = resident_memory()
+    _, before = used_memory()
     large = bytearray(b"x" * 50_000_000)
-    assert resident_memory() - before > len(large) // 2
+    _, after = used_memory()
+    assert (after - before) * resource.getpagesize() > len(large) // 2
     monkeypatch.setattr("autoscaler.daemon.garbage._PAGES", tmp_path / "missing")
-    assert 0 < resident_memory() < before
+    blocks, pages = used_memory()
+    assert (blocks > 0, pages) == (True, 0)
+
+
+def test_small_objects_count_although_their_memory_is_not_given_back() -> None:
+    before, _ = used_memory()
+    small = [object() for _ in range(100_000)]
+    during, _ = used_memory()
+    del small
+    after, _ = used_memory()
+    assert during - before > 90_000
+    assert during - after > 90_000

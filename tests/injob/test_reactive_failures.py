@@ -28,7 +28,7 @@ class Driver:
         dead: whether the JVM has ended.
         in_batch: whether the query is in the middle of a batch.
         on_stop: what happens when the query is stopped.
-        refuses: how often the cluster does not take a number of executors; each time it is told so or raises.
+        refuses: how often the cluster does not take a number of executors; each time it returns False or raises.
         limits: the numbers that it has taken.
     """
 
@@ -125,7 +125,7 @@ def made(driver: Driver, monkeypatch: pytest.MonkeyPatch, file: File | None = No
     monkeypatch.setattr(module, "_listener", lambda *_: SimpleNamespace())
     monkeypatch.setattr(module, "KeptFile", lambda *_: file or File(None))
     job = ReactiveJob(spark, lambda _: driver.query, **options)
-    monkeypatch.setattr(job, "_tell", lambda: None)
+    monkeypatch.setattr(job, "_log_findings", lambda: None)
     return job
 
 

@@ -246,7 +246,7 @@ def test_an_idle_query_and_one_that_has_ended(meters: Meters) -> None:
     assert meters.seen("run") is None
 
 
-def test_progress_that_is_not_understood_does_no_harm_and_is_told_once(
+def test_progress_that_is_not_understood_does_no_harm_and_is_logged_once(
     meters: Meters, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):

@@ -455,7 +455,7 @@ def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(
         (" \n", "without a text"),
     ],
 )
-def test_an_error_is_told_by_the_line_that_says_what_was_wrong(text: str, line: str) -> None:
+def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line: str) -> None:
     assert cause(text) == line
 
 

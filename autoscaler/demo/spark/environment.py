@@ -130,5 +130,9 @@ class SparkEnvironment(Environment):
     def finish(self) -> FinishedJob:
         """Stop the application and read its files."""
         self._processes.stop("job", STOP_TIMEOUT)
-        timeline = tuple(Step(**step) for step in json.loads(self._timeline.read_text()))
-        return self._read_sink(lambda sink: FinishedJob(read_sink(sink), commits=commits(sink), timeline=timeline))
+
+        def read(sink: Path) -> FinishedJob:
+            timeline = tuple(Step(**step) for step in json.loads(self._timeline.read_text()))
+            return FinishedJob(read_sink(sink), commits=commits(sink), timeline=timeline)
+
+        return self._read_sink(read)

@@ -72,7 +72,7 @@ FAILURES = 100
 MAX_TEXT = 10_000
 """Failures that are kept, and characters of each: Spark tells the plan of the query with it."""
 
-FILED = 10
+MAX_STORED_FAILURES = 10
 """Failures that the next driver knows."""
 
 ASKED = 5.0
@@ -154,7 +154,7 @@ class ReactiveJob:
         self._failures: deque[Failure] = deque(maxlen=FAILURES)
         self._timeline: deque[Step] = deque(maxlen=KEPT)
         self._cancelled = threading.Event()
-        self._told: set[Finding] = set()
+        self._logged: set[Finding] = set()
         self._later = 0.0
         # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
         self._since_1970 = time.time() - time.monotonic()
@@ -240,7 +240,7 @@ class ReactiveJob:
             self._enter(State.CREATED, time.time())
             if self._options.most_slots is not None:
                 self._limit(self._options.most_slots, self._executors.seen())
-            self._tell()
+            self._log_findings()
             while not self._scheduler.over:
                 self._turn_or_fail()
             if self._server is not None and self._stops:
@@ -251,7 +251,7 @@ class ReactiveJob:
                 for listener in listeners:
                     self._spark.streams.removeListener(listener)
             except Exception as error:  # noqa: BLE001 - how the job has ended counts more
-                log.warning("a listener of the job could not be removed: %s", error)
+                log.warning("the job's queries and listeners could not all be stopped: %s", error)
             finally:
                 if self._server is not None:
                     self._server.close()
@@ -278,7 +278,7 @@ class ReactiveJob:
         """Wait for events, and handle them."""
         self._since_1970 = time.time() - time.monotonic()
         wait = self._scheduler.wakes_at + self._later - time.monotonic()
-        if wait <= 0:  # It waits for something to be known, and is looked at again after a while.
+        if wait <= 0:  # It waits for something to be known, and is asked again after a while.
             wait = POLL
         try:
             event = self._waiting.popleft() if self._waiting else self._events.get(timeout=min(POLL, wait))
@@ -288,14 +288,14 @@ class ReactiveJob:
                 self._handle(Passed(time.monotonic()))
         if time.monotonic() - self._looked < POLL / 2:
             return
-        self._look_at_executors()
-        self._look_at_queries()
+        self._poll_executors()
+        self._poll_queries()
         if self._file is None and self._running and time.monotonic() >= self._resume_at:
             self._resume()
         self._show()
         self._looked = time.monotonic()
 
-    def _look_at_executors(self) -> None:
+    def _poll_executors(self) -> None:
         try:
             stopped, executors = self._executors.stopped(), self._executors.seen()
         except Exception as error:
@@ -340,13 +340,12 @@ class ReactiveJob:
         what = f"the executors could not be read: {type(error).__name__}: {cause(str(error))}"
         if self._failing_since is None:
             self._failing_since = now
-        if now - self._failing_since > MAX_UNKNOWN:
+            log.warning("%s; it is tried again", what)
+        elif now - self._failing_since > MAX_UNKNOWN:
             why = f"{what}, for more than {MAX_UNKNOWN:g} s: look into Spark's log, and start the driver again"
             self._handle(Failed(now, why, hopeless=True))
-        else:
-            log.warning("%s; it is tried again", what)
 
-    def _tell(self) -> None:
+    def _log_findings(self) -> None:
         """Log what the preflight check finds, each thing once."""
         try:
             found = self.preflight()
@@ -354,8 +353,8 @@ class ReactiveJob:
             log.exception("the preflight check failed; the job goes on")
             return
         for finding in found:
-            if finding not in self._told:
-                self._told.add(finding)
+            if finding not in self._logged:
+                self._logged.add(finding)
                 level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
                 log.log(level, "%s: %s; %s", finding.name, finding.what, finding.advice)
 
@@ -530,7 +529,7 @@ class ReactiveJob:
             declared=self._declared(),
             bounds=self._required,
             restarts=self._scheduler.restarts,
-            failures=tuple(self._failures)[-FILED:],
+            failures=tuple(self._failures)[-MAX_STORED_FAILURES:],
             timeline=tuple(self._timeline),
         )
         try:
@@ -568,7 +567,7 @@ class ReactiveJob:
         else:
             self._waiting.append(event)
 
-    def _look_at_queries(self) -> None:
+    def _poll_queries(self) -> None:
         if self._scheduler.state is not State.EXECUTING:
             return
         ended = [(query, live) for query, live in self._running if not live.isActive]
@@ -601,7 +600,7 @@ class ReactiveJob:
         if began is not None and run in runs and self._scheduler.state is State.EXECUTING:
             self._restart_took, self._restart_began = time.monotonic() - began, None
         if number == EXAMINED:
-            self._tell()
+            self._log_findings()
         return Committed(time.monotonic())
 
     # whether to restart

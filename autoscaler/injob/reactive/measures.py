@@ -83,7 +83,7 @@ class Meter:
         """The meter when the query says that it has nothing to do. `at` is in seconds since 1970."""
         run = self.run.model_copy(update={"idle": at})
         watermark = self.measures.watermark if self.measures else None
-        # Whether it works is not looked at: it has just said so.
+        # Whether it works need not be asked: it has just said so.
         return _read(replace(self, run=run), at, steady, changes, working=None, watermark=watermark)
 
 
@@ -98,7 +98,7 @@ def _read(
     seen = Snapshot(run=meter.run, now=at, steady=steady, window=WINDOW, working=working, changes=tuple(changes))
     share = known(Metric.SATURATION, seen) if meter.run.progress else 0.0
     # A batch that ran on changed executors shows how busy neither number of them is. Its records and its time are in
-    # the sums all the same, so the last share stands for it. Before there is one nothing is told: not even an age.
+    # the sums all the same, so the last share stands for it. Before it there are no measures, not even an age.
     taken = meter.share if share is None else share
     if taken is None:
         return meter
@@ -143,7 +143,7 @@ class Meters:
         self._executors = executors
         self._meters: dict[str, Meter] = {}
         self._lock = threading.Lock()
-        self._told = False
+        self._warned = False
 
     def seen(self, run: str) -> Measures | None:
         """What is known of a run of a query; None: nothing yet."""
@@ -165,7 +165,7 @@ class Meters:
             watermark = _watermark(progress)
             self._keep(meter.after(batch, self._changes(), written if written >= 0 else None, watermark))
         except Exception:  # noqa: BLE001 - nothing may go up into Spark's thread
-            self._tell()
+            self._warn()
 
     def idle(self, query: str, run: str) -> None:
         """A query has nothing to do."""
@@ -174,16 +174,16 @@ class Meters:
             meter = self._meters.get(run) or _started(query, run, at, steady, read_trigger(self._spark, query))
             self._keep(meter.idle(at, steady, self._changes()))
         except Exception:  # noqa: BLE001 - as above
-            self._tell()
+            self._warn()
 
     def terminated(self, run: str) -> None:
         """A query has ended."""
         with self._lock:
             self._meters.pop(run, None)
 
-    def _tell(self) -> None:
-        level = logging.DEBUG if self._told else logging.WARNING
-        self._told = True
+    def _warn(self) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
         log.log(level, "metrics of a query miss what it did; the job is not affected", exc_info=True)
 
     def _keep(self, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""How the queries of one job share its slots: proportions, and what Spark's FAIR scheduler is told of them.
+"""How the queries of one job share its slots: proportions, and the pools of Spark's FAIR scheduler that make them.
 
 Each query has a pool. Spark divides the slots among the pools that have tasks by their weights, those first that run
 fewer tasks than their minimum. Slots that no other pool wants are used by the one that does: Spark has no upper limit.
@@ -19,7 +19,7 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What Spark's FAIR scheduler is told of a query.
+    """The settings of a query's pool in Spark's FAIR scheduler.
 
     Attributes:
         weight: its share of the slots in thousandths, 1 or more.
@@ -80,7 +80,7 @@ def shares(proportions: Mapping[str, tuple[float, float, float]]) -> dict[str, f
 
 
 def pools(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> dict[str, Pool]:
-    """What Spark is told of each query when the job has so many slots; a minimum above 0 is at least one of them."""
+    """The pool of each query when the job has so many slots; a minimum above 0 is at least one of them."""
     return {
         name: Pool(
             weight=max(1, round(share * SCALE)),
