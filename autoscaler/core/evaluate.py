@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
+from operator import attrgetter
 from types import MappingProxyType
 
 from autoscaler.core.foreign import format_exception, shorten
@@ -24,6 +25,7 @@ from autoscaler.core.model import (
     View,
 )
 
+_MISSING = attrgetter("missing")
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
 
@@ -107,7 +109,7 @@ def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[View, ...]
 
     See `trust.trusted`.
     """
-    if not any(seen.missing for seen in view.past):
+    if not any(map(_MISSING, view.past)):
         return (view,) * len(policies)
     return tuple([_view_for(named, view) for named in policies])
 

@@ -639,6 +639,7 @@ class ClusterSpec:
         combine: how the policies become one proposal; None: the greatest size asked for.
         down: by default a window of 5 minutes, or none where all policies that ask for sizes stabilize themselves.
         ranges: metric -> what it can be, by its use here and in the policies.
+        looks_back: whether a policy may read the past.
     """
 
     name: str
@@ -658,6 +659,7 @@ class ClusterSpec:
     lookback: timedelta = timedelta(minutes=10)
     combine: Combine | None = None
     ranges: Mapping[str, Range] = field(init=False, repr=False, compare=False)
+    looks_back: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.slots_per_replica < 1:
@@ -678,6 +680,7 @@ class ClusterSpec:
             for metric, found in known.items():
                 ranges[metric] = found.meet(ranges.get(metric, found))
         object.__setattr__(self, "ranges", ranges)
+        object.__setattr__(self, "looks_back", any(named.looks_back for named in self.policies))
 
     def with_limits(self, limits: Limits) -> ClusterSpec:
         """The same with other limits, as a schedule moves them at every step. `dataclasses.replace` checks all anew."""
@@ -691,11 +694,6 @@ class ClusterSpec:
         """Whether all policies that ask for sizes evaluate the past themselves."""
         asking = [named for named in self.policies if named.asks]
         return bool(asking) and all(named.stabilizes for named in asking)
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether a policy may read the past."""
-        return any(named.looks_back for named in self.policies)
 
 
 @dataclass(frozen=True, slots=True)
