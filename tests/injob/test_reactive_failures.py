@@ -78,6 +78,9 @@ class Driver:
     def reachable(self) -> bool:
         return not self.dead
 
+    def close_idle_connections(self) -> None:
+        self.ask()
+
     def limit(self, slots: int, _: object) -> bool:
         self.ask()
         if self.refuses:

@@ -361,6 +361,26 @@ def test_executors_that_cannot_be_read_for_long_fail_the_job(
 
 
 @pytest.mark.e2e
+def test_restarts_of_a_query_that_calls_python_leave_no_thread_behind(spark: Any, tmp_path: Path) -> None:
+    threads: list[int] = []
+
+    def fail_often(_: Any, number: int) -> None:
+        threads.append(threading.active_count())
+        if len(threads) < 8:
+            raise RuntimeError(f"batch {number} fails")
+
+    def build(spark: Any) -> Any:
+        source = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+        writer = source.writeStream.foreachBatch(fail_often).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(tmp_path)).start()
+
+    job = ReactiveJob(spark, build, conf={**QUICK, "restart-strategy.exponential-delay.max-backoff": "10 ms"})
+    assert job.run() is State.FINISHED
+    assert len(threads) >= 8
+    assert threads[-1] <= threads[2] + 2
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
 def test_a_clock_that_is_set_neither_holds_up_a_restart_nor_wears_out_its_delay(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float

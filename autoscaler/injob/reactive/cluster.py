@@ -89,6 +89,18 @@ class Executors:
             return False
         return True
 
+    def close_idle_connections(self) -> None:
+        """Close connections to Python that have not been used since the last call.
+
+        py4j gives each thread of the JVM that calls Python (`foreachBatch`, a listener) a connection with a thread in
+        Python, and keeps both when the thread has ended: one more for each restart of a query. A thread that goes on
+        gets a new connection when it needs one.
+        """
+        from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]  # noqa: PLC0415 - only in a driver
+
+        server = JavaObject("GATEWAY_SERVER", self._context._gateway._gateway_client)  # noqa: SLF001 - as PySpark does
+        server.getCallbackClient().periodicCleanup()
+
     def limit(self, slots: int, executors: Iterable[Executor]) -> bool:
         """Hold executors with so many slots at most: give back those beyond, and take no other ones.
 

@@ -550,6 +550,7 @@ class ReactiveJob:
                         break
                     self._take_commits()
                 live.stop()
+                self._executors.close_idle_connections()
             except Exception as error:
                 if not self._executors.reachable():  # Whether there was a last commit is not known.
                     raise
