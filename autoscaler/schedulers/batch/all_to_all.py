@@ -65,11 +65,8 @@ def _rows(settings: BatchSettings, groups: Sequence[Sequence[Input]], volume: in
     One for each subpartition; where it is split in several groups, each part meets each part of the others.
     """
     subpartition_count(list(chain.from_iterable(groups)))
-    return list(
-        chain.from_iterable(
-            product(*parts) for parts in zip(*(_parts(settings, group, volume) for group in groups), strict=True)
-        )
-    )
+    parts = zip(*(_parts(settings, group, volume) for group in groups), strict=True)
+    return [row for together in parts for row in product(*together)]
 
 
 def _parts(settings: BatchSettings, group: Sequence[Input], volume: int) -> list[list[Slice]]:

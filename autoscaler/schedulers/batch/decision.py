@@ -55,7 +55,7 @@ def decide(
         inputs: what it consumes; empty: it is a source.
         parallelism: that is fixed already, by its author or by its forward group. Its inputs are then divided by count.
         inferred: what each of its sources infers; -1: nothing.
-        max_parallelism: of this vertex; None: that of the settings.
+        max_parallelism: of this vertex, or the least of its forward group; None: that of the settings.
 
     Raises:
         ValueError: the parallelism is not possible, inputs do not fit together, or have fewer subpartitions than tasks.

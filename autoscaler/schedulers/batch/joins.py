@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Literal
 
 from autoscaler.schedulers.batch.parallelism import BatchSettings
@@ -12,17 +11,13 @@ from autoscaler.schedulers.batch.skew import skew_threshold
 
 Side = Literal["left", "right"]
 JoinType = Literal["inner", "left", "right", "semi", "anti"]
+OutEdge = Literal["free", "consecutive_hash", "forward"]
+"""What follows a join, and so whether the join may change: `BaseAdaptiveJoinOperatorOptimizationStrategy`.
 
-
-class OutEdge(Enum):
-    """What follows a join, and whether the join may change for it: `BaseAdaptiveJoinOperatorOptimizationStrategy`."""
-
-    FREE = "free"
-    """Records are shuffled again, or those of one key need not meet."""
-    CONSECUTIVE_HASH = "consecutive_hash"
-    """Records stay in the task as they are hashed by the same key: they can be shuffled again, if forced."""
-    FORWARD = "forward"
-    """Records must stay in the task."""
+free: records are shuffled again, or those of one key need not meet. consecutive_hash: they stay in their task as they
+are hashed by the same key; if forced, they are shuffled again. forward: they must stay in their task.
+"""
+_FREE: frozenset[OutEdge] = frozenset({"free"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ def broadcast_join(
         ValueError: Flink does not adapt this type of join.
     """
     kept = _kept_sides(join_type)
-    if settings.adaptive_broadcast_join_strategy == "none" or any(each is not OutEdge.FREE for each in out_edges):
+    if settings.adaptive_broadcast_join_strategy == "none" or not _FREE.issuperset(out_edges):
         return None
     sides: tuple[tuple[Side, Side, int | None], ...] = (("left", "right", left_bytes), ("right", "left", right_bytes))
     for side, other, size in sides:
@@ -98,7 +93,7 @@ def skewed_sides(
     """
     kept = _kept_sides(join_type)
     strategy = settings.skewed_join_optimization_strategy
-    allowed = {OutEdge.FREE, OutEdge.CONSECUTIVE_HASH} if strategy == "forced" else {OutEdge.FREE}
+    allowed = _FREE | {"consecutive_hash"} if strategy == "forced" else _FREE
     if strategy == "none" or not allowed.issuperset(out_edges):
         return frozenset()
     sides: tuple[tuple[Side, Sequence[int]], ...] = (("left", left), ("right", right))
