@@ -68,7 +68,7 @@ class BatchSettings:
 def parallelism(settings: BatchSettings, consumed_bytes: int) -> int:
     """The parallelism of a vertex by the bytes of its inputs, without those that are broadcast.
 
-    `DefaultVertexParallelismAndInputInfosDecider.decideParallelism`, since Flink 1.16.
+    `DefaultVertexParallelismAndInputInfosDecider.decideParallelism`, since Flink 1.17.
 
     Raises:
         ValueError: `consumed_bytes` is negative.
