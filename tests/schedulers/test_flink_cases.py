@@ -1,6 +1,6 @@
 """Flink's published cases, and those worked out from its sources: one function answers all kinds of them.
 
-Every JSON file in `data` that holds a list of cases is run.
+Every JSON file in `data` that holds a list of cases is run; those of batch jobs (batch.json) by test_batch.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from autoscaler.schedulers.slots import (
 from autoscaler.schedulers.state_machine import Checkpoint, Event, Passed, Slots, Stop, advance
 
 FILES = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data").glob("*.json"))]
-CASES = [case for cases in FILES if isinstance(cases, list) for case in cases if "kind" in case]
+CASES = [
+    case for cases in FILES if isinstance(cases, list) for case in cases if "kind" in case and case["kind"] != "batch"
+]
 
 
 def groups_of(inputs: dict[str, Any]) -> list[list[Bounds]]:
