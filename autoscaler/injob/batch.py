@@ -26,7 +26,7 @@ from autoscaler.injob.batch_stages import (
 from autoscaler.schedulers.batch import BatchSettings
 
 SKEWED_FACTOR = 4
-"""A skewed partition has more than so many times the median (Flink's skewed-factor), and the volume of so many tasks."""
+"""A skewed partition has more than so many times the median (Flink's skewed-factor), and than so many volumes."""
 
 LIMITS = (
     "the stages that read files are not adaptive: Spark splits files before it runs anything",
@@ -105,7 +105,7 @@ class AdaptiveBatch:
             ) from error
         if not ui:
             raise BatchReportError(
-                f"Spark's REST API is off (spark.ui.enabled=false): start the job with spark.ui.enabled=true, or {INSTEAD}"
+                f"Spark's REST API is off (spark.ui.enabled=false): set spark.ui.enabled=true, or {INSTEAD}"
             )
         _await_events(context)
         return read_rest(ui, app, with_tasks=with_tasks)
@@ -249,8 +249,8 @@ def _warnings(options: BatchOptions, conf: Mapping[str, str], queries: Sequence[
         )
     if queries:
         yield (
-            f"the session has streaming queries ({', '.join(map(str, queries))}): this is for batch queries, and batches "
-            "of streaming without state get its settings too, those with state run without adaptive execution; start "
+            f"the session has streaming queries ({', '.join(map(str, queries))}): this is for batch; their batches "
+            "without state get its settings too, those with state run without adaptive execution; start "
             "streaming queries in a session of their own (spark.newSession())"
         )
     if conf.get("spark.ui.enabled", "true").lower() != "true":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
+# First: it reports how to install matplotlib.
+from autoscaler.plot_style import BLUE, GREEN, GREY, ORANGE, filled_steps, legend, save, timeline  # isort: skip
+from matplotlib.ticker import MaxNLocator
+
 from autoscaler.injob.batch_stages import Application, BatchOptions, parallelism_by_rule
-from autoscaler.plot_style import BLUE, GREEN, GREY, ORANGE, filled_steps, legend, save, timeline
 
 LABELLED = 40
 """Stages whose bars have room for a text."""
@@ -30,15 +34,22 @@ def draw(application: Application, options: BatchOptions, path: Path) -> None:
     figure, (tasks, workers, bars) = timeline((3, 1, 3))
 
     slots = [(each.added, each.removed, each.slots) for each in application.executors]
-    running = [(began, ended, 1) for stage in stages for began, ended in stage.task_times]
-    filled_steps(tasks, *levels(running, zero, end), BLUE, "running tasks")
-    tasks.step(*levels(slots, zero, end), where="post", color=GREY, linewidth=1.5, label="slots")
+    at, running = levels([(*span, 1) for stage in stages for span in stage.task_times], zero, end)
+    slots_at, slot_levels = levels(slots, zero, end)
+    # A slot takes its next task some milliseconds before the driver hears of the end of the last one.
+    limits = [slot_levels[bisect_right(slots_at, time) - 1] for time in at]
+    filled_steps(tasks, at, [min(pair) for pair in zip(running, limits, strict=True)], BLUE, "running tasks")
+    tasks.step(slots_at, slot_levels, where="post", color=GREY, linewidth=1.5, label="slots")
     tasks.set_ylabel("tasks")
+    tasks.set_ylim(bottom=0)
     legend(tasks)
 
     filled_steps(workers, *levels(((began, gone, 1) for began, gone, _ in slots), zero, end), GREEN, "executors")
     workers.set_ylabel("workers")
     workers.set_ylim(bottom=0)
+
+    for axes in (tasks, workers):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
     for place, (stage, (began, ended)) in enumerate(zip(stages, spans, strict=True)):
         length = (end if ended is None else ended) - began

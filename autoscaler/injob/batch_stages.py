@@ -229,7 +229,8 @@ def stage_from_rest(found: Mapping[str, Any]) -> Stage:
 
 def _task_times(task: Mapping[str, Any]) -> tuple[float, float | None]:
     start = _time(task["launchTime"]) or 0.0
-    return start, start + task["duration"] / 1000 if task["status"] != "RUNNING" and "duration" in task else None
+    ended = task["status"] != "RUNNING" and "duration" in task
+    return start, round(start + task["duration"] / 1000, 3) if ended else None
 
 
 def _time(text: str | None) -> float | None:
@@ -465,7 +466,9 @@ def _stage_from_events(info: Mapping[str, Any], description: str | None, tasks: 
 
 # the table
 
-_HEAD = ("stage", "of", "at", "took", "tasks", "rule", "input", "shuffle", "largest task", "skew", "spilled", "")
+_HEAD = ("stage", "of", "at", "took", "tasks", "rule", "input", "shuffle", "largest", "skew", "spilled", "")
+WIDTH = 28
+"""Characters of a stage's name."""
 _TEXTS = {1, 11}
 """Columns that are aligned to the left."""
 
@@ -495,7 +498,7 @@ def table(application: Application, options: BatchOptions, warnings: Sequence[st
     return "\n".join(
         (
             f"{application.name} ({application.id})",
-            f"Rule: {_size(rule.avg_data_volume_per_task)} a task, {rule.min_parallelism} to {rule.max_parallelism} tasks",
+            f"Rule: {_size(rule.avg_data_volume_per_task)} a task, {rule.min_parallelism} to {rule.max_parallelism}",
             "",
             *lines,
             "",
@@ -514,7 +517,7 @@ def _row(stage: Stage, options: BatchOptions, start: float) -> tuple[str, ...]:
         notes.append("not by the rule")
     return (
         stage.label,
-        stage.name if len(stage.name) <= 32 else f"{stage.name[:29]}...",  # noqa: PLR2004 - a column's width
+        stage.name if len(stage.name) <= WIDTH else f"{stage.name[: WIDTH - 3]}...",
         "-" if stage.submitted is None else f"{stage.submitted - start:.1f} s",
         "-" if took is None else f"{took:.1f} s",
         str(stage.tasks),
