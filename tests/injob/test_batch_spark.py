@@ -17,8 +17,8 @@ from tests.e2e.test_local_target import missing, until
 
 pytestmark = pytest.mark.e2e
 
-ROWS = 200_000
-VOLUME = "512k"
+ROWS = 100_000
+VOLUME = "256k"
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Ran:
 
 
 def rows(spark: Any, count: int, key: str) -> Any:
-    """A table of so many rows of 64 characters, with that key, made by 8 tasks: a skewed partition has as many parts."""
+    """A table of so many rows of 64 characters with that key, made by 8 tasks: a skewed partition has 8 parts."""
     return spark.range(0, count, 1, 8).selectExpr(f"{key} AS k", "sha2(CAST(id AS STRING), 256) AS v")
 
 
@@ -103,12 +103,12 @@ def cases(spark: Any, directory: Path) -> Iterator[tuple[str, AdaptiveBatch]]:
 
     own = session("at least 4")
     yield "at least 4", adaptive_batch(own, "64m", min_parallelism=4, max_parallelism=64)
-    shuffle(rows(own, 5000, "id"))
+    shuffle(rows(own, 5000, "id % 500"))
 
     own = session("files")
-    rows(own, 4 * ROWS, "id").write.parquet(str(directory / "table"))
+    rows(own, 2 * ROWS, "id").coalesce(1).write.parquet(str(directory / "table"))
     spark.sparkContext.setJobDescription("scan")
-    yield "scan", adaptive_batch(own, "64m", default_source_parallelism=5)
+    yield "scan", adaptive_batch(own, "64m", default_source_parallelism=3)
     own.read.parquet(str(directory / "table")).write.format("noop").mode("overwrite").save()
 
     own = session("by the user")
@@ -117,7 +117,7 @@ def cases(spark: Any, directory: Path) -> Iterator[tuple[str, AdaptiveBatch]]:
 
     own = session("not adaptive", {"spark.sql.adaptive.enabled": "false"})
     yield "not adaptive", adaptive_batch(own, "64m")
-    shuffle(rows(own, ROWS, "id"))
+    shuffle(rows(own, ROWS, "id % 5000"))
 
     own = session("beside a stream")
     stream = own.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
@@ -126,7 +126,7 @@ def cases(spark: Any, directory: Path) -> Iterator[tuple[str, AdaptiveBatch]]:
     try:
         yield "beside a stream", adaptive_batch(own, "64m")
         until(lambda: query.lastProgress is not None)
-        shuffle(rows(own, ROWS, "id"))
+        shuffle(rows(own, ROWS, "id % 5000"))
     finally:
         query.stop()
     spark.sparkContext.setJobDescription(None)
@@ -156,10 +156,10 @@ def test_a_stage_with_little_to_read_has_the_least_parallelism_that_was_asked_fo
     assert parallelism_by_rule(stage, ran.batches["at least 4"].options) == 4
 
 
-def test_files_are_read_by_about_as_many_tasks_as_asked_for(ran: Ran) -> None:
+def test_files_are_read_by_as_many_tasks_as_asked_for(ran: Ran) -> None:
     (stage,) = (each for each in ran.application.stages if each.name == "scan" and each.tasks > 1)
-    assert 4 <= stage.tasks <= 6
-    assert parallelism_by_rule(stage, ran.batches["scan"].options) == 5
+    assert stage.tasks == 3
+    assert parallelism_by_rule(stage, ran.batches["scan"].options) == 3
 
 
 def test_a_number_of_partitions_that_the_program_gives_is_not_by_the_rule(ran: Ran) -> None:
