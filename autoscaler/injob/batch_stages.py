@@ -174,7 +174,7 @@ def read_rest(ui: str, app: str, *, with_tasks: bool = False) -> Application:
     ]
     known = {each["stageId"] for each in found}
     missing = max(known, default=-1) + 1 - len(known)
-    dropped = f"Spark no longer knows {missing} of the stages (spark.ui.retainedStages): the event log has all"
+    dropped = f"stages that Spark no longer knows: {missing} (spark.ui.retainedStages); the event log has all"
     return Application(
         id=app,
         name=_get(ui, app)["name"],
@@ -279,7 +279,7 @@ def read_event_log(path: str | Path) -> Application:
         )
     if events.unreadable:
         warnings.append(
-            f"{events.unreadable} lines of the event log cannot be read, as the last one where it was cut off"
+            f"lines of the event log that cannot be read, as the last one where it is cut off: {events.unreadable}"
         )
     if not events.ended:
         warnings.append(
@@ -399,7 +399,8 @@ class _Events:
             case "StageSubmitted":
                 properties = event.get("Properties") or {}
                 self.stages[_key(event["Stage Info"])] = event["Stage Info"], properties.get("spark.job.description")
-                self.conf |= {key: properties[key] for key in SETTINGS if key in properties}
+                # Stages of RDDs do not have the settings of a session.
+                self.conf = {key: properties[key] for key in SETTINGS if key in properties} or self.conf
             case "StageCompleted":
                 key = _key(event["Stage Info"])
                 self.stages[key] = event["Stage Info"], self.stages.get(key, ({}, None))[1]
@@ -491,7 +492,7 @@ def table(application: Application, options: BatchOptions, warnings: Sequence[st
     streaming = len(application.stages) - len(stages)
     notes = [*warnings, *application.warnings]
     if streaming:
-        notes.append(f"{streaming} stages of streaming queries are left out: the rule is for batch jobs")
+        notes.append(f"stages of streaming queries are left out ({streaming}): the rule is for batch jobs")
     shuffles = (
         f"Stages that read shuffles: {sum(each is not None for each in judged)}, of which {sum(map(bool, judged))}"
     )

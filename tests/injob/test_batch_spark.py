@@ -198,6 +198,7 @@ def test_the_report_of_the_event_log_says_what_the_report_in_the_job_said(ran: R
     def stages(report: str) -> list[tuple[str, ...]]:
         return [tuple(line.split())[:7] for line in report.splitlines() if line.lstrip()[:1].isdigit()]
 
+    assert "\nRule: 64.0 MiB a task, 1 to 128\n" in batch_report(ran.log)
     report = batch_report(ran.log, plot=tmp_path / "log.png")
     assert stages(report) == stages(ran.report)
     assert "Skewed partitions of joins: 1, split into" in report

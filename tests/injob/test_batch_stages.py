@@ -126,7 +126,7 @@ def test_rest_and_event_log_say_the_same() -> None:
 def test_stages_that_spark_has_dropped_are_counted(rest: dict[str, Any]) -> None:
     rest["stages"] = [each for each in rest["stages"] if each["stageId"] > 1]
     (warning,) = read_rest("http://ui", "app-1").warnings
-    assert warning.startswith("Spark no longer knows 2 of the stages (spark.ui.retainedStages)")
+    assert warning.startswith("stages that Spark no longer knows: 2 (spark.ui.retainedStages)")
 
 
 def test_a_ui_that_does_not_answer_is_named_with_the_way_out() -> None:
@@ -152,6 +152,16 @@ def test_the_settings_of_the_last_stage_are_those_of_the_report() -> None:
     ]
 
 
+def test_settings_of_an_earlier_session_are_not_those_of_the_last(tmp_path: Path) -> None:
+    def submitted(**conf: str) -> str:
+        properties = {f"spark.sql.adaptive.{key}": value for key, value in conf.items()}
+        return event("StageSubmitted", **{"Stage Info": info(), "Properties": properties})
+
+    first = {"coalescePartitions.minPartitionNum": "4", "advisoryPartitionSizeInBytes": "1m"}
+    log = submitted(**first) + submitted(advisoryPartitionSizeInBytes="2m") + submitted()
+    assert batch_report(written(tmp_path / "log", log)).splitlines()[1] == "Rule: 2.0 MiB a task, 1 to 200"
+
+
 def test_a_log_that_is_cut_off_in_an_event_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     text = LOG.read_text()
     cut = written(tmp_path / "log.inprogress", text[: text.rindex('"SparkListenerTaskEnd"') + 100])
@@ -159,11 +169,11 @@ def test_a_log_that_is_cut_off_in_an_event_is_read_as_far_as_it_goes(tmp_path: P
     assert [each.status for each in found.stages] == ["COMPLETE"] * 4 + ["ACTIVE"]
     assert (found.stages[-1].tasks, len(found.stages[-1].task_times)) == (26, 25)
     assert [each.partition(",")[0] for each in found.warnings] == [
-        "1 lines of the event log cannot be read",
+        "lines of the event log that cannot be read",
         "the event log has no end of the application",
     ]
     assert "active, not by the rule" not in batch_report(cut)
-    assert "Warning: 1 lines of the event log cannot be read" in batch_report(cut)
+    assert "Warning: lines of the event log that cannot be read" in batch_report(cut)
 
 
 def test_a_rolled_log_is_read_in_its_order(tmp_path: Path) -> None:
@@ -282,7 +292,7 @@ def test_the_table_says_what_is_not_as_it_should_be() -> None:
         ("4", "active"),
     ]
     assert lines[8].startswith("Stages that read shuffles: 2, of which 1 have")
-    assert lines[-1] == "Warning: 1 stages of streaming queries are left out: the rule is for batch jobs."
+    assert lines[-1] == "Warning: stages of streaming queries are left out (1): the rule is for batch jobs."
 
 
 def test_an_application_without_stages_has_a_report() -> None:
