@@ -25,6 +25,8 @@ from autoscaler.injob.batch_stages import (
 )
 from autoscaler.schedulers.batch import BatchSettings
 
+__all__ = ["AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"]
+
 SKEWED_FACTOR = 4
 """A skewed partition has more than so many times the median (Flink's skewed-factor), and than so many volumes."""
 

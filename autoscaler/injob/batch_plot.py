@@ -58,6 +58,7 @@ def draw(application: Application, options: BatchOptions, path: Path) -> None:
             rule = parallelism_by_rule(stage, options)
             text = f" {stage.label}: {stage.tasks}" + ("" if rule is None else f" (rule: {rule})")
             bars.text(began - zero + length, place, text, va="center", fontsize=8)
+    bars.set_xlim(0, max(1.15 * (end - zero), 0.1))  # room for the last texts
     bars.invert_yaxis()
     bars.set_yticks([])
     bars.set_ylabel("stages: tasks")

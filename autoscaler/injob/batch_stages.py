@@ -179,10 +179,9 @@ def read_rest(ui: str, app: str, *, with_tasks: bool = False) -> Application:
         id=app,
         name=_get(ui, app)["name"],
         stages=stages,
-        executors=tuple(
+        executors=_executors(
             Executor(_time(each["addTime"]) or 0.0, _time(each.get("removeTime")), each["maxTasks"])
             for each in _get(ui, f"{app}/allexecutors")
-            if each["maxTasks"]
         ),
         skewed_partitions=_metric(nodes, SKEWED),
         skew_splits=_metric(nodes, SPLITS),
@@ -253,6 +252,11 @@ def _ordered(stages: Iterable[Stage]) -> tuple[Stage, ...]:
     return tuple(sorted(stages, key=lambda stage: (stage.number, stage.attempt)))
 
 
+def _executors(found: Iterable[Executor]) -> tuple[Executor, ...]:
+    """Those with slots, in the order in which they came."""
+    return tuple(sorted((each for each in found if each.slots), key=lambda each: each.added))
+
+
 # the event log
 
 
@@ -289,7 +293,7 @@ def read_event_log(path: str | Path) -> Application:
         id=events.id,
         name=events.name,
         stages=_ordered(_stage_from_events(*stage, events.tasks[key]) for key, stage in events.stages.items()),
-        executors=tuple(each for each in events.executors.values() if each.slots),
+        executors=_executors(events.executors.values()),
         skewed_partitions=events.total(SKEWED),
         skew_splits=events.total(SPLITS),
         conf=events.conf,

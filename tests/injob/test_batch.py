@@ -25,18 +25,20 @@ class Conf(dict[str, str]):
         del self[key]
 
 
-def session(queries: tuple[str, ...] = (), ui: str | None = "http://127.0.0.1:1", **conf: str) -> Any:
-    """As much of a SparkSession as is used; the settings without `spark.`, with `_` for the dots."""
+def session(
+    queries: tuple[str, ...] = (), conf: dict[str, str] | None = None, ui: str | None = "http://127.0.0.1:1"
+) -> Any:
+    """As much of a SparkSession as is used; the settings without `spark.`."""
     active = [SimpleNamespace(name=name, id="1") for name in queries]
     return SimpleNamespace(
-        conf=Conf({f"spark.{key.replace('_', '.')}": value for key, value in conf.items()}),
+        conf=Conf({f"spark.{key}": value for key, value in (conf or {}).items()}),
         streams=SimpleNamespace(active=active),
         sparkContext=SimpleNamespace(uiWebUrl=ui, applicationId="app-1"),
     )
 
 
 def warnings(queries: tuple[str, ...] = (), conf: dict[str, str] | None = None, **options: Any) -> tuple[str, ...]:
-    return adaptive_batch(session(queries, **(conf or {})), **options).warnings
+    return adaptive_batch(session(queries, conf), **options).warnings
 
 
 @pytest.mark.parametrize(
@@ -119,11 +121,11 @@ def test_a_session_that_can_do_it_has_no_warning() -> None:
     assert warnings() == ()
 
 
-@pytest.mark.parametrize("key", ["sql_adaptive_enabled", "sql_adaptive_coalescePartitions_enabled"])
+@pytest.mark.parametrize("key", ["sql.adaptive.enabled", "sql.adaptive.coalescePartitions.enabled"])
 def test_adaptive_execution_that_the_user_turned_off_stays_off_with_a_warning(key: str) -> None:
-    spark = session(**{key: "false"})
+    spark = session(conf={key: "false"})
     (warning,) = adaptive_batch(spark).warnings
-    name = f"spark.{key.replace('_', '.')}"
+    name = f"spark.{key}"
     assert warning.startswith(f"{name} is false, so stages keep spark.sql.shuffle.partitions tasks")
     assert spark.conf[name] == "false"
 
@@ -133,13 +135,13 @@ def test_adaptive_execution_that_the_user_turned_off_stays_off_with_a_warning(ke
     [
         ({}, "1g", False),
         ({}, "1025m", True),
-        ({"executor_memory": "2g"}, "2g", False),
-        ({"executor_memory": "2g", "executor_cores": "4"}, "513m", True),
-        ({"executor_memory": "2g", "executor_cores": "4", "task_cpus": "2"}, "513m", False),
-        ({"executor_memory": "2048"}, "2g", False),
-        ({"master": "local[2]", "driver_memory": "2g", "executor_memory": "9g"}, "1025m", True),
-        ({"master": "local[*]", "driver_memory": "2g"}, "2g", False),
-        ({"master": "local-cluster[2,1,1024]", "driver_memory": "9g"}, "2g", True),
+        ({"executor.memory": "2g"}, "2g", False),
+        ({"executor.memory": "2g", "executor.cores": "4"}, "513m", True),
+        ({"executor.memory": "2g", "executor.cores": "4", "task.cpus": "2"}, "513m", False),
+        ({"executor.memory": "2048"}, "2g", False),
+        ({"master": "local[2]", "driver.memory": "2g", "executor.memory": "9g"}, "1025m", True),
+        ({"master": "local[*]", "driver.memory": "2g"}, "2g", False),
+        ({"master": "local-cluster[2,1,1024]", "driver.memory": "9g"}, "2g", True),
     ],
 )
 def test_a_volume_above_a_tasks_share_of_memory_is_warned_of(conf: dict[str, str], volume: str, warned: bool) -> None:
@@ -158,7 +160,7 @@ def test_streaming_queries_of_the_session_are_named() -> None:
 
 
 def test_a_job_without_ui_is_warned_at_once_and_its_report_names_the_setting_and_the_event_log() -> None:
-    spark = session(ui=None, ui_enabled="false")
+    spark = session(ui=None, conf={"ui.enabled": "false"})
     batch = adaptive_batch(spark)
     assert [each.partition(",")[0] for each in batch.warnings] == ["spark.ui.enabled is false"]
     with pytest.raises(BatchReportError, match=r"set spark\.ui\.enabled=true, or .*spark\.eventLog\.enabled=true"):

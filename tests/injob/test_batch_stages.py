@@ -129,6 +129,15 @@ def test_stages_that_spark_has_dropped_are_counted(rest: dict[str, Any]) -> None
     assert warning.startswith("stages that Spark no longer knows: 2 (spark.ui.retainedStages)")
 
 
+def test_executors_are_those_with_slots_in_the_order_in_which_they_came(rest: dict[str, Any]) -> None:
+    times = {"maxTasks": 2, "addTime": "2026-11-25T17:04:50.500GMT", "removeTime": "2026-11-25T17:05:00.000GMT"}
+    rest["allexecutors"] = [times, rest["allexecutors"][0], {"maxTasks": 0, "addTime": "2026-11-25T17:04:40.000GMT"}]
+    assert read_rest("http://ui", "app-1").executors == (
+        Executor(1795626287.303, None, 2),
+        Executor(1795626290.5, 1795626300.0, 2),
+    )
+
+
 def test_a_ui_that_does_not_answer_is_named_with_the_way_out() -> None:
     with pytest.raises(
         BatchReportError, match=r"^http://127\.0\.0\.1:1/api/v1/applications/app-1.*refused.*batch_report\(path\)"
