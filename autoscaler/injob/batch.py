@@ -32,7 +32,7 @@ SKEWED_FACTOR = 4
 
 LIMITS = (
     "the stages that read files are not adaptive: Spark splits files before it runs anything",
-    "sizes are those of compressed shuffle data, which Spark estimates from 1 to 10 % too high",
+    "sizes are those of compressed shuffle data, which Spark estimates up to 10 % too high",
     "shuffles of RDDs and of repartition(n) keep the number of partitions that the program gives them",
     "what the Master or another cluster manager decides is not seen: when workers come, and why an executor does not",
 )

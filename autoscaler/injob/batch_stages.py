@@ -6,15 +6,16 @@ Stages are read from Spark's REST API while the application runs, or from its ev
 from __future__ import annotations
 
 import json
+import math
 import re
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 
 from autoscaler.plugins import install_hint
 from autoscaler.schedulers.batch import BatchSettings, parallelism
@@ -136,11 +137,15 @@ class Application:
 
 
 def parallelism_by_rule(stage: Stage, options: BatchOptions) -> int | None:
-    """What the rule says for a stage; None where it says nothing: sources by default, and what repeats lost tasks."""
+    """What the rule says for a stage; None where it says nothing.
+
+    That is: for sources without a parallelism of their own, for an attempt that repeats lost tasks, and for a stage
+    that has not read all that it reads.
+    """
     if stage.attempt:
         return None
     if stage.shuffle_read_bytes:
-        return parallelism(options.settings, stage.shuffle_read_bytes)
+        return parallelism(options.settings, stage.shuffle_read_bytes) if stage.status == "COMPLETE" else None
     return options.default_source_parallelism if stage.input_bytes else None
 
 
@@ -197,7 +202,7 @@ def _get(ui: str, path: str) -> Any:  # noqa: ANN401 - JSON
     try:
         with opener.open(url, timeout=REST_TIMEOUT) as answer:
             return json.load(answer)
-    except (HTTPError, URLError, OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise BatchReportError(f"{url}: {error}, expected JSON of Spark's REST API; try again, or {INSTEAD}") from error
 
 
@@ -221,7 +226,10 @@ def stage_from_rest(found: Mapping[str, Any]) -> Stage:
         median_bytes=None if median is None else int(median),
         largest_bytes=None if largest is None else int(largest),
         task_times=tuple(
-            sorted(_task_times(each) for each in (found.get("tasks") or {}).values() if each.get("launchTime"))
+            sorted(
+                (_task_times(each) for each in (found.get("tasks") or {}).values() if each.get("launchTime")),
+                key=lambda times: (times[0], times[1] or math.inf),
+            )
         ),
     )
 
@@ -373,14 +381,13 @@ class _Events:
         """Take a line of the log; one that cannot be read is counted."""
         try:
             event = json.loads(line)
-            kind = event["Event"].rpartition(".")[2]
-        except (ValueError, TypeError, KeyError):
+            kind = event["Event"].rpartition(".")[2].removeprefix("SparkListener")
+            self._take_application(kind, event)
+            self._take_work(kind, event)
+        except (ValueError, TypeError, KeyError, AttributeError):
             self.unreadable += 1
-            return
-        self.read += 1
-        kind = kind.removeprefix("SparkListener")
-        self._take_application(kind, event)
-        self._take_work(kind, event)
+        else:
+            self.read += 1
 
     def _take_application(self, kind: str, event: Mapping[str, Any]) -> None:
         match kind:
@@ -471,10 +478,10 @@ def _stage_from_events(info: Mapping[str, Any], description: str | None, tasks: 
 
 # the table
 
-_HEAD = ("stage", "of", "at", "took", "tasks", "rule", "input", "shuffle", "largest", "skew", "spilled", "")
-WIDTH = 28
+_HEAD = ("stage", "of", "at", "took", "tasks", "rule", "input", "shuffle", "largest", "skew", "spilled", "written", "")
+WIDTH = 24
 """Characters of a stage's name."""
-_TEXTS = {1, 11}
+_TEXTS = {1, 12}
 """Columns that are aligned to the left."""
 
 
@@ -532,6 +539,7 @@ def _row(stage: Stage, options: BatchOptions, start: float) -> tuple[str, ...]:
         _size(stage.largest_bytes or 0),
         "-" if stage.skew is None else f"{stage.skew:.1f}",
         _size(stage.spilled_bytes),
+        _size(stage.shuffle_write_bytes),
         ", ".join(notes),
     )
 

@@ -185,3 +185,9 @@ def test_warnings_and_limits_are_logged(caplog: pytest.LogCaptureFixture) -> Non
     ]
     for limit in ("not adaptive", "compressed", "repartition(n)", "the Master"):
         assert limit in caplog.text
+
+
+def test_a_report_of_late_events_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(BatchReportError, match=r"^http://127\.0\.0\.1:1/"):
+        adaptive_batch(session()).report()
+    assert "Spark's events are late" in caplog.text

@@ -63,6 +63,7 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ({"shuffle_read_bytes": 9000}, 8),
         ({"shuffle_read_bytes": 1}, 1),
         ({"attempt": 1}, None),
+        ({"status": "ACTIVE"}, None),
         ({"shuffle_read_bytes": 0}, None),
         ({"shuffle_read_bytes": 0, "input_bytes": 10_000}, None),
     ],
@@ -102,9 +103,10 @@ def test_a_stage_of_the_rest_api_is_read(rest: dict[str, Any]) -> None:
 def test_a_stage_that_has_just_begun_is_read(rest: dict[str, Any]) -> None:
     begun = rest["stages"][0] | {"status": "ACTIVE", "completionTime": None, "taskMetricsDistributions": None}
     running = {"launchTime": "2026-11-25T17:05:07.000GMT", "status": "RUNNING", "duration": 5}
-    found = stage_from_rest(begun | {"tasks": {"1": running, "2": {}}})
+    ended = running | {"status": "SUCCESS"}
+    found = stage_from_rest(begun | {"tasks": {"1": running, "2": {}, "3": ended}})
     assert (found.status, found.ended, found.median_bytes, found.skew) == ("ACTIVE", None, None, None)
-    assert found.task_times == ((1795626307.0, None),)
+    assert found.task_times == ((1795626307.0, 1795626307.005), (1795626307.0, None))
 
 
 def test_stages_of_streaming_queries_are_known_by_their_description(rest: dict[str, Any]) -> None:
@@ -181,7 +183,7 @@ def test_a_log_that_is_cut_off_in_an_event_is_read_as_far_as_it_goes(tmp_path: P
         "lines of the event log that cannot be read",
         "the event log has no end of the application",
     ]
-    assert "active, not by the rule" not in batch_report(cut)
+    assert batch_report(cut).splitlines()[8].split()[-1] == "active"
     assert "Warning: lines of the event log that cannot be read" in batch_report(cut)
 
 
@@ -237,6 +239,12 @@ def info(**values: Any) -> dict[str, Any]:
     return {"Stage ID": 1, "Stage Attempt ID": 0, "Stage Name": "count", "Number of Tasks": 2, **values}
 
 
+def test_an_event_without_what_is_expected_is_counted_and_left_out(tmp_path: Path) -> None:
+    log = LOG.read_text() + event("TaskEnd") + event("StageSubmitted", **{"Stage Info": None})
+    (warning,) = read_event_log(written(tmp_path / "log", log)).warnings
+    assert warning == "lines of the event log that cannot be read, as the last one where it is cut off: 2"
+
+
 def test_failed_tasks_lost_executors_and_several_cores_a_task_are_read(tmp_path: Path) -> None:
     task = {"Launch Time": 1000, "Finish Time": 3000}
     log = [
@@ -265,7 +273,15 @@ def test_a_log_of_another_job_is_judged_by_its_settings_with_a_warning(tmp_path:
 
 def test_the_table_shows_what_spark_did_beside_the_rule() -> None:
     found = application(
-        stage(number=0, name="scan", shuffle_read_bytes=0, input_bytes=3 << 30, submitted=7.0, ended=9.0),
+        stage(
+            number=0,
+            name="scan",
+            shuffle_read_bytes=0,
+            input_bytes=3 << 30,
+            submitted=7.0,
+            ended=9.0,
+            shuffle_write_bytes=1 << 20,
+        ),
         stage(),
         stage(number=4, tasks=2, spilled_bytes=2048, name="a description that is longer than its column"),
         skewed_partitions=2,
@@ -276,10 +292,10 @@ def test_the_table_shows_what_spark_did_beside_the_rule() -> None:
         "orders (app-1)",
         "Rule: 100 B a task, 1 to 8",
         "",
-        "stage  of                               at   took  tasks  rule    input  shuffle  largest  skew  spilled",
-        "    0  scan                          0.0 s  2.0 s      4     -  3.0 GiB        -    150 B   1.5        -",
-        "    3  join                          3.0 s  2.5 s      4     4        -    400 B    150 B   1.5        -",
-        "    4  a description that is lon...  3.0 s  2.5 s      2     4        -    400 B    150 B   1.5  2.0 KiB",
+        "stage  of                           at   took  tasks  rule    input  shuffle  largest  skew  spilled  written",
+        "    0  scan                      0.0 s  2.0 s      4     -  3.0 GiB        -    150 B   1.5        -  1.0 MiB",
+        "    3  join                      3.0 s  2.5 s      4     4        -    400 B    150 B   1.5        -        -",
+        "    4  a description that is...  3.0 s  2.5 s      2     4        -    400 B    150 B   1.5  2.0 KiB        -",
         "",
         "Stages that read shuffles: 2, of which 2 have from half to twice as many tasks as by the rule.",
         "Skewed partitions of joins: 2, split into 9 tasks.",
@@ -300,7 +316,7 @@ def test_the_table_says_what_is_not_as_it_should_be() -> None:
         ("3.1", "failed"),
         ("4", "active"),
     ]
-    assert lines[8].startswith("Stages that read shuffles: 2, of which 1 have")
+    assert lines[8].startswith("Stages that read shuffles: 1, of which 0 have")
     assert lines[-1] == "Warning: stages of streaming queries are left out (1): the rule is for batch jobs."
 
 
