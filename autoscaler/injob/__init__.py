@@ -1,4 +1,8 @@
-"""What a PySpark job imports: `report` shows its progress to the autoscaler, `ReactiveJob` schedules its queries."""
+"""What a PySpark job imports.
+
+`report` shows its progress to the autoscaler, `ReactiveJob` schedules its streaming queries, `adaptive_batch` gives the
+stages of its batch queries their tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,27 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.injob.report import Reporter, report
 
 if TYPE_CHECKING:
+    from autoscaler.injob.batch import AdaptiveBatch, BatchReportError, adaptive_batch, batch_report
     from autoscaler.injob.reactive import JobFailedError, ReactiveJob, reactive_conf
 
-__all__ = ["JobFailedError", "ReactiveJob", "Reporter", "reactive_conf", "report"]
+__all__ = [
+    "AdaptiveBatch",
+    "BatchReportError",
+    "JobFailedError",
+    "ReactiveJob",
+    "Reporter",
+    "adaptive_batch",
+    "batch_report",
+    "reactive_conf",
+    "report",
+]
+
+_BATCH = {"AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
     # A job that only reports loads no HTTP server.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("autoscaler.injob.reactive"), name)
+    module = "autoscaler.injob.batch" if name in _BATCH else "autoscaler.injob.reactive"
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,278 @@
+"""Flink's Adaptive Batch Scheduler for PySpark: its options as settings of Spark's adaptive execution, and a report."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoscaler.injob.batch_stages import (
+    ADVISORY,
+    INITIAL_PARTITIONS,
+    INSTEAD,
+    MIN_PARTITIONS,
+    PARALLELISM_FIRST,
+    SHUFFLE_PARTITIONS,
+    SOURCE_PARTITIONS,
+    Application,
+    BatchOptions,
+    BatchReportError,
+    read_event_log,
+    read_rest,
+    table,
+)
+from autoscaler.schedulers.batch import BatchSettings
+
+__all__ = ["AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"]
+
+SKEWED_FACTOR = 4
+"""A skewed partition has more than so many times the median (Flink's skewed-factor), and than so many volumes."""
+
+LIMITS = (
+    "the stages that read files are not adaptive: Spark splits files before it runs anything",
+    "sizes are those of compressed shuffle data, which Spark estimates up to 10 % too high",
+    "shuffles of RDDs and of repartition(n) keep the number of partitions that the program gives them",
+    "what the Master or another cluster manager decides is not seen: when workers come, and why an executor does not",
+)
+"""What Spark cannot do of Flink's scheduler, whatever the options are."""
+
+log = logging.getLogger("autoscaler.injob.batch")
+
+_SWITCHES = ("spark.sql.adaptive.enabled", "spark.sql.adaptive.coalescePartitions.enabled")
+
+
+def adaptive_batch(
+    spark: Any,  # noqa: ANN401 - a SparkSession; pyspark is not imported for the sake of its type
+    avg_data_volume_per_task: str | int = "64m",
+    min_parallelism: int = 1,
+    max_parallelism: int = 128,
+    default_source_parallelism: int | None = None,
+) -> AdaptiveBatch:
+    """Give each stage of a session's batch queries as many tasks as Flink's Adaptive Batch Scheduler would.
+
+    It sets Spark's adaptive execution in this session, for queries that are planned from now on; other sessions of the
+    application keep theirs. What keeps Spark from doing so is logged as warnings, and the job runs on. The options are
+    Flink's `execution.batch.adaptive.auto-parallelism.*`.
+
+    Args:
+        spark: the session.
+        avg_data_volume_per_task: what a task should read of shuffles: bytes, or a size as Spark writes it.
+        min_parallelism: least number of tasks of a stage that reads shuffles.
+        max_parallelism: most of them.
+        default_source_parallelism: tasks of a stage that reads files; None: as Spark chooses.
+
+    Raises:
+        ValueError: an option is wrong; the message names it.
+    """
+    options = _options(avg_data_volume_per_task, min_parallelism, max_parallelism, default_source_parallelism)
+    found = _read_conf(spark)
+    warnings = tuple(_warnings(options, found, [query.name or query.id for query in spark.streams.active]))
+    if spark.conf.get(MIN_PARTITIONS, None) is not None:
+        spark.conf.unset(MIN_PARTITIONS)
+    for key, value in batch_conf(options).items():
+        spark.conf.set(key, value)
+    for warning in warnings:
+        log.warning("%s", warning)
+    log.info("what Spark cannot do: %s", "; ".join(LIMITS))
+    return AdaptiveBatch(spark, options, warnings)
+
+
+class AdaptiveBatch:
+    """A session under `adaptive_batch`, which makes it.
+
+    Attributes:
+        options: what the rule is given.
+        warnings: what keeps Spark from following it.
+    """
+
+    def __init__(self, spark: Any, options: BatchOptions, warnings: tuple[str, ...]) -> None:  # noqa: ANN401
+        self.options = options
+        self.warnings = warnings
+        self._spark = spark
+
+    def read(self, *, with_tasks: bool = False) -> Application:
+        """The application's stages so far, by Spark's REST API; `with_tasks` with the times of each task.
+
+        Raises:
+            BatchReportError: the application has no UI, or it does not answer.
+        """
+        try:
+            context = self._spark.sparkContext
+            ui, app = context.uiWebUrl, context.applicationId
+        except Exception as error:
+            raise BatchReportError(
+                f"the session has no SparkContext here, as one of Spark Connect or one that is stopped; {INSTEAD}"
+            ) from error
+        if not ui:
+            raise BatchReportError(
+                f"Spark's REST API is off (spark.ui.enabled=false): set spark.ui.enabled=true, or {INSTEAD}"
+            )
+        _await_events(context)
+        return read_rest(ui, app, with_tasks=with_tasks)
+
+    def report(self, plot: str | Path | None = None) -> str:
+        """What the rule says for each stage and what Spark did, as a table; also as a picture in the PNG file `plot`.
+
+        Raises:
+            BatchReportError: the application has no UI, or it does not answer.
+            ModuleNotFoundError: a picture is asked for and matplotlib (extra plot) is not installed.
+            OSError: the picture cannot be written.
+        """
+        return _report(self.read(with_tasks=plot is not None), self.options, self.warnings, plot)
+
+
+def batch_report(event_log: str | Path, plot: str | Path | None = None) -> str:
+    """The report of an application from its event log, which may be cut off; the options are those of its last stage.
+
+    Args:
+        event_log: the file, or the directory `eventlog_v2_...` of a log that was rolled.
+        plot: a PNG file to draw it into.
+
+    Raises:
+        BatchReportError: it is no event log, or compressed in a way that is not read.
+        ModuleNotFoundError: a picture is asked for and matplotlib (extra plot) is not installed.
+        OSError: a file cannot be read or written.
+    """
+    application = read_event_log(event_log)
+    warnings = (
+        []
+        if application.conf.get(PARALLELISM_FIRST) == "false"
+        else ["the application did not run under adaptive_batch: the rule is applied with the settings that it had"]
+    )
+    return _report(application, _options_of(application.conf), warnings, plot)
+
+
+def _report(application: Application, options: BatchOptions, warnings: Sequence[str], plot: str | Path | None) -> str:
+    if plot is not None:
+        from autoscaler.injob.batch_plot import draw  # noqa: PLC0415 - matplotlib is an extra
+
+        draw(application, options, Path(plot))
+    return table(application, options, warnings)
+
+
+def batch_conf(options: BatchOptions) -> dict[str, str]:
+    """Spark's settings of a session for the options."""
+    rule = options.settings
+    volume = rule.avg_data_volume_per_task
+    conf = {
+        # By default Spark divides what there is among the cores, down to 1 MB a task.
+        PARALLELISM_FIRST: "false",
+        ADVISORY: f"{volume}b",
+        # Flink knows no least size, and this one counts before min_parallelism.
+        "spark.sql.adaptive.coalescePartitions.minPartitionSize": "1b",
+        # Spark merges partitions and never divides them, but for skew: it begins with the most.
+        INITIAL_PARTITIONS: str(rule.max_parallelism),
+        "spark.sql.adaptive.skewJoin.enabled": "true",
+        "spark.sql.adaptive.skewJoin.skewedPartitionFactor": str(SKEWED_FACTOR),
+        # Flink's and Spark's 256 MB for 64 MB a task, and in proportion.
+        "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": f"{SKEWED_FACTOR * volume}b",
+    }
+    if rule.min_parallelism > 1:  # Spark warns of this setting wherever it is set
+        conf[MIN_PARTITIONS] = str(rule.min_parallelism)
+    if options.default_source_parallelism is not None:
+        conf[SOURCE_PARTITIONS] = str(options.default_source_parallelism)
+        # Without it a task reads 128 MB at most, so larger files have more tasks.
+        conf["spark.sql.files.maxPartitionNum"] = str(options.default_source_parallelism)
+    return conf
+
+
+def parse_size(name: str, given: object) -> int:
+    """Bytes of a size as Spark writes it: `64m`, `1gb`, `512` (bytes), or a whole number of bytes.
+
+    Raises:
+        ValueError: it is none, or not above 0; the message names the option.
+    """
+    found = None if isinstance(given, bool) else re.fullmatch(r"(\d+)(?:([kmgtp])b?|b)?", str(given).strip().lower())
+    size = int(found[1]) << 10 * " kmgtp".index(found[2] or " ") if found else 0
+    # The threshold of skew is a multiple, and Spark reads numbers below 2 ** 63.
+    if not 0 < size < (1 << 63) // SKEWED_FACTOR:
+        raise ValueError(
+            f"{name}: is {given!r}, expected a size above 0 as Spark writes it, such as '64m' or '1g', or bytes"
+        )
+    return size
+
+
+def _options(volume: object, least: object, most: object, source: object) -> BatchOptions:
+    size = parse_size("avg_data_volume_per_task", volume)
+    least, most = _count("min_parallelism", least), _count("max_parallelism", most)
+    if least > most:
+        raise ValueError(f"min_parallelism: is {least}, expected max_parallelism ({most}) or less")
+    settings = BatchSettings(avg_data_volume_per_task=size, min_parallelism=least, max_parallelism=most)
+    parallelism = None if source is None else _count("default_source_parallelism", source)
+    return BatchOptions(settings=settings, default_source_parallelism=parallelism)
+
+
+def _count(name: str, given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given < 1 << 31:
+        raise ValueError(f"{name}: is {given!r}, expected a number of tasks of 1 or more")
+    return given
+
+
+def _options_of(conf: Mapping[str, str]) -> BatchOptions:
+    """The options that an application's settings stand for, with Spark's defaults."""
+    least = int(conf.get(MIN_PARTITIONS, "1"))
+    most = int(conf.get(INITIAL_PARTITIONS, conf.get(SHUFFLE_PARTITIONS, "200")))
+    source = conf.get(SOURCE_PARTITIONS)
+    return _options(conf.get(ADVISORY, "64m"), least, max(least, most), int(source) if source else None)
+
+
+_READ = (
+    *_SWITCHES,
+    *("spark.master", "spark.driver.memory", "spark.executor.memory", "spark.executor.cores", "spark.task.cpus"),
+    "spark.ui.enabled",
+)
+
+
+def _read_conf(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see adaptive_batch
+    return {key: value for key in _READ if (value := spark.conf.get(key, None)) is not None}
+
+
+def _warnings(options: BatchOptions, conf: Mapping[str, str], queries: Sequence[str]) -> Iterator[str]:
+    """What keeps Spark from following the options, by its settings and the active streaming queries."""
+    rule = options.settings
+    for key in _SWITCHES:
+        if conf.get(key, "true").lower() != "true":
+            yield (
+                f"{key} is false, so stages keep spark.sql.shuffle.partitions tasks whatever they read; "
+                f'spark.conf.set("{key}", "true") lets adaptive_batch work'
+            )
+    memory = _task_memory(conf)
+    if rule.avg_data_volume_per_task > memory:
+        yield (
+            f"avg_data_volume_per_task is {rule.avg_data_volume_per_task} bytes, compressed, and a task has at most "
+            f"{memory} bytes of its executor's memory: expect spilling to disk; choose a smaller volume or more memory"
+        )
+    if rule.min_parallelism > 1:
+        yield (
+            f"min_parallelism={rule.min_parallelism} is a hint to Spark (minPartitionNum): a stage can have a few more "
+            "tasks, or fewer where its keys fill fewer partitions"
+        )
+    if queries:
+        yield (
+            f"the session has streaming queries ({', '.join(map(str, queries))}): this is for batch; their batches "
+            "without state get its settings too, those with state run without adaptive execution; start "
+            "streaming queries in a session of their own (spark.newSession())"
+        )
+    if conf.get("spark.ui.enabled", "true").lower() != "true":
+        yield "spark.ui.enabled is false, so report() cannot read the stages; batch_report(path) reads the event log"
+
+
+def _task_memory(conf: Mapping[str, str]) -> int:
+    """Most bytes of heap that a task has while its executor is full, as far as the number of its cores is known."""
+    local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", conf.get("spark.master", ""))
+    key = "spark.driver.memory" if local else "spark.executor.memory"
+    cores = local[1] if local else conf.get("spark.executor.cores")
+    tasks = int(cores or "1") // int(conf.get("spark.task.cpus", "1")) if cores != "*" else 1
+    memory = conf.get(key, "1g")
+    # Spark reads memory without a unit as MiB.
+    return parse_size(key, f"{memory}m" if memory.isdecimal() else memory) // max(1, tasks)
+
+
+def _await_events(context: Any) -> None:  # noqa: ANN401 - a SparkContext
+    """Wait until the REST API shows what has happened."""
+    try:
+        context._jsc.sc().listenerBus().waitUntilEmpty(10_000)  # noqa: SLF001 - no other way
+    except Exception:
+        log.warning("Spark's events are late: the last stages may be missing in the report", exc_info=True)
