@@ -56,6 +56,7 @@ _LONGEST_ODD = 40
 VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
 _VARIABLE = re.compile(VARIABLE)
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
+_IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 _UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
@@ -324,9 +325,9 @@ class Builder:
 
     def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
         def read(key: str, inner: Node, where: str) -> Any:  # noqa: ANN401 - any type
-            if hint is str and _SECRET_NAME.search(key) and not (isinstance(inner, Scalar) and "${" in inner.text):
-                message = "looks like a secret, but is shown in logs: write ${NAME} and set that environment variable"
-                self.warnings.add(inner.line, where, message)
+            if hint is str and _SECRET_NAME.search(key) and isinstance(inner, Scalar) and "${" not in inner.text:
+                self.problems.hide(inner.text)
+                self.warnings.add(inner.line, where, _looks_secret("it"))
             return self.value(hint, inner, where)
 
         return self.entries(node, path, read)
@@ -392,6 +393,10 @@ class Builder:
                     "a file where there is one (token_file)"
                 )
                 self.warnings.add(node.line, path, message)
+            for name, value in _IN_URL.findall(text) if hint is str else ():
+                if _SECRET_NAME.search(name):
+                    self.problems.hide(value)
+                    self.warnings.add(node.line, path, _looks_secret(name))
             return node
         if "${" in _VARIABLE.sub("", text):
             raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
@@ -409,6 +414,10 @@ class Builder:
                 self.problems.hide(values[name])
         text = _VARIABLE.sub(lambda match: values[match[1]], text)
         return Scalar(node.line, text, text if hint in (str, Path, Secret) else read_plain(text))
+
+
+def _looks_secret(what: str) -> str:
+    return f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
 
 
 # A cache: resolving the types of a class takes as long as reading it, and there may be a thousand clusters.

@@ -24,7 +24,10 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger("autoscaler.daemon.event_loop")
 
 MAX_CALLS = 512
-"""Calls in threads at a time, name resolution included."""
+"""Calls in threads at a time, name resolution included, from which on a plug-in has one at a time."""
+
+MAX_THREADS = 4096
+"""Calls in threads at a time of all plug-ins."""
 
 MAX_CALLS_OF_ONE = 128
 """Those of one plug-in: one whose calls never return must not use up those of all."""
@@ -55,8 +58,8 @@ class EventLoop(asyncio.SelectorEventLoop):
             calls = list(self._calls.values())
             if calls.count(by) >= MAX_CALLS_OF_ONE:
                 raise OSError(errno.EAGAIN, f"{MAX_CALLS_OF_ONE} calls of this plug-in in threads have not returned")
-            if len(calls) >= MAX_CALLS:
-                raise OSError(errno.EAGAIN, f"{MAX_CALLS} calls in threads have not returned")
+            if len(calls) >= (MAX_CALLS if by in calls else MAX_THREADS):
+                raise OSError(errno.EAGAIN, f"{len(calls)} calls in threads have not returned")
         outcome: Future[T] = Future()
         outcome.set_running_or_notify_cancel()
 

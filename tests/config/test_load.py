@@ -274,8 +274,16 @@ def test_a_secret_in_clear_text_is_warned_of(accepted: Accepted, good: str, tmp_
 
 def test_a_name_like_that_of_a_secret_gives_a_warning(accepted: Accepted, good: str) -> None:
     (warning,) = accepted(good.replace("name: lag}", "name: lag, match: {X-Api-Key: hunter22, host: a}}")).warnings
-    assert ":10: clusters.demo.metrics.lag.match.X-Api-Key: looks like a secret, but is shown in logs" in warning
+    assert ":10: clusters.demo.metrics.lag.match.X-Api-Key: it looks like a secret in clear text" in warning
     assert "hunter" not in warning
+
+
+def test_a_secret_in_an_address_gives_a_warning_and_is_hidden(accepted: Accepted, good: str) -> None:
+    text = good.replace("http://127.0.0.1:9090", "http://a/x?page=seven&api_key=hunter22#top")
+    config = accepted(text)
+    (warning,) = config.warnings
+    assert ":2: sources.main.url: api_key looks like a secret in clear text: write ${NAME}" in warning
+    assert config.secrets == {"hunter22"}
 
 
 def test_the_value_of_a_variable_is_not_searched_for_secrets(accepted: Accepted, good: str) -> None:

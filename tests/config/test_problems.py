@@ -734,6 +734,17 @@ clusters:
                 "type: hpa\n        metrics:\n          - {type: average_value, metric: busy, target: 70}",
                 "19: clusters.demo.policies.p.metrics[0].target",
             ),
+            (
+                "type: aws-target-tracking\n        metric: busy\n        target: 70",
+                "19: clusters.demo.policies.p.target",
+            ),
+            (
+                (
+                    "type: aws-step\n        metric: busy\n        threshold: 70\n        comparison: '>='\n        "
+                    "steps: [{lower: 0, adjustment: 1}]"
+                ),
+                "19: clusters.demo.policies.p.threshold",
+            ),
         ],
     )
     def test_a_percentage_of_a_share_is_refused(self, refused: Refused, policy: str, line: str) -> None:

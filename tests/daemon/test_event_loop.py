@@ -156,6 +156,7 @@ def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor
 ) -> None:
     monkeypatch.setattr(event_loop, "MAX_CALLS_OF_ONE", 2)
     monkeypatch.setattr(event_loop, "MAX_CALLS", 3)
+    monkeypatch.setattr(event_loop, "MAX_THREADS", 4)
 
     async def main() -> None:
         one, other, last = Plugin(), Plugin(), Plugin()
@@ -168,7 +169,12 @@ def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor
         hanging.append(asyncio.create_task(other.call(dns.release)))
         await started(*hanging)
         with pytest.raises(OSError, match="3 calls in threads have not returned"):
-            await asyncio.create_task(last.call(dns.release))
+            await asyncio.create_task(other.call(dns.release))
+        # However many hang, one that does not has its turn.
+        hanging.append(asyncio.create_task(last.call(dns.release)))
+        await started(*hanging)
+        with pytest.raises(OSError, match="4 calls in threads have not returned"):
+            await asyncio.create_task(Plugin().call(dns.release))
         # A reload and a scrape still find a thread.
         assert await asyncio.to_thread(sum, (1, 2)) == 3
         for task in hanging:

@@ -284,6 +284,13 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     assert samples[("autoscaler_rescale_in_flight", "a")] == 0
     assert samples[("autoscaler_tick_lateness_seconds_count",)] > 2
     assert samples[("autoscaler_store_ok",)] == samples[("autoscaler_last_reload_successful",)] == 1
+    assert samples[("autoscaler_unexpected_errors_total", "a")] == 0
+    house.source.failures["load"] = ZeroDivisionError("a defect")
+
+    async def defective() -> bool:
+        return (await house.samples())[("autoscaler_unexpected_errors_total", "a")] >= 1
+
+    await house.until(defective)
     house.source.failures.clear()
 
     async def back() -> bool:

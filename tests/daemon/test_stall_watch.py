@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 
@@ -128,6 +129,9 @@ def test_a_plug_in_that_blocks_the_daemon_is_named_and_counted(place: Place, tmp
     assert line["task"] == "a: metric load"
     assert "Wave.block" in line["stack"]
     assert get(f"{place.url()}/api/v1/clusters")[0] == 200
+    with urllib.request.urlopen(f"{place.url()}/metrics", timeout=60) as answer:  # noqa: S310 - the daemon of this test
+        metrics = answer.read().decode()
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(60) == 0
+    assert "autoscaler_loop_stalls_total 1.0" in metrics
     assert sum("held up" in each["message"] for each in place.lines()) == 1

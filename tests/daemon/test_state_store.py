@@ -324,7 +324,13 @@ async def keep_many(store: SqliteStateStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"this is not a database, but it is long enough" * 100, b"SQLite format 3\0junk" * 300]
+    "content",
+    [
+        b"",
+        b"this is not a database, but it is long enough" * 100,
+        b"SQLite format 3\0junk" * 300,
+        bytes(range(55, 255)),
+    ],
 )
 async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)

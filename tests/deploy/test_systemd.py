@@ -208,6 +208,7 @@ def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     # 2: the configuration is not usable.
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", "2")
+    assert (service["MemoryDenyWriteExecute"], service["MemoryMax"]) == ("yes", "1G")
     # Java makes code while it runs, and the workers are part of the unit.
     local = settings("local-workers.conf")
     assert (local["MemoryDenyWriteExecute"], local["MemoryMax"], local["PrivateUsers"]) == ("no", "infinity", "no")

@@ -10,7 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.core.model import Observation, Reading, Reason, View
+from autoscaler.core.model import (
+    AMOUNT,
+    Behaviour,
+    ClusterSpec,
+    ClusterState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Policy,
+    Range,
+    Reading,
+    Reason,
+    View,
+)
+from autoscaler.core.step import step
+from autoscaler_policies.aws.rules import Step
+from autoscaler_policies.aws.step_scaling import AwsStep, Comparison
 from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 
 Make = Callable[..., View]
@@ -329,3 +345,40 @@ def test_is_total_stays_within_limits_and_never_goes_down_on_what_is_missing(
 def test_its_levels_are_the_bounds_of_its_rules() -> None:
     policy = Threshold(up=(Rule(metric="cpu", above=0.8),), down=(Rule(metric="lag", below=1.0, percent=50),))
     assert policy.levels == (("cpu", 0.8), ("lag", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rules", "ranges"),
+    [
+        ({"up": (Rule(metric="queue", above=100.0),), "down": (Rule(metric="queue", below=10.0),)}, {"queue": AMOUNT}),
+        ({"up": (Rule(metric="queue", above=10.0),), "down": (Rule(metric="queue", below=0.0),)}, {"queue": AMOUNT}),
+        ({"up": (Rule(metric="growth", above=100.0),), "down": (Rule(metric="growth", below=-10.0),)}, {}),
+        ({"up": (Rule(metric="growth", above=0.0),)}, {}),
+    ],
+)
+def test_a_metric_with_positive_bounds_is_an_amount(
+    rules: dict[str, tuple[Rule, ...]], ranges: dict[str, Range]
+) -> None:
+    assert Threshold(**rules).ranges == ranges
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Threshold(down=(Rule(metric="queue", below=10.0),)),
+        AwsStep(metric="queue", threshold=10.0, comparison=Comparison.BELOW, steps=(Step(upper=0.0, adjustment=-1),)),
+    ],
+)
+def test_a_negative_amount_never_lowers_the_size(policy: Policy) -> None:
+    spec = ClusterSpec(
+        name="c", limits=Limits(1, 9), policies=(NamedPolicy("p", policy),), metrics=("queue",), down=Behaviour()
+    )
+    for value, size in ((5.0, 3), (-500.0, 4)):
+        state = ClusterState()
+        for number in range(40):
+            at = NOW + seconds(15 * number)
+            observation = Observation(at=at, desired=4, ready=4, metrics={"queue": Reading(value, at)})
+            state, decision = step(spec, state, observation)
+            if decision.desired != 4:
+                break
+        assert decision.desired == size

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autoscaler.clients import kubernetes
 from autoscaler.clients.kubernetes import proxy_of
 from autoscaler.core.model import Bound
 from autoscaler.ports import (
@@ -30,6 +31,7 @@ from autoscaler.ports import (
     UnavailableError,
     Worker,
 )
+from autoscaler.targets.kubernetes import watch
 from autoscaler.targets.kubernetes.pods import is_worker
 from autoscaler.targets.kubernetes.target import Kubernetes, Target, Watch
 from autoscaler.testing import LocalShared
@@ -441,7 +443,8 @@ async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(c
 async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_and_may_be_granted_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.4)
+    assert watch.MAX_REFUSED_PAUSE == kubernetes.MAX_HOLD == 60, "seconds between two attempts at most"
+    monkeypatch.setattr(watch, "MAX_REFUSED_PAUSE", 0.4)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     refused = [
         cluster.server.fault(verb, "refuse", HPAS, refusal=_forbidden(verb, HPAS), times=10**6)

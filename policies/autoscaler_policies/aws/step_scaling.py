@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import (
     AdjustmentType,
     Aggregation,
@@ -46,7 +46,7 @@ class AwsStep:
 
     Attributes:
         metric: name of the metric.
-        threshold: the alarm's threshold, in the metric's unit.
+        threshold: the alarm's threshold, in the metric's unit. Above 0, a negative reading counts as missing.
         comparison: when a value breaches it: `>=`, `>`, `<=` or `<`.
         steps: what to do for which distance from the threshold; without overlap or gap.
         adjustment_type: what a step's adjustment is: ChangeInCapacity, ExactCapacity or PercentChangeInCapacity;
@@ -106,6 +106,16 @@ class AwsStep:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return (self.metric,)
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metric with."""
+        return ((self.metric, self.threshold),)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metric can be: with a threshold above 0 it is an amount."""
+        return {self.metric: AMOUNT} if self.threshold > 0 else {}
 
     @property
     def lookback(self) -> timedelta:

@@ -74,6 +74,11 @@ class AwsTargetTracking:
         return (self.metric,)
 
     @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metric with; the target of a backlog is computed."""
+        return () if self.target is None else ((self.metric, self.target),)
+
+    @property
     def ranges(self) -> Mapping[str, Range]:
         """What its metrics can be."""
         return {self.metric: AMOUNT}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ZERO, ParameterError, Range, Reading, Reason, Recommendation, View
 from autoscaler_policies.shared.checks import ABOVE_0, FINITE, FROM_0S, METRIC, at_least, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
@@ -139,7 +140,8 @@ class Threshold:
 
     Of several rules that fire the one that asks for the largest size counts. Down rules count only when no up
     rule fires and every metric of every rule can be trusted; one number per replica counts for a down rule
-    only when every replica that is up has one. When no rule fires the size is to stay; without any down rule it
+    only when every replica that is up has one. A negative reading counts as missing where all bounds of its metric are
+    0 or more and one is above. When no rule fires the size is to stay; without any down rule it
     abstains then, unless an up rule is beyond its bound and only not yet for long enough.
 
     Attributes:
@@ -181,6 +183,16 @@ class Threshold:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return tuple(dict.fromkeys(rule.metric for rule in (*self.up, *self.down)))
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be: a metric with a bound above 0, and with none below, is an amount."""
+        least: dict[str, float] = {}
+        most: dict[str, float] = {}
+        for metric, bound in self.levels:
+            least[metric] = min(bound, least.get(metric, bound))
+            most[metric] = max(bound, most.get(metric, bound))
+        return {metric: AMOUNT for metric in least if least[metric] >= 0 < most[metric]}
 
     @property
     def lookback(self) -> timedelta:
