@@ -6,9 +6,7 @@ Three servers are polled: the Master (`/json/`), the driver (`/api/v1/...`) and 
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypeVar
@@ -16,7 +14,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from autoscaler.clients.http import Answer, Endpoint, Fetched, JsonClient, StatusError, check_url
+from autoscaler.clients.answer import Answer
+from autoscaler.clients.http import Endpoint, Fetched, JsonClient, StatusError, check_url
+from autoscaler.clients.spark_environment import read_settings
+from autoscaler.clients.spark_progress import Count, Instant, Run
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, RefusedError, Shared
 
@@ -27,136 +28,6 @@ FORMAT = 1
 
 LARGEST_ANSWER = 16 * 1024 * 1024
 SHARE = 0.45  # of the time-out for one answer: the driver is polled after the report
-
-# The bounds keep sums and dates of wrong answers from overflowing.
-Instant = Annotated[float, Field(allow_inf_nan=False, ge=0, lt=1e11)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Position = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-
-
-class SourceProgress(Answer):
-    """One source in a batch; offsets are summed over the source's partitions, None where it does not report."""
-
-    description: str = ""
-    rows: Count | None = None
-    start: Position | None = None
-    end: Position | None = None
-    latest: Position | None = None
-    partitions: Count | None = None
-    start_partitions: Annotated[Count | None, Field(alias="startPartitions")] = None
-
-
-class StateProgress(Answer):
-    """One stateful operator in a batch."""
-
-    operator: str | None = None
-    rows: int | None = None
-    partitions: Count | None = None
-
-
-class Batch(Answer):
-    """One completed batch; times are the driver's, in seconds since 1970.
-
-    Attributes:
-        steady: `received` on a clock that is never set.
-        idle: when the query last reported that it was idle before this batch ended.
-    """
-
-    number: Annotated[int, Field(alias="batchId")]
-    start: Instant
-    received: Instant
-    steady: Instant | None = None
-    idle: Instant | None = None
-    rows: Count | None = None
-    durations: Annotated[dict[str, Position], Field(alias="durationMs", default_factory=dict)]
-    sources: tuple[SourceProgress, ...] = ()
-    state: tuple[StateProgress, ...] = ()
-
-    @property
-    def length(self) -> float:
-        """Seconds from the trigger to the end of the batch."""
-        execution = self.durations.get("triggerExecution")
-        return max(0.0, self.received - self.start if execution is None else execution / 1000)
-
-    @property
-    def end(self) -> float:
-        """When the batch was committed."""
-        return self.start + self.length
-
-    @property
-    def head(self) -> int | None:
-        """The newest position of all sources at the start of the batch, or None when one does not report."""
-        return _sum(source.latest for source in self.sources)
-
-    @property
-    def done(self) -> int | None:
-        """The position up to which the batch has read, or None when a source does not report."""
-        return _sum(source.end for source in self.sources)
-
-    @property
-    def left(self) -> int | None:
-        """What the batch left behind: what was there when it started, less what it read."""
-        head, done = self.head, self.done
-        return None if head is None or done is None else max(0, head - done)
-
-    @property
-    def records(self) -> int | None:
-        """Records read: how far the sources' positions moved, else the rows that Spark counted.
-
-        A partition that was added has a position of its own, which is not progress.
-        """
-        ways = [
-            source.end - source.start
-            for source in self.sources
-            if source.end is not None
-            and source.start is not None
-            and source.start_partitions in {None, source.partitions}
-        ]
-        if ways and len(ways) == len(self.sources) and min(ways) >= 0:
-            return sum(ways)
-        return self.rows
-
-    @property
-    def state_partitions(self) -> int | None:
-        """Partitions of the state, the largest of its operators; None for a query without state."""
-        return max((operator.partitions for operator in self.state if operator.partitions), default=None)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    given = list(values)
-    known = [value for value in given if value is not None]
-    return sum(known) if known and len(known) == len(given) else None
-
-
-class Run(Answer):
-    """One run of one query; times are the driver's, in seconds since 1970."""
-
-    query: Annotated[str, Field(alias="id")]
-    run: Annotated[str, Field(alias="runId")]
-    name: str | None = None
-    trigger: str | None = None
-    started: Instant
-    restarts: Count = 0
-    idle: Instant | None = None
-    terminated: Instant | None = None
-    exception: str | None = None
-    progress: tuple[Batch, ...] = ()
-
-    @property
-    def interval(self) -> float:
-        """The trigger's interval in seconds, 0 when batches start as fast as possible."""
-        found = re.fullmatch(r"ProcessingTimeTrigger\((\d+)\)", self.trigger or "")
-        return int(found[1]) / 1000 if found else 0.0
-
-    @property
-    def once(self) -> bool:
-        """Whether it ends when it has read what was there at its start."""
-        return self.trigger in {"AvailableNowTrigger", "OneTimeTrigger"}
-
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        return f"query {self.name or self.query}"
 
 
 class ReportedApplication(Answer):
@@ -314,11 +185,7 @@ class SparkApi:
         """The settings the Master was started with, or None when it does not show them (Spark before 4.0)."""
         if self.parameters.master is None:
             return None
-        page = await (await self._client(self.parameters.master)).text("/environment/")
-        if "Spark Properties" not in page:
-            return None
-        rows = re.findall(r"<td>(spark\.[^<]*)</td>\s*<td>([^<]*)</td>", page)
-        return {html.unescape(key).strip(): html.unescape(value).strip() for key, value in rows}
+        return read_settings(await (await self._client(self.parameters.master)).text("/environment/"))
 
     async def decommission(self, host: str) -> None:
         """Have the Master decommission all workers on a host.

@@ -15,8 +15,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from autoscaler.clients.spark import Batch
-from autoscaler.clients.spark import Run as Query
+from autoscaler.clients.spark_progress import Batch
+from autoscaler.clients.spark_progress import Run as Query
 from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
 from autoscaler.core.step import step
 from autoscaler.demo.environment import PARTITIONS
@@ -26,7 +26,7 @@ from autoscaler.demo.sink import Account, Arrival
 from autoscaler.ports import EdgeError
 from autoscaler.schedulers.spark import SparkSettings
 from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec
-from autoscaler.sources.spark import METRICS, Metric, Snapshot
+from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot
 
 TICK = 0.25
 """Seconds of one step here. A step of the plant is longer: all its times are multiplied by that factor."""

@@ -15,7 +15,6 @@ from autoscaler.clients.spark import (
     Executor,
     Master,
     Report,
-    Run,
     SparkApi,
     SparkParameters,
     Stage,
@@ -24,6 +23,7 @@ from autoscaler.clients.spark import (
     milliseconds,
     seconds,
 )
+from autoscaler.clients.spark_progress import Run
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
 

@@ -9,7 +9,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from autoscaler.engines.spark import Spark as SparkEngine
-from autoscaler.sources.spark import Metric, Spark, SparkQuery
+from autoscaler.sources.spark import Spark, SparkQuery
+from autoscaler.sources.spark_metrics import Metric
 from autoscaler.testing import EngineContract, SourceContract
 from tests.sources.test_spark_server import FakeSpark
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.clients.spark import Executor, Master, Run, milliseconds, seconds
+from autoscaler.clients.spark import Executor, Master, milliseconds, seconds
+from autoscaler.clients.spark_progress import Run
 from autoscaler.engines.spark import Facts, Spark, WidestStage, examine
 from autoscaler.ports import Severity
 from autoscaler.sources.spark import Spark as Source

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.clients.spark import Batch, Run
+from autoscaler.clients.spark_progress import Batch, Run
 from autoscaler.injob.reactive import measures
 from autoscaler.injob.reactive.measures import KEPT, Meter, Meters
 from autoscaler.injob.reactive.snapshot import Executor, Measures

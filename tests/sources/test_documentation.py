@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoscaler.sources.spark import Metric
+from autoscaler.sources.spark_metrics import Metric
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "spark.md").read_text()
 

@@ -22,7 +22,8 @@ from autoscaler.core.model import EngineStatus, JobState, Reading
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.injob.report import trim
 from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
-from autoscaler.sources.spark import Metric, Spark, SparkQuery
+from autoscaler.sources.spark import Spark, SparkQuery
+from autoscaler.sources.spark_metrics import Metric
 from autoscaler.testing import EngineContract, SourceContract
 
 T = TypeVar("T")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from autoscaler.clients.spark import Batch, Run
+from autoscaler.clients.spark_progress import Batch, Run
 from autoscaler.injob.reactive.snapshot import Executor, Measures
 from autoscaler.injob.report import read_trigger, trim
 from autoscaler.ports import AnswerError
-from autoscaler.sources.spark import METRICS, Metric, Snapshot
+from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot
 
 WINDOW = 5.0
 """Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""

@@ -1,0 +1,17 @@
+"""The page `/environment/` of Spark's web UIs: the settings that a process was started with."""
+
+from __future__ import annotations
+
+import html
+import re
+
+
+def read_settings(page: str) -> dict[str, str] | None:
+    """The Spark settings that a page shows, secrets masked by Spark; None where it is another page (before Spark 4.0).
+
+    A setting that is not there has Spark's default.
+    """
+    if "Spark Properties" not in page:
+        return None
+    rows = re.findall(r"<td>(spark\.[^<]*)</td>\s*<td>([^<]*)</td>", page)
+    return {html.unescape(key).strip(): html.unescape(value).strip() for key, value in rows}

@@ -1,0 +1,460 @@
+"""Metrics of a Spark Structured Streaming query, computed: pure functions of a snapshot.
+
+Positions are the sources' offsets summed over partitions; for Kafka, and for most sources that report their
+newest offset, they count records. Times are the driver's clock, so that no two clocks are ever compared; only
+ages leave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from autoscaler.clients.spark_progress import Batch, Run
+from autoscaler.ports import AnswerError
+
+CLOCK_TOLERANCE = 5.0
+BETWEEN_BATCHES = 1.0
+IDLE_SLACK = 5.0
+MIN_TRUSTED = 60.0
+TRUSTED_WINDOWS = 4
+TRUSTED_BATCHES = 10
+STEP_FACTOR = 1.25
+NOISE_FACTOR = 3.0
+BACKLOG_SHARE = 0.05
+BACKLOG_SECONDS = 0.25
+BACKLOG_RECORDS = 2
+MAX_PAUSE = 0.2
+RECORDS_PER_OFFSET = (0.1, 4.0)
+MIN_ROWS = 20
+STALL_FACTOR = 3.0
+STALL_BATCHES = 20
+
+
+class Metric(StrEnum):
+    """The metrics of a query."""
+
+    LAG = "lag"
+    LAG_SECONDS = "lag_seconds"
+    ARRIVALS = "arrivals"
+    THROUGHPUT = "throughput"
+    SATURATION = "saturation"
+    UTILIZATION = "utilization"
+    BATCH_TIME = "batch_time"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value and the driver's time at which it was true."""
+
+    value: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a query's metrics are computed from.
+
+    Attributes:
+        run: the run of the query, with its last batches.
+        now: the driver's clock.
+        steady: the same on a clock that is never set; None when it is not reported.
+        window: seconds over which is averaged.
+        working: whether a job of the query is running; None when the driver could not be reached.
+        changes: when executors were added and removed, in any order.
+        idle_every: after this many seconds without data Spark reports that the query is idle.
+    """
+
+    run: Run
+    now: float
+    window: float
+    working: bool | None = None
+    changes: tuple[float, ...] = ()
+    idle_every: float = 10.0
+    steady: float | None = None
+
+
+def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
+    """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
+
+    Raises:
+        AnswerError: the query has ended, no batch has completed, the newest one is in the future, or the
+            driver's clock was set since.
+    """
+    run = snapshot.run
+    if run.terminated is not None:
+        why = f": {run.exception}" if run.exception else ""
+        raise AnswerError(f"{run.label} ended {snapshot.now - run.terminated:.0f} s ago{why}")
+    kept: list[Batch] = []
+    before: Batch | None = None
+    for batch in run.progress:
+        if before is not None and abs(_clock_set(before, batch)) > CLOCK_TOLERANCE:
+            kept.clear()  # and this batch began on the clock as it was, or as it is now: unknown
+        elif kept and _jumped_back(kept[-1], batch):
+            kept = [batch]
+        else:
+            kept.append(batch)
+        before = batch
+    if before is None:
+        raise AnswerError(f"{run.label} has not completed a batch yet")
+    if not kept:
+        raise AnswerError(f"{run.label}: the clock of its driver was set during its last batch; waiting for the next")
+    if max(kept[-1].start, kept[-1].received) > snapshot.now + CLOCK_TOLERANCE:
+        raise AnswerError(
+            f"{run.label}: its last batch is {kept[-1].start - snapshot.now:.0f} s in the future of its "
+            "driver's clock, "
+            "so the clock was set back; waiting for the next batch"
+        )
+    jump = clock_jump(kept[-1].received, kept[-1].steady, snapshot.now, snapshot.steady)
+    if abs(jump) > CLOCK_TOLERANCE:
+        raise AnswerError(
+            f"{run.label}: the clock of its driver was set by {jump:+.0f} s since its last batch; "
+            "waiting for the next batch"
+        )
+    return tuple(kept)
+
+
+def _clock_set(before: Batch, after: Batch) -> float:
+    return clock_jump(before.received, before.steady, after.received, after.steady)
+
+
+def clock_jump(before: float, steady_before: float | None, after: float, steady_after: float | None) -> float:
+    """Seconds by which a clock was set between two times, measured by one that is never set; 0 without that one."""
+    if steady_before is None or steady_after is None:
+        return 0.0
+    return (after - before) - (steady_after - steady_before)
+
+
+def _jumped_back(before: Batch, after: Batch) -> bool:
+    if after.number <= before.number or after.start <= before.start:
+        return True
+    for old, new in ((before.head, after.head), (before.done, after.done)):
+        if (old is None) != (new is None):
+            return True
+        if old is not None and new is not None and new < old:
+            return True
+    # A partition that is added brings a position of its own, which is no growth.
+    return [source.partitions for source in before.sources] != [source.partitions for source in after.sources]
+
+
+def is_idle(snapshot: Snapshot, last: Batch) -> bool:
+    """Whether the query is waiting for data, as opposed to working, being between two batches, or stuck."""
+    if snapshot.working is True or (last.left or 0) > 0:
+        return False
+    alive = max(last.received, snapshot.run.idle or 0.0)
+    silence = max(snapshot.idle_every, 2 * snapshot.run.interval) + IDLE_SLACK
+    if snapshot.now - alive > silence:
+        return False
+    if snapshot.working is None:
+        return (snapshot.run.idle or 0.0) > last.received
+    # The next batch may have run its job already while its progress is still on the way.
+    lengths = [batch.length for batch in snapshot.run.progress[-3:]]
+    return snapshot.now - last.end > BETWEEN_BATCHES + 1.5 * max(lengths)
+
+
+def paused_at(snapshot: Snapshot, last: Batch) -> float | None:
+    """When the query reported that it had nothing to do, if that was after its last batch."""
+    idle_at = snapshot.run.idle
+    return idle_at if idle_at is not None and idle_at > last.received and not last.left else None
+
+
+def head_known(snapshot: Snapshot, last: Batch) -> float:
+    """Until when it is known that no record has arrived since the last batch was admitted."""
+    if not is_idle(snapshot, last):
+        return max(last.start, paused_at(snapshot, last) or 0.0)
+    if snapshot.run.interval:
+        # New data is seen at the next trigger; triggers fire at multiples of the interval.
+        return max(last.start, snapshot.now - snapshot.now % snapshot.run.interval)
+    return snapshot.now
+
+
+def position(batch: Batch, what: str) -> int:
+    """The newest position a batch saw. Raises AnswerError when a source does not report or counts something else."""
+    head = batch.head
+    if head is None:
+        silent = next((source for source in batch.sources if source.latest is None), None)
+        name = silent.description if silent else "the query"
+        raise AnswerError(
+            f"{what} is unknown: {name} does not report its newest offset; "
+            "use a source that does (Kafka, or a Python data source with reportLatestOffset), or have the job count "
+            "what waits: report(spark, waiting=...)"
+        )
+    return head
+
+
+def check_unit(known: Sequence[Batch]) -> None:
+    """Raise AnswerError when offsets plainly do not count records (seconds, bytes, files)."""
+    rows = way = 0
+    for batch in known:
+        records = batch.records
+        if batch.rows and records is not None and batch.done is not None:
+            rows += batch.rows
+            way += records
+    if rows < MIN_ROWS or way == 0:
+        return
+    least, most = RECORDS_PER_OFFSET
+    if not least <= rows / way <= most:
+        raise AnswerError(
+            f"the offsets of {known[-1].sources[0].description} do not count records: "
+            f"{rows} rows were read while they moved by {way}"
+        )
+
+
+def arrivals(snapshot: Snapshot) -> Value:
+    """Records per second offered: how fast the newest position grows."""
+    known = batches(snapshot)
+    if snapshot.run.once:
+        raise AnswerError(
+            f"{snapshot.run.label} reads what was there when it started and ends ({snapshot.run.trigger}), so "
+            "the rate of "
+            "arrivals cannot be seen; use a processing-time trigger"
+        )
+    points = _points(known)
+    check_unit(known)
+    until = head_known(snapshot, known[-1])
+    if until > known[-1].start:
+        points.append((until, points[-1][1]))
+    rate = growth(points, snapshot.window)
+    if rate is None:
+        raise AnswerError(f"{snapshot.run.label}: the rate of arrivals needs two batches, there is one")
+    return Value(rate, points[-1][0])
+
+
+def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
+    """When which position was the newest: at the start of each batch, and at the end of a pause before it."""
+    points: list[tuple[float, float]] = []
+    before: Batch | None = None
+    for batch in known:
+        idle_at = batch.idle
+        if before is not None and idle_at is not None and before.received < idle_at < batch.start and not before.left:
+            points.append((idle_at, points[-1][1]))
+        points.append((batch.start, float(position(batch, "the rate of arrivals"))))
+        before = batch
+    return points
+
+
+def growth(points: Sequence[tuple[float, float]], window: float) -> float | None:
+    """How fast positions grow, per second, over the window before the newest; None with fewer than two.
+
+    After a step upwards only what arrived since counts: the newest two intervals or more (or one of a third of
+    the window) that all exceed what was before by a quarter and by what chance explains. A step downwards is
+    averaged over the window: it is not urgent, and too low a rate would be dangerous.
+    """
+    newest = points[-1][0] if points else 0.0
+    spans: list[tuple[float, float]] = []
+    for (t0, p0), (t1, p1) in itertools.pairwise(points):
+        inside = t1 - max(t0, newest - window)
+        if inside > 0 and t1 > t0:
+            spans.append((inside, (p1 - p0) * inside / (t1 - t0)))
+    if not spans:
+        return None
+    time_all, count_all = sum(dt for dt, _ in spans), sum(count for _, count in spans)
+    rates = [count_all / time_all]
+    time_since = count_since = 0.0
+    for index in range(len(spans) - 1, 0, -1):
+        dt, count = spans[index]
+        time_since, count_since = time_since + dt, count_since + count
+        before = max(0.0, (count_all - count_since) / max(time_all - time_since, 1e-9))
+        enough = len(spans) - index >= 2 or time_since >= window / 3  # noqa: PLR2004 - one may be chance
+        if enough and all(
+            count > STEP_FACTOR * before * dt + NOISE_FACTOR * math.sqrt(max(1.0, before * dt))
+            for dt, count in spans[index:]
+        ):
+            rates.append(count_since / time_since)
+    return max(rates)
+
+
+def lag(snapshot: Snapshot) -> Value:
+    """Records waiting: what the last batch left, and what has arrived since it was admitted."""
+    known = batches(snapshot)
+    last = known[-1]
+    position(last, "lag")
+    check_unit(known)
+    if last.left is None:
+        raise AnswerError("lag is unknown: a source does not report up to where it has read")
+    waiting = is_idle(snapshot, last)
+    pause = paused_at(snapshot, last)
+    if pause is not None and not waiting:
+        raise AnswerError(
+            f"{snapshot.run.label} had nothing to do {snapshot.now - pause:.0f} s ago and has now; "
+            "how much waits is not known before a batch has ended"
+        )
+    quiet = snapshot.now - last.end
+    trusted = max(MIN_TRUSTED, TRUSTED_WINDOWS * snapshot.window, TRUSTED_BATCHES * max(b.length for b in known))
+    if not waiting and quiet > trusted:
+        what = "a batch is running" if snapshot.working else "no batch is seen running and the query is not idle"
+        raise AnswerError(
+            f"{snapshot.run.label} has completed no batch for {quiet:.0f} s ({what}; its longest took "
+            f"{max(b.length for b in known):.0f} s): it is stuck, and its lag can no longer be guessed"
+        )
+    try:
+        rate = arrivals(snapshot).value
+    except AnswerError:
+        return Value(float(last.left), last.start)  # the first batch: true when it started, and dated so
+    return Value(last.left + rate * (snapshot.now - head_known(snapshot, last)), snapshot.now)
+
+
+def lag_seconds(snapshot: Snapshot) -> Value:
+    """Seconds of arrivals that are waiting: lag divided by arrivals."""
+    waiting, rate = lag(snapshot), arrivals(snapshot)
+    if waiting.value == 0:
+        return waiting
+    if rate.value == 0:
+        raise AnswerError(f"{waiting.value:.0f} records wait and none arrive, so lag in seconds has no meaning")
+    return Value(waiting.value / rate.value, waiting.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The batches that throughput, saturation and batch time are taken from.
+
+    Attributes:
+        batches: oldest first; empty when the query is idle for the whole window.
+        until: up to when the time after the last batch counts as idle.
+        settled: whether all of them ran on one set of slots, warm.
+    """
+
+    batches: tuple[Batch, ...]
+    until: float
+    settled: bool
+
+
+def left_backlog(batch: Batch, rate: float) -> bool:
+    """Whether a batch left work behind: more than what arrived between admitting and polling."""
+    left = batch.left or 0
+    return left > max(BACKLOG_SHARE * (batch.records or 0), BACKLOG_SECONDS * rate, BACKLOG_RECORDS)
+
+
+def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
+    """Choose the batches that represent the present.
+
+    Those that ended within the window (at least the last), but not across a change of the executors: the
+    first batch that ends after a change is slow (cold processes) and ran on two sets of slots, so it is left
+    out; until a later one has ended, the batches before the change are taken, dated accordingly. With triggers as
+    fast as possible the newest batches that agree on whether they left work behind are taken alone when there
+    are two.
+    """
+    last = known[-1]
+    waiting = is_idle(snapshot, last)
+    since = (snapshot.now if waiting else last.end) - snapshot.window
+    recent = tuple(batch for batch in known if batch.end > since)
+    if not recent and waiting:
+        return Selection((), snapshot.now, settled=True)
+    recent = recent or (last,)
+    until = snapshot.now if waiting else last.end
+    settled = True
+    change = max((at for at in (*snapshot.changes, snapshot.run.started) if at <= snapshot.now), default=-math.inf)
+    cold = next((batch.end for batch in known if batch.end > change), math.inf)
+    if recent[0].start < cold:
+        after = tuple(batch for batch in recent if batch.start >= cold)
+        before = tuple(batch for batch in known if change - snapshot.window < batch.end <= change)
+        if after:
+            recent = after
+        elif before and not waiting:
+            recent, until = before, before[-1].end
+        else:
+            settled = False
+    if not snapshot.run.interval and not waiting:
+        rate = _rate(known, snapshot.window)
+        state = left_backlog(recent[-1], rate)
+        same = tuple(itertools.takewhile(lambda batch: left_backlog(batch, rate) == state, reversed(recent)))[::-1]
+        if len(same) >= 2:  # noqa: PLR2004 - one batch may be chance
+            recent = same
+    return Selection(recent, until, settled)
+
+
+def _rate(known: Sequence[Batch], window: float) -> float:
+    points = [(batch.start, float(batch.head)) for batch in known if batch.head is not None]
+    return growth(points, window) or 0.0
+
+
+def _covered(chosen: Selection, interval: float) -> list[tuple[Batch, float]]:
+    """Each batch with the seconds until the next one began, or until it would have."""
+    ends = [batch.start for batch in chosen.batches[1:]]
+    last = chosen.batches[-1]
+    ends.append(max(last.end, last.start + interval, chosen.until))
+    return [(batch, end - batch.start) for batch, end in zip(chosen.batches, ends, strict=True)]
+
+
+def throughput(snapshot: Snapshot) -> Value:
+    """Records per second that completed batches have processed."""
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
+    if not chosen.batches:
+        return Value(0.0, chosen.until)
+    parts = _covered(chosen, snapshot.run.interval)
+    records = [batch.records for batch, _ in parts]
+    if any(count is None for count in records):
+        raise AnswerError(f"{snapshot.run.label}: Spark does not report how many rows its batches read")
+    span = sum(seconds for _, seconds in parts)
+    if span <= 0:
+        raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
+    return Value(sum(count or 0 for count in records) / span, chosen.until)
+
+
+def saturation(snapshot: Snapshot) -> Value:
+    """How busy the query is with all the work it could take, 0 to 1; from 0.95 its throughput is its capacity."""
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
+    if not chosen.batches:
+        return Value(0.0, chosen.until)
+    if not chosen.settled:
+        raise AnswerError(f"{snapshot.run.label}: its executors have changed, and no whole batch has run on them yet")
+    parts = _covered(chosen, snapshot.run.interval)
+    span = sum(seconds for _, seconds in parts)
+    if span <= 0:
+        raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
+    rate = _rate(known, snapshot.window)
+    busy = 0.0
+    for batch, seconds in parts:
+        if is_stalled(batch, known):
+            continue  # busy waiting, for a hung worker for example: its throughput is not the capacity
+        if snapshot.run.interval:
+            busy += batch.length
+            continue
+        # Batches follow one another even at little load, so time alone shows nothing. A batch that left work behind
+        # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
+        full = 1.0 if left_backlog(batch, rate) else _beyond_overhead(batch, known)
+        busy += full * (seconds if seconds - batch.length <= MAX_PAUSE else batch.length)
+    return Value(min(1.0, busy / span), chosen.until)
+
+
+def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:
+    some = [other for other in known if other.records]
+    if not some or not batch.records or batch.length <= 0:
+        return 0.0
+    longer = 1 - min(other.length for other in some) / batch.length
+    larger = 1 - min(other.records or 0 for other in some) / batch.records
+    return max(0.0, min(longer, larger))
+
+
+def is_stalled(batch: Batch, known: Sequence[Batch]) -> bool:
+    """Whether a batch took far longer than its like, in all and per record."""
+    others = [other for other in known if other.records and other.length > 0 and other is not batch][-STALL_BATCHES:]
+    if len(others) < 3 or not batch.records:  # noqa: PLR2004 - fewer have no typical length
+        return False
+    return batch.length > STALL_FACTOR * median(other.length for other in others) and (
+        batch.length / batch.records > STALL_FACTOR * median(other.length / (other.records or 1) for other in others)
+    )
+
+
+def batch_time(snapshot: Snapshot) -> Value:
+    """Seconds that a batch takes from its trigger to its commit, on average."""
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
+    taken = chosen.batches or known[-1:]
+    return Value(sum(batch.length for batch in taken) / len(taken), chosen.until)
+
+
+METRICS: dict[Metric, Callable[[Snapshot], Value]] = {
+    Metric.LAG: lag,
+    Metric.LAG_SECONDS: lag_seconds,
+    Metric.ARRIVALS: arrivals,
+    Metric.THROUGHPUT: throughput,
+    Metric.SATURATION: saturation,
+    Metric.BATCH_TIME: batch_time,
+}
