@@ -171,7 +171,7 @@ def _never_raises(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **kwargs)
         except Exception:
-            log.exception("the report missed an event of a query; the job is not affected")
+            log.exception("an event of a query was missed; the job is not affected")
 
     return call
 
@@ -453,15 +453,6 @@ def _listener(reporter: Reporter) -> Any:  # noqa: ANN401 - the base class is kn
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - the driver has it, others need not
 
     class Listener(StreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
-        @property
-        def _jlistener(self) -> Any:  # noqa: ANN401 - Spark asks for it when the listener is added
-            if not hasattr(self, "_jlistenerobj"):
-                try:
-                    self._jlistenerobj = _direct(self, reporter)
-                except Exception:
-                    log.debug("this PySpark has no shorter way to the progress", exc_info=True)
-            return super()._jlistener
-
         @_never_raises
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
             reporter.on_started(str(event.id), str(event.runId), event.name)
@@ -478,23 +469,32 @@ def _listener(reporter: Reporter) -> Any:  # noqa: ANN401 - the base class is kn
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802, ANN401
             reporter.on_terminated(str(event.id), str(event.runId), event.exception)
 
-    return Listener()
+    return with_progress_as_text(Listener(), reporter.on_progress)
 
 
-def _direct(listener: Any, reporter: Reporter) -> Any:  # noqa: ANN401 - Spark's types
-    """The Java side of the listener, with progress taken as one string.
+def with_progress_as_text(listener: Any, on_progress: Callable[[str], None]) -> Any:  # noqa: ANN401 - Spark's types
+    """The same StreamingQueryListener, with progress given to `on_progress` as Spark writes it, where PySpark can.
 
     PySpark fetches each number of each event over its gateway, about 20 ms of the driver's CPU for a batch with state.
+    Where this version cannot do without, `onQueryProgress` of the listener is called.
     """
-    from pyspark import SparkContext  # noqa: PLC0415 - the driver has it, others need not
-    from pyspark.sql.streaming.listener import JStreamingQueryListener  # noqa: PLC0415
+    try:
+        from pyspark import SparkContext  # noqa: PLC0415 - the driver has it, others need not
+        from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+        from pyspark.sql.streaming.listener import JStreamingQueryListener  # noqa: PLC0415
 
-    class Direct(JStreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
-        @_never_raises
-        def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
-            reporter.on_progress(jevent.progress().json())
+        class Direct(JStreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
+            @_never_raises
+            def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
+                on_progress(jevent.progress().json())
 
-    return SparkContext._jvm.PythonStreamingQueryListenerWrapper(Direct(listener))  # noqa: SLF001 - no other way
+        ensure_callback_server_started(SparkContext._gateway)  # noqa: SLF001 - there is no public way
+        streaming = SparkContext._jvm.org.apache.spark.sql.streaming  # noqa: SLF001 - as above
+        # PySpark takes it when the listener is added.
+        listener._jlistenerobj = streaming.PythonStreamingQueryListenerWrapper(Direct(listener))  # noqa: SLF001
+    except Exception:
+        log.debug("this PySpark has no shorter way to the progress", exc_info=True)
+    return listener
 
 
 def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report

@@ -235,6 +235,25 @@ def test_two_queries_of_one_name_fail_and_leave_none_behind(spark: Any, tmp_path
 
 
 @pytest.mark.e2e
+def test_the_progress_of_a_batch_is_not_fetched_number_by_number(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.streaming.listener import QueryProgressEvent  # noqa: PLC0415 - an extra
+
+    fetched: list[object] = []
+    monkeypatch.setattr(QueryProgressEvent, "fromJObject", fetched.append)
+    job = ReactiveJob(spark, counting(tmp_path / "checkpoint", processingTime="0 seconds"))
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed >= 2)
+        job.cancel()
+    finally:
+        thread.join(60)
+    assert fetched == []
+
+
+@pytest.mark.e2e
 def test_a_job_that_must_not_wait_for_ever_fails_without_the_slots_that_it_needs(spark: Any, tmp_path: Path) -> None:
     job = ReactiveJob(
         spark,

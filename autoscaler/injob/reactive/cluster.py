@@ -14,6 +14,10 @@ from typing import Any
 
 from autoscaler.injob.reactive.proportions import Pool
 from autoscaler.injob.reactive.snapshot import Executor
+from autoscaler.injob.report import with_progress_as_text
+
+READ = frozenset({"id", "hostPort", "totalCores", "activeTasks", "completedTasks", "isActive", "addTime", "removeTime"})
+"""Properties of an executor that `seen` reads."""
 
 LAST_JOBS = 5
 """Spark jobs of a query whose stages are looked at: one batch has one or a few."""
@@ -29,8 +33,7 @@ class Executors:
         self._jvm_context = self._context._jsc.sc()  # noqa: SLF001 - see above
         self._store = self._jvm_context.statusStore()
         self._jvm = self._context._jvm  # noqa: SLF001 - see above
-        jackson = self._jvm.com.fasterxml.jackson
-        self._mapper = jackson.databind.ObjectMapper().registerModule(jackson.module.scala.DefaultScalaModule())
+        self._mapper = _mapper(self._jvm)
         conf = self._context.getConf()
         self._cpus = int(conf.get("spark.task.cpus", "1"))
         self._configured = int(conf.get("spark.executor.cores", "0")) // self._cpus
@@ -139,6 +142,20 @@ class Executors:
         self._jvm_context.schedulerBackend().decommissionExecutor(name, info, False, False)
 
 
+def _mapper(jvm: Any) -> Any:  # noqa: ANN401 - an ObjectMapper
+    """What writes an executor as JSON: of its forty properties, most of them its memory's, only those that are read."""
+    jackson = jvm.com.fasterxml.jackson
+    mapper = jackson.databind.ObjectMapper().registerModule(jackson.module.scala.DefaultScalaModule())
+    summary = jvm.java.lang.Class.forName("org.apache.spark.status.api.v1.ExecutorSummary")
+    ignored = jvm.java.util.HashSet()
+    for method in summary.getMethods():
+        if method.getName() not in READ:
+            ignored.add(method.getName())
+    ignorals = jackson.annotation.JsonIgnoreProperties.Value.forIgnoredProperties(ignored)
+    mapper.configOverride(summary).setIgnorals(ignorals)
+    return mapper
+
+
 POOL = "spark.scheduler.pool"
 
 
@@ -204,7 +221,7 @@ class Pools:
             def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
                 """Nothing is to be done."""
 
-        return Listener()
+        return with_progress_as_text(Listener(), lambda _: None)
 
 
 def _pool(query: str) -> str:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors, Pools
@@ -30,7 +30,6 @@ from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
 from autoscaler.injob.reactive.proportions import pools
-from autoscaler.injob.reactive.rest import Server
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
     STOPPED,
@@ -50,8 +49,12 @@ from autoscaler.injob.reactive.scheduler import (
     Stopped,
 )
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
+from autoscaler.injob.report import with_progress_as_text
 from autoscaler.schedulers.flink import MAX_PARALLELISM
 from autoscaler.schedulers.slots import Bounds
+
+if TYPE_CHECKING:
+    from autoscaler.injob.reactive.rest import Server
 
 POLL = 1.0
 """Seconds between two looks at the executors and the queries: two milliseconds each."""
@@ -131,7 +134,7 @@ class ReactiveJob:
         self._build = build
         self._options = Options.of(conf or {}, **options)
         self._policy = policy
-        self._server = None if rest is None else Server(self, rest, token)
+        self._server = None if rest is None else _server(self, rest, token)
         self._takes_parallelism = _takes_two(build)
         # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
@@ -145,6 +148,7 @@ class ReactiveJob:
             settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
         )
         self._running: tuple[tuple[Query, Any], ...] = ()
+        self._ended: frozenset[str] = frozenset()
         self._at_start: frozenset[str] = frozenset()
         self._tasks: Mapping[str, int] = {}
         self._batches: dict[str, int] = {}
@@ -416,7 +420,12 @@ class ReactiveJob:
             replace(one, parallelism=scheduler.job.parallelism if self._running else 0, active=False)
             for one in self._snapshot.queries
         )
-        running = {query.id: self._meters.seen(str(live.runId)) for query, live in self._running if live.isActive}
+        runs = {query: run for run, query in self._runs.items()}  # the newest of each
+        running = {
+            query.id: self._meters.seen(runs.get(query.id, ""))
+            for query, _ in self._running
+            if query.id not in self._ended
+        }
         self._snapshot = replace(
             self._snapshot,
             state=scheduler.state,
@@ -431,6 +440,7 @@ class ReactiveJob:
 
     def _start(self, parallelism: int) -> Event:
         before = {one.runId for one in self._spark.streams.active}
+        self._ended = frozenset()
         self._pools.set(pools(self._proportions, parallelism))
         try:
             self._running = self._built(parallelism, before)
@@ -572,6 +582,7 @@ class ReactiveJob:
         if self._scheduler.state is not State.EXECUTING:
             return
         ended = [(query, live) for query, live in self._running if not live.isActive]
+        self._ended = frozenset(query.id for query, _ in ended)
         for query, live in ended:
             error = live.exception()
             if error is not None:
@@ -597,8 +608,8 @@ class ReactiveJob:
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
         # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
-        began, runs = self._restart_began, {str(live.runId) for _, live in self._running}
-        if began is not None and run in runs and self._scheduler.state is State.EXECUTING:
+        began, executing = self._restart_began, self._scheduler.state is State.EXECUTING
+        if began is not None and executing and run in {str(live.runId) for _, live in self._running}:
             self._restart_took, self._restart_began = time.monotonic() - began, None
         if number == EXAMINED:
             self._log_findings()
@@ -643,6 +654,13 @@ class ReactiveJob:
         except Exception:
             log.exception("the job's own policy failed: it is not restarted for added slots")
             return False
+
+
+def _server(job: ReactiveJob, listen: str, token: str | None) -> Server:
+    # An HTTP server takes 15 MB that a job without a REST API does not need.
+    from autoscaler.injob.reactive.rest import Server  # noqa: PLC0415
+
+    return Server(job, listen, token)
 
 
 def _share(executors: Sequence[Executor], new: Sequence[Executor], before: Mapping[str, int]) -> float:
@@ -729,8 +747,12 @@ def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: A
             """Nothing is to be done."""
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
+            """Spark calls it where there is no shorter way."""
+            self.progressed(event.progress.json)
+
+        def progressed(self, text: str) -> None:
             """A batch has ended, or there was none for a while."""
-            progress = json.loads(event.progress.json)
+            progress = json.loads(text)
             run, batch = progress["runId"], progress["batchId"]
             if self.last.get(run) == batch:
                 meters.idle(progress["id"], run)
@@ -757,4 +779,5 @@ def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: A
             """The query is looked at in any case."""
             meters.terminated(str(event.runId))
 
-    return Listener()
+    listener = Listener()
+    return with_progress_as_text(listener, listener.progressed)
