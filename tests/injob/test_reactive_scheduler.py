@@ -107,7 +107,7 @@ def test_a_job_that_must_not_wait_for_ever_fails_without_slots() -> None:
     job = Job(lower=2, resource_wait=60.0)
     assert job.play(Slots(0, 1), Passed(59)) is State.WAITING_FOR_RESOURCES
     assert job.play(Passed(60)) is State.FAILED
-    assert job.steps[-1].why == "at least 2 slots are needed, and there were 1 for too long"
+    assert job.steps[-1].why == "at least 2 slots are needed, and there was 1 for too long"
     assert job.actions == []
 
 
@@ -431,7 +431,7 @@ def measured(**changes: Any) -> Measured:
         ({"widest": 1}, False, "a restart does not change that"),
         ({"widest": 1, "share": 0.0}, False, "a restart does not change that"),
         ({"widest": 1, "takes_parallelism": True, "tried": 1}, False, "the last restart for that did not change it"),
-        ({"widest": 1, "takes_parallelism": True}, True, "a batch has 1 tasks at most and there are 3 slots"),
+        ({"widest": 1, "takes_parallelism": True}, True, "a batch has 1 task at most and there are 3 slots"),
         ({"widest": 1, "takes_parallelism": True, "deployed": 3}, False, "a restart does not change that"),
         ({"widest": 0, "takes_parallelism": True}, False, "no restart is needed"),
     ],

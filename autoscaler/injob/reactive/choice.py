@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from autoscaler.injob.reactive.plural import counted
+
 FAIR = 0.25
 """New executors that have had less than this part of their even share of tasks are taken to be unused."""
 
@@ -62,7 +64,7 @@ def choose(measured: Measured, *, enough: int = 2) -> Choice:
         return Choice(None, f"{measured.batches} of {enough} batches have run since executors were added")
     costs = "" if measured.restart is None else f"; a restart takes {measured.restart:.0f} s here"
     if 0 < measured.widest < measured.slots:
-        few = f"a batch has {measured.widest} tasks at most and there are {measured.slots} slots"
+        few = f"a batch has {counted(measured.widest, 'task')} at most and there are {measured.slots} slots"
         if not measured.takes_parallelism or measured.deployed >= measured.slots:
             return Choice(False, f"{few}: a restart does not change that")
         if measured.widest <= measured.tried:

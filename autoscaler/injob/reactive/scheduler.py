@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice
+from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.snapshot import State, Step
 from autoscaler.schedulers import state_machine as flink
 from autoscaler.schedulers.flink import FlinkSettings
@@ -212,13 +213,13 @@ class _Turn:
         if here.after is not None:
             self.set(job=replace(job, slots=slots))
         elif job.phase is Phase.EXECUTING and here.settings.groups[0][0].lower <= slots < job.slots:
-            self.go_on(slots, f"{job.slots - slots} of {job.slots} slots are lost: the queries go on with the others")
+            self.go_on(slots, f"{_lost(job.slots - slots, job.slots)}: the queries go on with the others")
         else:
             self.advance(flink.Slots(self.at, slots))
 
     def built(self, _: Built) -> None:
         if self.scheduler.state is State.CREATING:
-            self.enter(State.EXECUTING, f"the queries run on {self.scheduler.job.parallelism} slots")
+            self.enter(State.EXECUTING, f"the queries run on {counted(self.scheduler.job.parallelism, 'slot')}")
             self.advance(flink.Restored(self.at))
 
     def committed(self, _: Committed) -> None:
@@ -315,18 +316,19 @@ class _Turn:
     def stop(self, cause: Why, why: str | None, before: int) -> None:
         here = self.scheduler
         if cause is Why.FAILED:
-            needs = f"{_needs(here.settings)}, and there were {here.job.slots} for too long"
+            were = agree(here.job.slots, "was", "were")
+            needs = f"{_needs(here.settings)}, and there {were} {here.job.slots} for too long"
             self.finish(State.FAILED, why or needs, State.FAILING, last_commit=False)
             return
-        self.enter(
-            State.RESTARTING, why or f"{here.job.slots} slots are left, and {_needs(here.settings)}", before=before
-        )
+        left = f"{counted(here.job.slots, 'slot')} {agree(here.job.slots, 'is', 'are')} left"
+        self.enter(State.RESTARTING, why or f"{left}, and {_needs(here.settings)}", before=before)
         self.set(restarts=here.restarts + 1, deployed=False)
         self.stop_queries(last_commit=cause is Why.RESCALE)
 
     def deploy(self) -> None:
         here = self.scheduler
-        self.enter(State.CREATING, f"there are {here.job.slots} slots", before=0)
+        why = f"there {agree(here.job.slots, 'is', 'are')} {counted(here.job.slots, 'slot')}"
+        self.enter(State.CREATING, why, before=0)
         self.set(running=True, deployed=False)
         self.actions.append(Build(here.job.parallelism))
 
@@ -364,4 +366,9 @@ _HANDLERS: Mapping[type[Event], Callable[[_Turn, Any], None]] = {
 
 
 def _needs(settings: FlinkSettings) -> str:
-    return f"at least {settings.groups[0][0].lower} slots are needed"
+    least = settings.groups[0][0].lower
+    return f"at least {counted(least, 'slot')} {agree(least, 'is', 'are')} needed"
+
+
+def _lost(lost: int, slots: int) -> str:
+    return f"{lost} of {counted(slots, 'slot')} {agree(lost, 'is', 'are')} lost"
