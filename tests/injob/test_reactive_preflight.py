@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.injob.reactive.conf import reactive_conf
+from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
 from autoscaler.injob.reactive.preflight import Facts, Finding, QueryFacts, Severity, findings, read_facts
 
-MASTER = {"spark.worker.timeout": "10", "spark.deploy.maxExecutorRetries": "-1"}
+MASTER = {
+    "spark.worker.timeout": "10",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.decommission.enabled": "true",
+}
 
 
 def query(**changes: Any) -> QueryFacts:
@@ -30,7 +35,7 @@ def cluster(*queries: QueryFacts, **changes: Any) -> Facts:
         "master": "spark://here:7077",
         "slots": 4,
         "queries": queries or (query(),),
-        "master_settings": MASTER,
+        "cluster": Master(MASTER),
     }
     return Facts(**(known | changes))
 
@@ -52,7 +57,7 @@ def test_nothing_is_found_about_a_job_that_is_elastic() -> None:
 
 @given(st.floats(2, 3600))
 def test_the_settings_for_a_heartbeat_timeout_never_contradict_it(timeout: float) -> None:
-    facts = cluster(conf=reactive_conf(stateful=True, heartbeat_timeout=timeout), master_settings=None)
+    facts = cluster(conf=reactive_conf(stateful=True, heartbeat_timeout=timeout), cluster=Master())
 
     assert findings(facts, Options(heartbeat_timeout=timeout)) == ()
 
@@ -60,7 +65,7 @@ def test_the_settings_for_a_heartbeat_timeout_never_contradict_it(timeout: float
 def test_what_is_unknown_is_not_found_fault_with() -> None:
     unknown = QueryFacts(name="counts")
 
-    assert findings(cluster(unknown, master_settings=None), Options()) == ()
+    assert findings(cluster(unknown, cluster=Master()), Options()) == ()
 
 
 def test_a_query_without_a_checkpoint_is_an_error() -> None:
@@ -229,25 +234,37 @@ def test_a_time_out_of_executors_of_its_own_counts_before_that_of_the_network() 
         ({"spark.worker.timeout": "60"}, "spark.worker.timeout", "the Master's 60 s contradicts"),
         ({"spark.worker.timeout": "4"}, "spark.worker.timeout", "6 s too early"),
         ({"spark.deploy.maxExecutorRetries": "10"}, "spark.deploy.maxExecutorRetries", "after 10 lost executors"),
+        ({"spark.deploy.maxExecutorRetries": "1"}, "spark.deploy.maxExecutorRetries", "after 1 lost executor while"),
+        ({"spark.decommission.enabled": "false"}, "spark.decommission.enabled", "the Master's is not true"),
     ],
 )
 def test_a_setting_of_the_master_is_found(settings: dict[str, str], name: str, what: str) -> None:
-    found = the_one(cluster(master_settings=MASTER | settings))
+    found = the_one(cluster(cluster=Master(MASTER | settings)))
 
     assert (found.severity, found.name) == (Severity.WARNING, name)
     assert what in found.what
 
 
 def test_a_master_of_which_all_is_known_and_nothing_set_has_spark_s_defaults() -> None:
-    names = [one.name for one in findings(cluster(master_settings={}), Options())]
+    names = [one.name for one in findings(cluster(cluster=Master({})), Options())]
 
-    assert names == ["spark.worker.timeout", "spark.deploy.maxExecutorRetries"]
+    assert names == ["spark.decommission.enabled", "spark.worker.timeout", "spark.deploy.maxExecutorRetries"]
 
 
 def test_a_cluster_within_the_application_has_the_application_s_settings() -> None:
-    facts = cluster(master="local-cluster[2,1,1024]", master_settings=None)
+    facts = cluster(master="local-cluster[2,1,1024]", cluster=Master())
 
     assert the_one(facts).name == "spark.worker.timeout"
+
+
+def test_a_master_whose_settings_cannot_be_read_is_told_of_last_with_what_to_look_for() -> None:
+    facts = cluster(conf={}, cluster=Master(problem="no answer within 2 s"))
+
+    found = findings(facts, Options(heartbeat_timeout=4.5))[-1]
+
+    assert (found.severity, found.name) == (Severity.INFO, "Master")
+    assert found.what == "its settings could not be read, so they are not examined (no answer within 2 s)"
+    assert "-Dspark.worker.timeout=5 -Dspark.decommission.enabled=true" in found.advice
 
 
 def test_in_local_mode_only_the_mode_is_found() -> None:
@@ -303,4 +320,4 @@ def test_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
         QueryFacts(name="kept", has_checkpoint=True, source_partitions=2, state_partitions=3),
     ]
     assert [one.name for one in findings(facts, Options())] == ["checkpoint", "spark.master"]
-    assert read_facts(spark, slots=7, master_settings=MASTER).slots == 7
+    assert read_facts(spark, slots=7, cluster=Master(MASTER)).slots == 7

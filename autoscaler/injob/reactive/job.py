@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors, Pools
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
+from autoscaler.injob.reactive.master import Master, read_master
 from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
-from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
+from autoscaler.injob.reactive.plural import agree, counted
+from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
 from autoscaler.injob.reactive.proportions import pools
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
@@ -159,6 +161,7 @@ class ReactiveJob:
         self._timeline: deque[Step] = deque(maxlen=KEPT)
         self._cancelled = threading.Event()
         self._logged: set[Finding] = set()
+        self._master: Master | None = None
         self._later = 0.0
         # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
         self._since_1970 = time.time() - time.monotonic()
@@ -224,7 +227,9 @@ class ReactiveJob:
     def preflight(self) -> tuple[Finding, ...]:
         """What keeps the job from being elastic, as far as it can be known by now; `run` logs it."""
         slots = sum(one.slots for one in self._executors.seen() if one.active)
-        return findings(read_facts(self._spark, slots=slots), self._options)
+        if self._master is None or self._master.problem:
+            self._master = read_master(self._spark)
+        return findings(read_facts(self._spark, slots=slots, cluster=self._master), self._options)
 
     def run(self) -> State:
         """Run the job until it is finished, stopped or cancelled.
@@ -335,7 +340,7 @@ class ReactiveJob:
                 raise
             problem = f"{type(error).__name__}: {cause(str(error))}"
         if problem and not self._unlimited:
-            log.warning("%d slots at most could not be requested: %s; it is tried again", slots, problem)
+            log.warning("%s at most could not be requested: %s; it is tried again", counted(slots, "slot"), problem)
         self._unlimited = problem is not None
 
     def _poll_failed(self, error: Exception) -> None:
@@ -359,7 +364,7 @@ class ReactiveJob:
         for finding in found:
             if finding not in self._logged:
                 self._logged.add(finding)
-                level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
+                level = logging.getLevelNamesMapping()[finding.severity.name]
                 log.log(level, "%s: %s; %s", finding.name, finding.what, finding.advice)
 
     def _event(self, what: Event | Commit | Mapping[str, Bounds]) -> Event:
@@ -620,7 +625,10 @@ class ReactiveJob:
     def _choose(self, slots: int) -> Choice:
         least = self._scheduler.job.parallelism + self._options.min_parallelism_increase
         if slots < least and time.monotonic() < self._scheduler.since + self._options.scaling_interval_max:
-            return Choice(None, f"{slots} slots are fewer than {least}: min_parallelism_increase")
+            return Choice(
+                None,
+                f"{counted(slots, 'slot')} {agree(slots, 'is', 'are')} fewer than {least}: min_parallelism_increase",
+            )
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
         runs = [str(live.runId) for _, live in self._running]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
+from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.schedulers.flink_durations import seconds
 
 TEMPORARY = "temporary-"
@@ -25,6 +27,8 @@ class Severity(StrEnum):
     """The job should not run: it would lose or repeat records, or never start."""
     WARNING = "warning"
     """The job runs, and does not use what comes, or notices late what goes."""
+    INFO = "info"
+    """It is not known whether something is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,14 @@ class Facts:
         master: the URL of the Master, such as `spark://host:7077` or `local[2]`.
         slots: tasks that the executors can run at a time now.
         queries: those that run.
-        master_settings: settings of the Master; None: not known, and not examined.
+        cluster: settings of the Master; where they are not known, they are not examined.
     """
 
     conf: Mapping[str, str]
     master: str
     slots: int
     queries: tuple[QueryFacts, ...] = ()
-    master_settings: Mapping[str, str] | None = None
+    cluster: Master = Master()  # noqa: RUF009 - it is frozen
 
     @property
     def local(self) -> bool:
@@ -89,7 +93,7 @@ class Facts:
     @property
     def cluster_settings(self) -> Mapping[str, str] | None:
         """Settings of the Master; one that the application starts itself has the application's."""
-        return self.conf if self.master.startswith("local-cluster") else self.master_settings
+        return self.conf if self.master.startswith("local-cluster") else self.cluster.settings
 
     def is_true(self, key: str) -> bool:
         """Whether a setting that is false by default is true."""
@@ -122,7 +126,7 @@ def _local_master(facts: Facts, options: Options) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR if short else Severity.WARNING,
             "spark.master",
-            f"{facts.master} has {facts.slots} slots, and never gets others"
+            f"{facts.master} has {counted(facts.slots, 'slot')}, and never gets others"
             + (f", fewer than min_slots, which is {options.min_slots}: the job would never start" if short else ""),
             "start the job on a cluster" + (f", or with min_slots={facts.slots} or fewer" if short else ""),
         )
@@ -135,11 +139,12 @@ def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
     slots = int(text) // max(1, int(facts.conf.get("spark.task.cpus", "1")))
     wanted = options.preferred_slots
     if slots < options.min_slots:
-        what = f"{text} cores are {slots} slots, fewer than min_slots, which is {options.min_slots}: it never starts"
+        cores = f"{counted(int(text), 'core')} {agree(int(text), 'is', 'are')}"
+        what = f"{cores} {counted(slots, 'slot')}, fewer than min_slots, which is {options.min_slots}: it never starts"
         yield Finding(Severity.ERROR, key, what, f"start the job without {key}; preferred_slots is its bound")
     elif wanted is None or slots < wanted:
         bound = "all that come" if wanted is None else f"{wanted} (preferred_slots)"
-        what = f"the job wants {bound} and gets {slots} slots at most: workers beyond get no executor"
+        what = f"the job wants {bound} and gets {counted(slots, 'slot')} at most: workers beyond get no executor"
         yield _warning(key, what, f"start the job without {key}; preferred_slots is its bound")
 
 
@@ -150,10 +155,14 @@ def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
             yield _warning(
                 "state partitions",
                 f"{query.name} has {query.state_partitions} of them since its first batch, for up to {most} slots: "
-                f"{most - query.state_partitions} slots never work on its state",
+                f"{_idle(most - query.state_partitions, 'work')} on its state",
                 f"set preferred_slots={query.state_partitions}, or begin with a new checkpoint: that gets as many as "
                 "spark.sql.shuffle.partitions says, two or three times the most slots",
             )
+
+
+def _idle(slots: int, verb: str) -> str:
+    return f"{counted(slots, 'slot')} never {agree(slots, f'{verb}s', verb)}"
 
 
 def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
@@ -163,7 +172,7 @@ def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
             yield _warning(
                 "source partitions",
                 f"{query.name} reads {query.source_partitions} of them with {slots} slots: "
-                f"{slots - query.source_partitions} slots read nothing",
+                f"{_idle(slots - query.source_partitions, 'read')}",
                 "give the source more partitions (Kafka: minPartitions), two or three times the most slots, or set "
                 f"preferred_slots={query.source_partitions}",
             )
@@ -206,6 +215,13 @@ def _decommission(facts: Facts, _: Options) -> Iterator[Finding]:
             key,
             "it is not true: an executor on a worker that is drained stays, idle, and its tasks fail in the end",
             f"set {key}=true for the job, as reactive_conf() does, and for the Master and the Workers",
+        )
+    settings = facts.cluster.settings
+    if settings is not None and settings.get(key, "false").strip().lower() != "true":
+        yield _warning(
+            key,
+            "the Master's is not true, and its Workers' perhaps neither: they cannot be drained, so their tasks fail",
+            f"start the Master and all Workers with -D{key}=true",
         )
 
 
@@ -260,8 +276,24 @@ def _retries(facts: Facts, _: Options) -> Iterator[Finding]:
     if not limit.startswith("-"):
         yield _warning(
             key,
-            f"the Master ends the application after {limit} lost executors while none runs",
+            f"the Master ends the application after {limit} lost executor{'' if limit == '1' else 's'} while none runs",
             f"start the Master with -D{key}=-1",
+        )
+
+
+def _unread_master(facts: Facts, options: Options) -> Iterator[Finding]:
+    if facts.cluster.problem:
+        wanted = {
+            "spark.worker.timeout": math.ceil(options.heartbeat_timeout),
+            "spark.decommission.enabled": "true",
+            "spark.deploy.maxExecutorRetries": -1,
+        }
+        yield Finding(
+            Severity.INFO,
+            "Master",
+            f"its settings could not be read, so they are not examined ({facts.cluster.problem})",
+            "look whether it was started with " + " ".join(f"-D{key}={value}" for key, value in wanted.items()) + ", "
+            "which its web UI shows under /environment/; the Workers need the first two as well",
         )
 
 
@@ -277,22 +309,23 @@ _CHECKS = (
     _heartbeats,
     _dynamic_allocation,
     _retries,
+    _unread_master,
 )
 
 
 def findings(facts: Facts, options: Options) -> tuple[Finding, ...]:
     """All that keeps a job from being elastic, errors first."""
     found = [finding for check in _CHECKS for finding in check(facts, options)]
-    return tuple(sorted(found, key=lambda finding: finding.severity is not Severity.ERROR))
+    return tuple(sorted(found, key=lambda finding: list(Severity).index(finding.severity)))
 
 
-def read_facts(spark: Any, *, slots: int | None = None, master_settings: Mapping[str, str] | None = None) -> Facts:  # noqa: ANN401 - untyped
+def read_facts(spark: Any, *, slots: int | None = None, cluster: Master = Master()) -> Facts:  # noqa: ANN401, B008 - untyped, frozen
     """Read what can be known of a live session (not Spark Connect) and of its queries that run.
 
     Args:
         spark: the SparkSession.
         slots: as counted by executors; None: Spark's default parallelism, which lags behind.
-        master_settings: settings of the Master, which its web UI shows under `/environment/`.
+        cluster: the Master, as `read_master` has found it.
     """
     context = spark.sparkContext
     conf = dict(context.getConf().getAll())
@@ -301,7 +334,7 @@ def read_facts(spark: Any, *, slots: int | None = None, master_settings: Mapping
         master=context.master,
         slots=context.defaultParallelism // int(conf.get("spark.task.cpus", "1")) if slots is None else slots,
         queries=tuple(_read_query(context, query) for query in spark.streams.active),
-        master_settings=master_settings,
+        cluster=cluster,
     )
 
 
