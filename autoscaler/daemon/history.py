@@ -2,7 +2,7 @@
 
 `history/2026-01-31T17.jsonl` has one `Record` per line, in the order of the decisions. A line is complete or absent:
 an incomplete one, after a kill or on a full disk, is removed before the next is written. A past hour is compressed to
-`history/2026-01-31T17.jsonl.gz`.
+`history/2026-01-31T17.jsonl.gz`. What one cluster writes in an hour is bounded: its further decisions are left out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,22 @@ _NAME = "%Y-%m-%dT%H"
 GRACE = timedelta(minutes=5)
 """An hour is compressed so long after its end: its last observations may be decided on later."""
 
+MAX_HOUR_BYTES = 64 * 2**20
+"""What one cluster may write in an hour, not compressed: a decision of 18 kB each second, where 1 kB is usual."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     at: datetime
     hour: str
     text: bytes
+
+
+@dataclass(slots=True)
+class _Written:
+    hour: str
+    size: int = 0
+    full: bool = False
 
 
 class History:
@@ -53,6 +63,7 @@ class History:
         self.compress = compress
         self.failure: str | None = None
         self._compressor = Compressor()
+        self._written: dict[str, _Written] = {}
         self._near: tuple[str, ...] = ()
         self._hour = ""
         self._file = -1
@@ -67,9 +78,15 @@ class History:
             raise StoreError(f"{self.directory} cannot be used for history: {error.strerror}") from error
 
     async def write(self, record: Record) -> None:
-        """Write a record. Raises StoreError, and then nothing of it is written."""
+        """Write a record, or leave it out where its cluster has written `MAX_HOUR_BYTES` in this hour.
+
+        Raises:
+            StoreError: it cannot be written; nothing of it is.
+        """
         at = record.decision.at.astimezone(UTC)
         line = _Line(at, at.strftime(_NAME), dump_record(record) + b"\n")
+        if self._is_full(record.decision.cluster, line):
+            return
         try:
             await self._batcher.put(line)
         except OSError as error:
@@ -81,6 +98,20 @@ class History:
         if self.failure is not None:
             log.info("history is written again", extra={"directory": str(self.directory)})
             self.failure = None
+
+    def _is_full(self, cluster: str, line: _Line) -> bool:
+        written = self._written.get(cluster)
+        if written is None or written.hour != line.hour:
+            written = self._written[cluster] = _Written(line.hour)
+        written.size += len(line.text)
+        if written.size > MAX_HOUR_BYTES and not written.full:
+            written.full = True
+            log.warning(
+                "decisions left out of the history until the next hour: "
+                f"they are more than {MAX_HOUR_BYTES / 2**20:.0f} MiB; let metrics have fewer values, or tick less often",
+                extra={"cluster": cluster},
+            )
+        return written.full
 
     async def close(self) -> None:
         """Write what waits and close the file; a compression in progress is given up."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -304,6 +305,26 @@ def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) ->
     ending.set()
     compress(path, ending)
     assert named(tmp_path) == [path.name]
+
+
+async def test_a_cluster_that_writes_too_much_is_left_out_until_the_next_hour_and_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin = AT.replace(minute=0, second=0)
+    records = [a_record(begin + timedelta(minutes=number)) for number in range(61)]
+    quiet = replace(records[5], decision=replace(records[5].decision, cluster="quiet"))
+    size = len(dump_record(records[0]) + b"\n")
+    monkeypatch.setattr("autoscaler.daemon.history.MAX_HOUR_BYTES", 3 * size)
+    history = History(tmp_path, timedelta(days=7), compress=False)
+    await history.start()
+    for record in (*records[:5], quiet, *records[5:]):
+        await history.write(record)
+    await history.close()
+    assert list(read(tmp_path)) == [*records[:3], quiet, records[60]]
+    warnings = [line for line in caplog.records if line.levelname == "WARNING"]
+    assert [(line.getMessage()[:30], vars(line)["cluster"]) for line in warnings] == [
+        ("decisions left out of the hist", records[0].decision.cluster)
+    ]
 
 
 async def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
