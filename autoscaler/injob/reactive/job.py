@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
-from autoscaler.injob.reactive.cluster import Executors, Pools
+from autoscaler.injob.reactive.cluster import Executors, Pools, end_after_batch
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
@@ -58,6 +58,12 @@ POLL = 1.0
 
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
+
+REPORTED = 0.5
+"""Seconds that the report of a last commit is waited for."""
+
+SHORT_BATCHES = 2
+"""Batches of which no Spark job is seen to run, after which their query is stopped between two of them."""
 
 MAX_UNKNOWN = 60.0
 """Seconds for which the executors may not be known."""
@@ -543,18 +549,31 @@ class ReactiveJob:
     def _stop_queries(self, *, last_commit: bool) -> None:
         deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
         for query, live in self._running:
-            seen = self._batches.get(str(live.runId), 0)
             try:
-                while time.monotonic() < deadline and live.isActive and live.status["isTriggerActive"]:
-                    if self._cancelled.is_set() or self._batches.get(str(live.runId), 0) > seen:
-                        break
-                    self._take_commits()
+                self._await_commit(live, deadline)
                 live.stop()
             except Exception as error:
                 if not self._executors.reachable():  # Whether there was a last commit is not known.
                     raise
                 log.warning("%s did not stop cleanly: %s", query.name, error)
         self._running = ()
+
+    def _await_commit(self, live: Any, deadline: float) -> None:  # noqa: ANN401 - a StreamingQuery
+        """Let the query end by itself after the batch that runs, if there is one, and wait for that."""
+        run, ends = str(live.runId), False
+        seen = self._batches.get(run, 0)
+        while self._waits(deadline) and live.status["isTriggerActive"]:
+            if not ends and self._executors.runs_job(run):
+                ends = end_after_batch(live)
+            elif not ends and self._batches.get(run, 0) > seen + SHORT_BATCHES:
+                return
+            self._take_commits()
+        deadline = min(deadline, time.monotonic() + REPORTED)
+        while ends and self._waits(deadline) and self._batches.get(run, 0) == seen:
+            self._take_commits()
+
+    def _waits(self, deadline: float) -> bool:
+        return time.monotonic() < deadline and not self._cancelled.is_set()
 
     def _take_commits(self) -> None:
         """Note the commits that have come, and leave the other events for later."""
