@@ -132,6 +132,29 @@ def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, stat
 
 
 @pytest.mark.e2e
+def test_a_stop_lets_the_batch_that_runs_commit_and_no_other_begin(spark: Any, tmp_path: Path) -> None:
+    def work(found: Any, _: int) -> None:
+        found.sparkSession.sparkContext.parallelize([0.5], 1).foreach(time.sleep)
+
+    def build(spark: Any) -> Any:
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+        return rows.writeStream.option("checkpointLocation", str(tmp_path)).foreachBatch(work).start()
+
+    job = ReactiveJob(spark, build)
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed >= 2)
+        job.stop()
+    finally:
+        thread.join(60)
+    begun, committed = (
+        max(int(one.name) for one in (tmp_path / log).iterdir() if one.name.isdigit()) for log in ("offsets", "commits")
+    )
+    assert begun == committed >= 2
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("build", "says"),
     [

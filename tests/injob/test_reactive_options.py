@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.injob.reactive.options import REACTIVE, UNUSED, Options, OptionsError
+from autoscaler.injob.reactive.options import REACTIVE, REPARTITIONS, UNUSED, Options, OptionsError
 from autoscaler.schedulers.flink import MAX_PARALLELISM, FlinkSettings, Restart, Rules
 from autoscaler.schedulers.slots import Bounds
 
@@ -136,6 +136,9 @@ def test_all_problems_of_a_configuration_are_listed_at_once() -> None:
         ({"max_commit_age": 0}, "max_commit_age"),
         ({"max_commit_age": None}, "max_commit_age"),
         ({"heartbeat_timeout": 1.0}, "heartbeat_timeout"),
+        ({"repartition_state": "always"}, "repartition_state"),
+        ({"repartition_state": None}, "repartition_state"),
+        ({"repartition_after": -1.0}, "repartition_after"),
         ({"restart": "none"}, "restart"),
         ({"initial_backoff": 0}, "initial_backoff"),
         ({"initial_backoff": 61}, "initial_backoff"),
@@ -163,6 +166,18 @@ def test_options_that_flink_does_not_have_are_given_in_its_style() -> None:
     assert key not in Options().shown()
     with pytest.raises(OptionsError, match="is no option of this project, .* correct it to " + key):
         Options.of({key + "s": "10 s"})
+
+
+def test_state_is_repartitioned_only_where_that_is_allowed() -> None:
+    key = "reactive.repartition-state"
+    assert (Options().repartition_state, Options().repartition_after) == ("never", 600)
+    assert Options.of({key: "Allowed"}) == Options.of({}, repartition_state="allowed")
+    assert Options.of({key: "allowed", "reactive.repartition-after": "1 h"}).shown() == Options().shown() | {
+        key: "allowed",
+        "reactive.repartition-after": "1 h",
+    }
+    with pytest.raises(OptionsError, match=f"{key}: is 'yes', expected never or allowed; correct or remove it"):
+        Options.of({key: "yes"})
 
 
 def test_a_negative_wait_for_resources_is_for_ever() -> None:
@@ -224,6 +239,8 @@ LATE = TIMES.filter(lambda span: span >= 60)
         cooldown=st.integers(0, 30).map(float),
         scaling_interval_max=LATE | st.just(math.inf),
         max_delay=st.none() | TIMES,
+        repartition_state=st.sampled_from(REPARTITIONS),
+        repartition_after=TIMES,
         heartbeat_timeout=st.integers(2000, 3_600_000).map(lambda ms: ms / 1000),
         restart=st.sampled_from(Restart),
         max_backoff=LATE,

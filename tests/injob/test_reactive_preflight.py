@@ -110,6 +110,36 @@ def test_state_with_fewer_partitions_than_the_most_slots_is_found(
     assert [one.name for one in found] == names
 
 
+ALLOWED = Options(repartition_state="allowed")
+
+
+def test_state_that_will_be_repartitioned_may_have_few_partitions() -> None:
+    assert findings(cluster(query(state_partitions=3)), ALLOWED) == ()
+
+
+def test_few_partitions_are_found_with_what_allows_to_repartition_them() -> None:
+    assert "repartition_state" in the_one(cluster(query(state_partitions=3))).advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"repartitions": False}, "that takes Spark 4.2 or later, without Spark Connect"),
+        ({"conf": reactive_conf()}, "only with state in RocksDB"),
+    ],
+)
+def test_state_that_may_but_cannot_be_repartitioned_is_found(changes: dict[str, Any], what: str) -> None:
+    facts = cluster(query(state_partitions=None), **changes)
+    assert the_one(facts, ALLOWED).name == "repartition_state"
+    assert what in the_one(facts, ALLOWED).what
+    assert "repartition_state" not in {one.name for one in findings(facts, Options())}
+
+
+def test_partitions_that_cannot_be_changed_are_found_although_that_is_allowed() -> None:
+    found = findings(cluster(query(state_partitions=3), repartitions=False), ALLOWED)
+    assert {one.name for one in found} == {"state partitions", "repartition_state"}
+
+
 @pytest.mark.parametrize(
     ("partitions", "options", "names"),
     [
@@ -320,4 +350,5 @@ def test_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
         QueryFacts(name="kept", has_checkpoint=True, source_partitions=2, state_partitions=3),
     ]
     assert [one.name for one in findings(facts, Options())] == ["checkpoint", "spark.master"]
+    assert facts.repartitions
     assert read_facts(spark, slots=7, cluster=Master(MASTER)).slots == 7

@@ -970,6 +970,12 @@ def test_the_reason_of_each_step_is_shown(url: str) -> None:
     [
         ((step(70, State.RESTARTING, 3, before=3, after=1),), "UPDATE_REQUIREMENT", None),
         ((step(70, State.RESTARTING, 5, before=3, after=5),), "NEW_RESOURCE_AVAILABLE", None),
+        # to have its state repartitioned, and that is done
+        (
+            (step(70, State.RESTARTING, 3, before=3, after=3), step(71, State.RESTARTING, 3, before=3, after=3)),
+            "NEW_RESOURCE_AVAILABLE",
+            None,
+        ),
         ((step(70, State.RESTARTING, 2, before=3, after=2),), "RECOVERABLE_FAILOVER", None),
         (
             (step(70, State.EXECUTING, 4, before=3, after=3),),

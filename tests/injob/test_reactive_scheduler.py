@@ -27,6 +27,7 @@ from autoscaler.injob.reactive.scheduler import (
     Event,
     Failed,
     Passed,
+    Repartition,
     Required,
     Scheduler,
     Slots,
@@ -138,6 +139,30 @@ def test_added_slots_that_the_next_batch_uses_restart_nothing() -> None:
     assert job.play(Slots(10, 4), Committed(12), Passed(100)) is State.EXECUTING
     assert job.actions == []
     assert [(step.why, step.before, step.after) for step in job.steps] == [("they are used", 2, 4)]
+
+
+def test_state_is_repartitioned_between_two_runs_on_the_same_slots() -> None:
+    job = executing(4)
+    assert job.play(Repartition(10, 4, "there are 2 partitions")) is State.RESTARTING
+    assert job.actions == [StopQueries(last_commit=True, partitions=4)]
+    assert job.play(Stopped(15, "there are 4 partitions")) is State.CREATING
+    assert job.actions[1:] == [Build(4)]
+    assert job.play(Built(16)) is State.EXECUTING
+    assert [(step.state, step.why, step.took) for step in job.steps[:2]] == [
+        (State.RESTARTING, "there are 2 partitions", 8.0),
+        (State.RESTARTING, "there are 4 partitions", 5.0),
+    ]
+    assert {(step.before, step.after) for step in job.steps[:2]} == {(4, 4)}
+    assert job.scheduler.restarts == 1
+
+
+def test_state_is_not_repartitioned_while_the_job_does_something_else() -> None:
+    job = executing(4)
+    job.play(Failed(10, "x"))
+    job.actions.clear()
+    assert job.play(Repartition(10, 4, "there are 2 partitions")) is State.RESTARTING
+    assert job.actions == []
+    assert job.play(Stopped(11), Passed(20), Built(21)) is State.EXECUTING
 
 
 def test_a_rescale_waits_until_enough_is_known() -> None:
@@ -329,6 +354,7 @@ STORIES: list[tuple[Choice, dict[str, Any], list[Event]]] = [
     (RESTART, {"restart": Restart.NONE, "lower": 2}, [Slots(0, 3), Built(1), Slots(2, 4), Committed(3), Slots(4, 1)]),
     (RESTART, {"resource_wait": 5.0}, [Passed(0), Passed(6)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), Failed(3, "it is over", hopeless=True)]),
+    (RESTART, {}, [Slots(0, 4), Built(1), Repartition(2, 4, "few"), Stopped(3, "more"), Built(4)]),
     (RESTART, {}, [Passed(0), StopAsked(1)]),
     (RESTART, {}, [Passed(0), CancelAsked(1)]),
 ]
@@ -354,7 +380,17 @@ def test_every_way_from_state_to_state_is_on_the_page_and_every_one_on_the_page_
 EVENTS = st.one_of(
     st.builds(lambda slots: lambda at: Slots(at, slots), st.integers(0, 6)),
     st.sampled_from(
-        [Built, Committed, Ended, Stopped, StopAsked, CancelAsked, Passed, lambda at: Failed(at, "x")],
+        [
+            Built,
+            Committed,
+            Ended,
+            Stopped,
+            StopAsked,
+            CancelAsked,
+            Passed,
+            lambda at: Failed(at, "x"),
+            lambda at: Repartition(at, 4, "few"),
+        ],
     ),
     st.builds(lambda hopeless: lambda at: Failed(at, "x", hopeless), st.booleans()),
     st.builds(lambda low, more: lambda at: Required(at, Bounds(low, low + more)), st.integers(1, 4), st.integers(0, 4)),

@@ -80,6 +80,11 @@ class Executors:
                     widest = max(widest, info.numTasks if info else 0)
         return widest
 
+    def runs_job(self, run: str) -> bool:
+        """Whether a Spark job of a query runs: the work of a batch, after its planning."""
+        active = self._context.statusTracker().getActiveJobsIds()
+        return any(self._store.job(number).jobGroup().contains(run) for number in active)
+
     def stopped(self) -> bool:
         """Whether Spark has stopped the application, as when its Master has given it up."""
         return bool(self._jvm_context.isStopped())
@@ -154,6 +159,23 @@ def _mapper(jvm: Any) -> Any:  # noqa: ANN401 - an ObjectMapper
     ignorals = jackson.annotation.JsonIgnoreProperties.Value.forIgnoredProperties(ignored)
     mapper.configOverride(summary).setIgnorals(ignorals)
     return mapper
+
+
+def end_after_batch(query: Any) -> bool:  # noqa: ANN401 - a StreamingQuery
+    """Let a query end by itself after the batch whose jobs run: Spark's `stop` interrupts that, or the next one.
+
+    Returns whether this Spark can do that.
+    """
+    try:
+        # In the state that `stop` sets too, before it interrupts, a query begins no other batch. One that is being
+        # planned it interrupts itself.
+        state = query._jsq.streamingQuery().state()  # noqa: SLF001 - there is no public way
+        kind = state.get().getClass()
+        state.set(kind.forName(kind.getPackageName() + ".TERMINATED$").getField("MODULE$").get(None))
+    except Exception:
+        log.debug("a query is stopped between two batches as well as can be", exc_info=True)
+        return False
+    return True
 
 
 POOL = "spark.scheduler.pool"

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
-from autoscaler.injob.reactive.cluster import Executors, Pools
+from autoscaler.injob.reactive.cluster import Executors, Pools, end_after_batch
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.master import Master, read_master
 from autoscaler.injob.reactive.measures import Meters
@@ -32,6 +32,7 @@ from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
 from autoscaler.injob.reactive.proportions import pools
+from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
     STOPPED,
@@ -44,11 +45,13 @@ from autoscaler.injob.reactive.scheduler import (
     Event,
     Failed,
     Passed,
+    Repartition,
     Required,
     Scheduler,
     Slots,
     StopAsked,
     Stopped,
+    StopQueries,
 )
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
 from autoscaler.injob.report import with_progress_as_text
@@ -63,6 +66,12 @@ POLL = 1.0
 
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
+
+REPORTED = 0.5
+"""Seconds that the report of a last commit is waited for."""
+
+SHORT_BATCHES = 2
+"""Batches of which no Spark job is seen to run, after which their query is stopped between two of them."""
 
 MAX_UNKNOWN = 60.0
 """Seconds for which the executors may not be known."""
@@ -179,6 +188,13 @@ class ReactiveJob:
         self._failing_since: float | None = None
         self._unkept = False
         self._required: dict[str, Bounds] = {}
+        self._repartitions = self._options.repartition_state == "allowed" and hasattr(
+            spark, "_streamingCheckpointManager"
+        )
+        self._partitions: dict[str, int] = {}
+        self._stable = (0, 0.0)
+        self._unreached: set[int] = set()
+        self._unfinished: set[str] = set()
         self._snapshot = Snapshot(
             # The same in the driver that is started again: whoever follows the job by its id goes on.
             id=_identifier(f"job {spark.sparkContext.appName}"),
@@ -299,6 +315,8 @@ class ReactiveJob:
             return
         self._poll_executors()
         self._poll_queries()
+        if self._repartitions:
+            self._poll_partitions()
         if self._file is None and self._running and time.monotonic() >= self._resume_at:
             self._resume()
         self._show()
@@ -413,10 +431,13 @@ class ReactiveJob:
     def _act(self, action: Action) -> Event:
         if isinstance(action, Build):
             return self._start(action.parallelism)
-        self._restart_began = time.monotonic()
+        began, running = time.monotonic(), self._running
         self._later = random.uniform(0, self._options.jitter_factor) * self._scheduler.job.delay  # noqa: S311 - no secret
         self._stop_queries(last_commit=action.last_commit)
-        return Stopped(time.monotonic())
+        stopped = time.monotonic()
+        why = self._repartition(action, running)
+        self._restart_began = began + time.monotonic() - stopped  # What a restart takes is without that.
+        return Stopped(time.monotonic(), why)
 
     def _show(self) -> None:
         """Make the snapshot that others read."""
@@ -425,7 +446,7 @@ class ReactiveJob:
             replace(one, parallelism=scheduler.job.parallelism if self._running else 0, active=False)
             for one in self._snapshot.queries
         )
-        runs = {query: run for run, query in self._runs.items()}  # the newest of each
+        runs = self._newest_runs()
         running = {
             query.id: self._meters.seen(runs.get(query.id, ""))
             for query, _ in self._running
@@ -558,12 +579,8 @@ class ReactiveJob:
     def _stop_queries(self, *, last_commit: bool) -> None:
         deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
         for query, live in self._running:
-            seen = self._batches.get(str(live.runId), 0)
             try:
-                while time.monotonic() < deadline and live.isActive and live.status["isTriggerActive"]:
-                    if self._cancelled.is_set() or self._batches.get(str(live.runId), 0) > seen:
-                        break
-                    self._take_commits()
+                self._await_commit(live, deadline)
                 live.stop()
                 self._executors.close_idle_connections()
             except Exception as error:
@@ -571,6 +588,23 @@ class ReactiveJob:
                     raise
                 log.warning("%s did not stop cleanly: %s", query.name, error)
         self._running = ()
+
+    def _await_commit(self, live: Any, deadline: float) -> None:  # noqa: ANN401 - a StreamingQuery
+        """Let the query end by itself after the batch that runs, if there is one, and wait for that."""
+        run, ends = str(live.runId), False
+        seen = self._batches.get(run, 0)
+        while self._waits(deadline) and live.status["isTriggerActive"]:
+            if not ends and self._executors.runs_job(run):
+                ends = end_after_batch(live)
+            elif not ends and self._batches.get(run, 0) > seen + SHORT_BATCHES:
+                return
+            self._take_commits()
+        deadline = min(deadline, time.monotonic() + REPORTED)
+        while ends and self._waits(deadline) and self._batches.get(run, 0) == seen:
+            self._take_commits()
+
+    def _waits(self, deadline: float) -> bool:
+        return time.monotonic() < deadline and not self._cancelled.is_set()
 
     def _take_commits(self) -> None:
         """Note the commits that have come, and leave the other events for later."""
@@ -599,6 +633,8 @@ class ReactiveJob:
     def _failed(self, error: BaseException, query: Query | None) -> Failed:
         at, name, text = time.monotonic(), type(error).__name__, str(error)[:MAX_TEXT]
         self._failures.append(Failure(at=self._shown(at), query=query.id if query else None, error=name, text=text))
+        if query and self._repartitions and UNFINISHED in text:
+            self._unfinished.add(query.id)
         log.warning("%s failed", query.name if query else "build", exc_info=error)
         where = f"the query {query.name}" if query else "`build`"
         return Failed(at, f"{where} failed: {name}: {cause(str(error))}", hopeless=is_hopeless(name, str(error)))
@@ -609,16 +645,23 @@ class ReactiveJob:
         if query is None:  # of a query that is not the job's
             return Passed(time.monotonic())
         self._batches[run] = self._batches.get(run, 0) + 1
+        current = bool(self._running) and self._newest_runs()[query] == run
+        if commit.state_partitions and current:
+            self._partitions[query] = commit.state_partitions
         number = self._snapshot.committed + 1
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
         # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
         began, executing = self._restart_began, self._scheduler.state is State.EXECUTING
-        if began is not None and executing and run in {str(live.runId) for _, live in self._running}:
+        if began is not None and executing and current:
             self._restart_took, self._restart_began = time.monotonic() - began, None
         if number == EXAMINED:
             self._log_findings()
         return Committed(time.monotonic())
+
+    def _newest_runs(self) -> dict[str, str]:
+        """The run of each query, by its id: to ask Spark for it takes a call into the JVM."""
+        return {query: run for run, query in self._runs.items()}
 
     # whether to restart
 
@@ -662,6 +705,74 @@ class ReactiveJob:
         except Exception:
             log.exception("the job's own policy failed: it is not restarted for added slots")
             return False
+
+    # how many partitions the state has
+
+    def _poll_partitions(self) -> None:
+        """Restart the job to repartition state that has had fewer partitions than there are slots for long."""
+        now, runs = time.monotonic(), self._newest_runs()
+        slots = self._scheduler.job.parallelism if self._scheduler.state is State.EXECUTING else 0
+        if slots != self._stable[0]:
+            self._stable = (slots, now)
+        due = choose_partitions(
+            slots,
+            now - self._stable[1],
+            {
+                query.name: self._partitions[query.id]
+                for query, _ in self._running
+                if query.id in self._partitions and self._batches.get(runs[query.id])
+            },
+            after=self._options.repartition_after,
+            most=self._options.max_parallelism or MAX_PARALLELISM,
+            failed=self._unreached,
+        )
+        if due is None or now - self._scheduler.committed > self._options.max_commit_age:
+            return
+        self._stable = (slots, now)
+        if self._permits(slots, Choice(True, due.why)):
+            self._handle(Repartition(now, due.partitions, due.why))
+
+    def _repartition(self, action: StopQueries, running: Iterable[tuple[Query, Any]]) -> str:
+        """Repartition the state of queries that are stopped, and say how that went."""
+        if self._scheduler.state is not State.RESTARTING or self._cancelled.is_set():
+            return ""
+        unfinished, self._unfinished = self._unfinished, set()
+        said = (
+            self._repartition_query(query, _checkpoint(live), action.partitions)
+            for query, live in running
+            if query.id in unfinished or 0 < self._partitions.get(query.id, 0) < action.partitions
+        )
+        return "; ".join(one for one in said if one)
+
+    def _repartition_query(self, query: Query, directory: str, partitions: int) -> str:
+        """The same for one of them; where it was begun before, and interrupted, that is finished."""
+        began = time.monotonic()
+        try:
+            checkpoint = Checkpoint(self._spark, directory)
+            begun = checkpoint.unfinished()
+            partitions = begun or partitions
+            if not partitions:
+                return ""  # Somebody else has finished it.
+            if checkpoint.interrupted():
+                # Spark would refuse it, or skip that batch, whose records a sink might then get twice.
+                return f"the last batch of {query.name} was interrupted: its state is repartitioned at a later restart"
+            checkpoint.repartition(partitions, self._idle)
+        except Exception as error:
+            if not self._executors.reachable():
+                raise
+            self._unreached.add(partitions)
+            what = f"the state of {query.name} could not be repartitioned into {partitions} partitions"
+            log.warning("%s; the job goes on", what, exc_info=error)
+            at, name, text = self._shown(time.monotonic()), type(error).__name__, str(error)[:MAX_TEXT]
+            self._failures.append(Failure(at=at, query=query.id, error=name, text=text))
+            return f"{what}: {cause(text)}"
+        before = f"instead of {self._partitions[query.id]}" if begun is None else "as was begun before"
+        self._partitions[query.id] = partitions
+        took = time.monotonic() - began
+        return f"the state of {query.name} has {partitions} partitions {before}: that took {took:.1f} s"
+
+    def _idle(self) -> bool:
+        return not any(one.busy for one in self._executors.seen() if one.active)
 
 
 def _server(job: ReactiveJob, listen: str, token: str | None) -> Server:
@@ -775,6 +886,9 @@ def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: A
                     began=time.time() - took,
                     took=took,
                     rows=progress.get("numInputRows") or 0,
+                    state_partitions=min(
+                        (one["numShufflePartitions"] for one in progress.get("stateOperators") or ()), default=0
+                    ),
                 )
             )
             meters.ended(progress)

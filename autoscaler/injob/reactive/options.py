@@ -29,6 +29,8 @@ UNUSED = frozenset(
 )
 """Options that Flink has, and that change nothing here."""
 
+REPARTITIONS = ("never", "allowed")
+
 FOREVER = 2**31 - 1
 """How Flink writes any number of attempts."""
 
@@ -88,6 +90,9 @@ class Options:
         jitter_factor: the share of a delay by which it is varied at random, from 0 to 1.
         attempts_before_reset: failures since the last reset that are survived; math.inf: any number.
         fixed_delay, fixed_attempts: of the strategy `fixed-delay`.
+        repartition_state: `never`, or `allowed`: state that has fewer partitions than there are slots is repartitioned
+            while its query is stopped. Flink has neither this option nor the next.
+        repartition_after: the slots must have exceeded the partitions, and been the same, for so long.
         proportions: min, target and max share of the slots, each from 0 to 1, by the name of each query; None: they
             share the slots as their batches come.
 
@@ -134,6 +139,8 @@ class Options:
     )
     fixed_delay: float = _option("time", 1.0, RESTART + "fixed-delay.delay")
     fixed_attempts: float = _option("attempts", 1, RESTART + "fixed-delay.attempts")
+    repartition_state: str = _option("permission", "never", REACTIVE + "repartition-state")
+    repartition_after: float = _option("time", 600.0, REACTIVE + "repartition-after")
     proportions: Mapping[str, tuple[float, float, float]] | None = _option("proportions", None)
 
     def __post_init__(self) -> None:
@@ -218,9 +225,10 @@ class Options:
         found = {"jobmanager.scheduler": "adaptive"}
         for one in fields(self):
             value = getattr(self, one.name)
-            unset = value is None or (one.name in {"scaling_interval_max", "max_commit_age"} and value == math.inf)
-            if one.metadata["keys"] and not unset:
-                found[one.metadata["keys"][0]] = _format(one, value)
+            key = next(iter(one.metadata["keys"]), "")
+            unset = value is None or (one.name == "scaling_interval_max" and value == math.inf)
+            if key and not unset and not (key.startswith(REACTIVE) and value == one.default):
+                found[key] = _format(one, value)
         if self.proportions is not None:
             found[REACTIVE + "proportions"] = proportions.shown(self.proportions)
         return found
@@ -258,6 +266,8 @@ def _parse(option: Field[Any], value: object) -> Any:  # noqa: ANN401 - as the f
             return seconds(plain)
         case "strategy":
             return _STRATEGIES.get(plain)
+        case "permission":
+            return plain if plain in REPARTITIONS else None
         case "number":
             return float(plain) if re.fullmatch(r"-?\d{1,9}(\.\d{1,9})?", plain) else None
         case kind:
@@ -270,6 +280,8 @@ def _expected(option: Field[Any]) -> str:
     kind, least, most = option.metadata["kind"], *_range(option)
     if kind == "strategy":
         return "exponential-delay, fixed-delay or none"
+    if kind == "permission":
+        return " or ".join(REPARTITIONS)
     noun = {"time": "a time like 10 s or PT10S", "number": "a number", "attempts": "a count"}.get(
         kind, "a whole number"
     )
@@ -284,6 +296,8 @@ def _problem(option: Field[Any], value: Any) -> str | None:  # noqa: ANN401 - wh
         return None
     if kind == "strategy":
         fits = isinstance(value, Restart)
+    elif kind == "permission":
+        fits = value in REPARTITIONS
     elif value is None or isinstance(value, bool) or not isinstance(value, int | float):
         fits = value is None and default is None
     elif value == math.inf:

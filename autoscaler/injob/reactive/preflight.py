@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autoscaler.injob.reactive.conf import ROCKSDB
 from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
 from autoscaler.injob.reactive.plural import agree, counted
@@ -77,6 +78,7 @@ class Facts:
         slots: tasks that the executors can run at a time now.
         queries: those that run.
         cluster: settings of the Master; where they are not known, they are not examined.
+        repartitions: whether this Spark can repartition state.
     """
 
     conf: Mapping[str, str]
@@ -84,6 +86,7 @@ class Facts:
     slots: int
     queries: tuple[QueryFacts, ...] = ()
     cluster: Master = Master()  # noqa: RUF009 - it is frozen
+    repartitions: bool = True
 
     @property
     def local(self) -> bool:
@@ -150,19 +153,44 @@ def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
 
 def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
     most = options.most_slots or facts.slots
+    if _allows_repartition(options) and facts.repartitions:
+        return
     for query in facts.queries:
         if query.state_partitions is not None and query.state_partitions < most and not query.real_time:
             yield _warning(
                 "state partitions",
                 f"{query.name} has {query.state_partitions} of them since its first batch, for up to {most} slots: "
                 f"{_idle(most - query.state_partitions, 'work')} on its state",
-                f"set preferred_slots={query.state_partitions}, or begin with a new checkpoint: that gets as many as "
-                "spark.sql.shuffle.partitions says, two or three times the most slots",
+                f"set preferred_slots={query.state_partitions}, or repartition_state to allowed (Spark 4.2, RocksDB), "
+                "or begin with a new checkpoint: that gets as many as spark.sql.shuffle.partitions says, two or three "
+                "times the most slots",
             )
 
 
 def _idle(slots: int, verb: str) -> str:
     return f"{counted(slots, 'slot')} never {agree(slots, f'{verb}s', verb)}"
+
+
+def _repartition(facts: Facts, options: Options) -> Iterator[Finding]:
+    key = "spark.sql.streaming.stateStore.providerClass"
+    if not _allows_repartition(options):
+        return
+    if not facts.repartitions:
+        yield _warning(
+            "repartition_state",
+            "it is allowed, and this Spark cannot: that takes Spark 4.2 or later, without Spark Connect",
+            "update Spark, or remove repartition_state",
+        )
+    elif facts.conf.get(key) != ROCKSDB:
+        yield _warning(
+            "repartition_state",
+            f"it is allowed, and Spark can do that only with state in RocksDB, which {key} does not say",
+            "start the session with reactive_conf(stateful=True), and the query with a new checkpoint",
+        )
+
+
+def _allows_repartition(options: Options) -> bool:
+    return options.repartition_state == "allowed"
 
 
 def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
@@ -302,6 +330,7 @@ _CHECKS = (
     _local_master,
     _core_limit,
     _frozen_partitions,
+    _repartition,
     _source_partitions,
     _locality,
     _real_time,
@@ -335,6 +364,7 @@ def read_facts(spark: Any, *, slots: int | None = None, cluster: Master = Master
         slots=context.defaultParallelism // int(conf.get("spark.task.cpus", "1")) if slots is None else slots,
         queries=tuple(_read_query(context, query) for query in spark.streams.active),
         cluster=cluster,
+        repartitions=hasattr(spark, "_streamingCheckpointManager"),
     )
 
 

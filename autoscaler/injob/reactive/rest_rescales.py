@@ -92,7 +92,9 @@ def trigger_cause(job: Snapshot, before: Step | None, step: Step) -> str:
         return "INITIAL_SCHEDULE"
     if failure_between(job, before.at, step.at) or step.slots < step.before:
         return "RECOVERABLE_FAILOVER"
-    return "UPDATE_REQUIREMENT" if step.slots == before.slots else "NEW_RESOURCE_AVAILABLE"
+    # Restarted for as many slots as before, it has its state repartitioned for those that were new.
+    updated = step.slots == before.slots and step.before != step.after
+    return "UPDATE_REQUIREMENT" if updated else "NEW_RESOURCE_AVAILABLE"
 
 
 class _Attempts:

@@ -66,9 +66,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The queries that were to be stopped are."""
+    """The queries that were to be stopped are, and what became of their state where that was repartitioned."""
 
     at: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,22 @@ class Required:
 
 
 @dataclass(frozen=True, slots=True)
+class Repartition:
+    """State that has fewer partitions is to be repartitioned into so many."""
+
+    at: float
+    partitions: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Passed:
     """Time passed."""
 
     at: float
 
 
-Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Passed
+Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Repartition | Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +122,13 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class StopQueries:
-    """Stop the queries that run, where `last_commit` at the end of a batch; answer with `Stopped`."""
+    """Stop the queries that run, where `last_commit` at the end of a batch; answer with `Stopped`.
+
+    State that has fewer than `partitions` is repartitioned into so many before.
+    """
 
     last_commit: bool
+    partitions: int = 0
 
 
 Action = Build | StopQueries
@@ -256,12 +270,20 @@ class _Turn:
         self.set(job=replace(here.job, slots=here.job.parallelism))
         self.advance(flink.Slots(self.at, slots, spare=True))
 
+    def repartition(self, event: Repartition) -> None:
+        if self.scheduler.state is State.EXECUTING:
+            self.enter(State.RESTARTING, event.why)
+            self.set(restarts=self.scheduler.restarts + 1, stopping=True, deployed=True)
+            self.actions.append(StopQueries(last_commit=True, partitions=event.partitions))
+
     def passed(self, _: Passed) -> None:
         self.advance(flink.Passed(self.at))
 
-    def stopped(self, _: Stopped) -> None:
+    def stopped(self, event: Stopped) -> None:
         here = self.scheduler
         self.set(running=False, stopping=False)
+        if event.why and here.state is State.RESTARTING:
+            self.enter(State.RESTARTING, event.why)
         if here.after is not None:
             self.enter(here.after, STOPPED)
         elif here.deployed:
@@ -361,6 +383,7 @@ _HANDLERS: Mapping[type[Event], Callable[[_Turn, Any], None]] = {
     StopAsked: _Turn.stop_asked,
     CancelAsked: _Turn.cancel_asked,
     Required: _Turn.required,
+    Repartition: _Turn.repartition,
     Passed: _Turn.passed,
 }
 

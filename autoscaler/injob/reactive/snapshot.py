@@ -110,6 +110,7 @@ class Commit:
         began: when it began, seconds since 1970.
         took: seconds.
         rows: that it read.
+        state_partitions: of the state that it has; 0: it has none.
     """
 
     number: int
@@ -118,6 +119,7 @@ class Commit:
     began: float
     took: float
     rows: int
+    state_partitions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
