@@ -26,6 +26,7 @@ from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from urllib.parse import unquote
 
 from autoscaler import plugins
 from autoscaler.config.document import (
@@ -57,6 +58,7 @@ VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
 _VARIABLE = re.compile(VARIABLE)
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
+_SHORTEST_HIDDEN = 8  # characters of what only looks like a secret
 _UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
@@ -326,11 +328,18 @@ class Builder:
     def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
         def read(key: str, inner: Node, where: str) -> Any:  # noqa: ANN401 - any type
             if hint is str and _SECRET_NAME.search(key) and isinstance(inner, Scalar) and "${" not in inner.text:
-                self.problems.hide(inner.text)
-                self.warnings.add(inner.line, where, _looks_secret("it"))
+                self._suspect(inner, where, "it", inner.text)
             return self.value(hint, inner, where)
 
         return self.entries(node, path, read)
+
+    def _suspect(self, node: Node, path: str, what: str, value: str) -> None:
+        """Warn of what may be a secret by its name. A word is not hidden: it may stand in many messages."""
+        message = f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
+        self.warnings.add(node.line, path, message)
+        if len(value) >= _SHORTEST_HIDDEN and not value.isalpha():
+            self.problems.hide(value)
+            self.problems.hide(unquote(value))
 
     def _list(self, hint: Any, node: Node, path: str) -> tuple[Any, ...]:  # noqa: ANN401 - any type
         if not isinstance(node, Sequence):
@@ -395,8 +404,7 @@ class Builder:
                 self.warnings.add(node.line, path, message)
             for name, value in _IN_URL.findall(text) if hint is str else ():
                 if _SECRET_NAME.search(name):
-                    self.problems.hide(value)
-                    self.warnings.add(node.line, path, _looks_secret(name))
+                    self._suspect(node, path, name, value)
             return node
         if "${" in _VARIABLE.sub("", text):
             raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
@@ -414,10 +422,6 @@ class Builder:
                 self.problems.hide(values[name])
         text = _VARIABLE.sub(lambda match: values[match[1]], text)
         return Scalar(node.line, text, text if hint in (str, Path, Secret) else read_plain(text))
-
-
-def _looks_secret(what: str) -> str:
-    return f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
 
 
 # A cache: resolving the types of a class takes as long as reading it, and there may be a thousand clusters.

@@ -27,6 +27,8 @@ from autoscaler.schedulers.batch import BatchSettings
 
 __all__ = ["AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"]
 
+MAX_SOURCE_PARTITIONS = "spark.sql.files.maxPartitionNum"
+
 SKEWED_FACTOR = 4
 """A skewed partition has more than so many times the median (Flink's skewed-factor), and than so many volumes."""
 
@@ -69,8 +71,12 @@ def adaptive_batch(
     options = _options(avg_data_volume_per_task, min_parallelism, max_parallelism, default_source_parallelism)
     found = _read_conf(spark)
     warnings = tuple(_warnings(options, found, [query.name or query.id for query in spark.streams.active]))
-    if spark.conf.get(MIN_PARTITIONS, None) is not None:
-        spark.conf.unset(MIN_PARTITIONS)
+    before = [MIN_PARTITIONS]
+    if spark.conf.get(SOURCE_PARTITIONS, None) == spark.conf.get(MAX_SOURCE_PARTITIONS, None):  # of a call before
+        before += SOURCE_PARTITIONS, MAX_SOURCE_PARTITIONS
+    for key in before:
+        if spark.conf.get(key, None) is not None:
+            spark.conf.unset(key)
     for key, value in batch_conf(options).items():
         spark.conf.set(key, value)
     for warning in warnings:
@@ -174,7 +180,7 @@ def batch_conf(options: BatchOptions) -> dict[str, str]:
     if options.default_source_parallelism is not None:
         conf[SOURCE_PARTITIONS] = str(options.default_source_parallelism)
         # Without it a task reads 128 MB at most, so larger files have more tasks.
-        conf["spark.sql.files.maxPartitionNum"] = str(options.default_source_parallelism)
+        conf[MAX_SOURCE_PARTITIONS] = str(options.default_source_parallelism)
     return conf
 
 

@@ -279,11 +279,17 @@ def test_a_name_like_that_of_a_secret_gives_a_warning(accepted: Accepted, good: 
 
 
 def test_a_secret_in_an_address_gives_a_warning_and_is_hidden(accepted: Accepted, good: str) -> None:
-    text = good.replace("http://127.0.0.1:9090", "http://a/x?page=seven&api_key=hunter22#top")
+    text = good.replace("http://127.0.0.1:9090", "http://a/x?page=seven&api_key=hunter%2F22#top")
     config = accepted(text)
     (warning,) = config.warnings
     assert ":2: sources.main.url: api_key looks like a secret in clear text: write ${NAME}" in warning
-    assert config.secrets == {"hunter22"}
+    assert config.secrets == {"hunter%2F22", "hunter/22"}
+
+
+def test_a_word_that_looks_like_a_secret_by_its_name_alone_is_not_hidden(accepted: Accepted, good: str) -> None:
+    config = accepted(good.replace("name: lag}", "name: lag, match: {auth: required, token_pool: orders1}}"))
+    assert len(config.warnings) == 2
+    assert config.secrets == frozenset()
 
 
 def test_the_value_of_a_variable_is_not_searched_for_secrets(accepted: Accepted, good: str) -> None:

@@ -191,3 +191,13 @@ def test_a_report_of_late_events_says_so_and_goes_on(caplog: pytest.LogCaptureFi
     with pytest.raises(BatchReportError, match=r"^http://127\.0\.0\.1:1/"):
         adaptive_batch(session()).report()
     assert "Spark's events are late" in caplog.text
+
+
+def test_a_second_call_replaces_the_settings_of_the_first_and_leaves_those_of_the_user() -> None:
+    spark = session()
+    adaptive_batch(spark, min_parallelism=2, default_source_parallelism=8)
+    adaptive_batch(spark)
+    assert not [key for key in spark.conf if key.endswith("PartitionNum") and "initial" not in key]
+    theirs = session(conf={"sql.files.minPartitionNum": "3"})
+    adaptive_batch(theirs)
+    assert theirs.conf["spark.sql.files.minPartitionNum"] == "3"

@@ -14,6 +14,7 @@ from autoscaler.injob.reactive import job as module
 from autoscaler.injob.reactive.choice import MAX_CAUSE, cause
 from autoscaler.injob.reactive.job import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive.kept import Kept, KeptError
+from autoscaler.injob.reactive.repartition import UNFINISHED
 from autoscaler.injob.reactive.rest_answers import start_time
 from autoscaler.injob.reactive.snapshot import Executor, State, Step
 from autoscaler.schedulers.slots import Bounds
@@ -27,13 +28,16 @@ class Driver:
     Attributes:
         dead: whether the JVM has ended.
         in_batch: whether the query is in the middle of a batch.
+        evicted: whether Spark has forgotten the jobs of that batch.
+        error: what the query has failed with.
         on_stop: what happens when the query is stopped.
         refuses: how often the cluster does not take a number of executors; each time it returns False or raises.
         limits: the numbers that it has taken.
     """
 
     def __init__(self) -> None:
-        self.dead = self.in_batch = False
+        self.dead = self.in_batch = self.evicted = False
+        self.error: Exception | None = None
         self.on_stop: Callable[[], None] = lambda: None
         self.refuses: list[Exception | None] = []
         self.limits: list[int] = []
@@ -56,8 +60,9 @@ class Driver:
                 driver.on_stop()
                 driver.ask()
 
-            def exception(self) -> None:
+            def exception(self) -> Exception | None:
                 driver.ask()
+                return driver.error
 
         self.query = Query()
 
@@ -80,6 +85,12 @@ class Driver:
 
     def close_idle_connections(self) -> None:
         self.ask()
+
+    def runs_job(self, _: str) -> bool:
+        self.ask()
+        if self.evicted:
+            raise LookupError("no such job")
+        return False
 
     def limit(self, slots: int, _: object) -> bool:
         self.ask()
@@ -284,3 +295,35 @@ def test_a_job_began_when_this_driver_began_whatever_another_one_has_kept(
 def test_a_cause_is_short() -> None:
     assert cause("x" * 100_000) == "x" * (MAX_CAUSE - 1) + "…"
     assert cause("x" * MAX_CAUSE) == "x" * MAX_CAUSE
+
+
+def test_a_query_whose_last_commit_cannot_be_waited_for_is_stopped_nevertheless(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = executing(made(driver, monkeypatch))
+    stopped: list[bool] = []
+    driver.on_stop = lambda: stopped.append(True)
+    driver.in_batch = driver.evicted = True
+    job.stop()
+    turns(job, lambda: job._scheduler.over)
+    assert job.snapshot().state is State.FINISHED
+    assert stopped == [True]
+
+
+def test_a_last_batch_that_fails_is_among_the_failures(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = executing(made(driver, monkeypatch))
+    driver.on_stop = lambda: setattr(driver, "error", ValueError("the sink is gone"))
+    job.stop()
+    turns(job, lambda: job._scheduler.over)
+    job._show()
+    assert [(one.error, one.text) for one in job.snapshot().failures] == [("ValueError", "the sink is gone")]
+
+
+def test_a_repartitioning_that_nobody_may_finish_is_hopeless_and_says_what_to_do(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = made(driver, monkeypatch)._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None)
+    assert failed.hopeless
+    assert failed.why.endswith('repartition_state="allowed" finishes that')
+    allowed = made(driver, monkeypatch, repartition_state="allowed")
+    assert not allowed._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None).hopeless

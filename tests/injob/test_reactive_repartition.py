@@ -7,14 +7,23 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
 from autoscaler.clients.java_home import JavaNotFoundError, find_java
 from autoscaler.injob import ReactiveJob, reactive_conf
+from autoscaler.injob.reactive import repartition
 from autoscaler.injob.reactive.choice import Choice
-from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, Due, _is_of, choose_partitions
+from autoscaler.injob.reactive.repartition import (
+    UNFINISHED,
+    Checkpoint,
+    Due,
+    RepartitionError,
+    _is_of,
+    choose_partitions,
+)
 from autoscaler.injob.reactive.snapshot import State
 from tests.e2e.test_local_target import missing, until
 
@@ -355,3 +364,27 @@ def test_a_cancellation_while_state_is_repartitioned_is_handled_after_it(
     assert running.ended == [State.CANCELED]
     assert running.whys(State.RESTARTING)[-1].startswith(DONE)
     assert (words.partitions(), words.batches("commits")) == (4, words.batches("offsets"))
+
+
+def test_what_tasks_that_still_run_may_write_is_not_removed_and_the_next_start_finishes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repartition, "TASKS_END", 0.0)
+    checkpoint = object.__new__(Checkpoint)
+    manager = SimpleNamespace(repartition=lambda *_: (_ for _ in ()).throw(RuntimeError("lost an executor")))
+    checkpoint._manager, checkpoint._directory = manager, "/checkpoint"
+    monkeypatch.setattr(checkpoint, "undo", lambda: pytest.fail("it is not undone"))
+    with pytest.raises(RepartitionError, match="lost an executor; its tasks still run"):
+        checkpoint.repartition(4, lambda: False)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_that_cannot_be_removed_is_an_error(there: bool) -> None:
+    checkpoint = object.__new__(Checkpoint)
+    checkpoint._files = SimpleNamespace(delete=lambda *_: False, exists=lambda _: there)
+    path = SimpleNamespace(toString=lambda: "/checkpoint/state/0/0/8.zip")
+    if there:
+        with pytest.raises(RepartitionError, match=r"8\.zip could not be removed"):
+            checkpoint._delete(path)
+    else:
+        checkpoint._delete(path)

@@ -352,6 +352,8 @@ def test_its_levels_are_the_bounds_of_its_rules() -> None:
     [
         ({"up": (Rule(metric="queue", above=100.0),), "down": (Rule(metric="queue", below=10.0),)}, {"queue": AMOUNT}),
         ({"up": (Rule(metric="queue", above=10.0),), "down": (Rule(metric="queue", below=0.0),)}, {"queue": AMOUNT}),
+        # A low headroom asks for more: one below 0 is the most urgent.
+        ({"up": (Rule(metric="headroom", below=2.0),)}, {}),
         ({"up": (Rule(metric="growth", above=100.0),), "down": (Rule(metric="growth", below=-10.0),)}, {}),
         ({"up": (Rule(metric="growth", above=0.0),)}, {}),
     ],
@@ -382,3 +384,26 @@ def test_a_negative_amount_never_lowers_the_size(policy: Policy) -> None:
             if decision.desired != 4:
                 break
         assert decision.desired == size
+
+
+def test_a_negative_reading_adds_replicas_where_a_low_one_does() -> None:
+    for policy in (
+        Threshold(up=(Rule(metric="headroom", below=2.0),)),
+        AwsStep(
+            metric="headroom",
+            threshold=2.0,
+            comparison=Comparison.BELOW,
+            steps=(Step(upper=0.0, adjustment=1),),
+            period=seconds(15),
+        ),
+    ):
+        named = NamedPolicy("p", policy)
+        spec = ClusterSpec(name="c", limits=Limits(1, 9), policies=(named,), metrics=("headroom",))
+        state = ClusterState()
+        for number in range(4):
+            at = NOW + seconds(15 * number)
+            observation = Observation(at=at, desired=4, ready=4, metrics={"headroom": Reading(-3.0, at)})
+            state, decision = step(spec, state, observation)
+            if decision.desired != 4:
+                break
+        assert decision.desired == 5, policy

@@ -98,11 +98,11 @@ class Executors:
         return True
 
     def close_idle_connections(self) -> None:
-        """Close connections to Python that have not been used since the last call.
+        """Close the connections to Python that no thread of the JVM uses at this moment.
 
-        py4j gives each thread of the JVM that calls Python (`foreachBatch`, a listener) a connection with a thread in
-        Python, and keeps both when the thread has ended: one more for each restart of a query. A thread that goes on
-        gets a new connection when it needs one.
+        py4j gives each thread that calls Python (`foreachBatch`, a listener) a connection with a thread in Python, and
+        keeps both when the thread has ended: one more for each restart of a query. A thread that goes on gets a new
+        connection when it needs one.
         """
         from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]  # noqa: PLC0415 - only in a driver
 

@@ -54,7 +54,7 @@ from autoscaler.injob.reactive.scheduler import (
     StopQueries,
 )
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
-from autoscaler.injob.report import with_progress_as_text
+from autoscaler.injob.report import read_trigger, with_progress_as_text
 from autoscaler.schedulers.flink import MAX_PARALLELISM
 from autoscaler.schedulers.slots import Bounds
 
@@ -72,6 +72,9 @@ REPORTED = 0.5
 
 SHORT_BATCHES = 2
 """Batches of which no Spark job is seen to run, after which their query is stopped between two of them."""
+
+MOST_PUT_OFF = 3
+"""How often a repartitioning is put off because a last batch was interrupted; then it is given up for so many slots."""
 
 MAX_UNKNOWN = 60.0
 """Seconds for which the executors may not be known."""
@@ -195,6 +198,8 @@ class ReactiveJob:
         self._stable = (0, 0.0)
         self._unreached: set[int] = set()
         self._unfinished: set[str] = set()
+        self._put_off = 0
+        self._real_time: frozenset[str] = frozenset()  # One needs a slot for each task of all its stages.
         self._snapshot = Snapshot(
             # The same in the driver that is started again: whoever follows the job by its id goes on.
             id=_identifier(f"job {spark.sparkContext.appName}"),
@@ -433,9 +438,9 @@ class ReactiveJob:
             return self._start(action.parallelism)
         began, running = time.monotonic(), self._running
         self._later = random.uniform(0, self._options.jitter_factor) * self._scheduler.job.delay  # noqa: S311 - no secret
-        self._stop_queries(last_commit=action.last_commit)
+        going_on = self._stop_queries(last_commit=action.last_commit)
         stopped = time.monotonic()
-        why = self._repartition(action, running)
+        why = self._repartition(action, [each for each in running if each[0].id not in going_on])
         self._restart_began = began + time.monotonic() - stopped  # What a restart takes is without that.
         return Stopped(time.monotonic(), why)
 
@@ -484,6 +489,9 @@ class ReactiveJob:
         self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
         self._tasks = {one.id: one.done for one in self._snapshot.executors}
         self._batches = {}
+        if self._repartitions:
+            triggers = {query.id: read_trigger(self._spark, query.id) for query, _ in self._running}
+            self._real_time = frozenset(name for name, text in triggers.items() if text.startswith("RealTimeTrigger"))
         if self._file is None:
             self._resume()
         return Built(time.monotonic())
@@ -576,32 +584,66 @@ class ReactiveJob:
                 log.exception("%s cannot be written; the job goes on", self._file.name)
             self._unkept = True
 
-    def _stop_queries(self, *, last_commit: bool) -> None:
+    def _stop_queries(self, *, last_commit: bool) -> set[str]:
+        """Stop what runs, at the ends of batches if there is to be a last commit. Returns the ids of what goes on."""
         deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
-        for query, live in self._running:
-            try:
-                self._await_commit(live, deadline)
-                live.stop()
-                self._executors.close_idle_connections()
-            except Exception as error:
-                if not self._executors.reachable():  # Whether there was a last commit is not known.
-                    raise
-                log.warning("%s did not stop cleanly: %s", query.name, error)
-        self._running = ()
-
-    def _await_commit(self, live: Any, deadline: float) -> None:  # noqa: ANN401 - a StreamingQuery
-        """Let the query end by itself after the batch that runs, if there is one, and wait for that."""
-        run, ends = str(live.runId), False
-        seen = self._batches.get(run, 0)
-        while self._waits(deadline) and live.status["isTriggerActive"]:
-            if not ends and self._executors.runs_job(run):
-                ends = end_after_batch(live)
-            elif not ends and self._batches.get(run, 0) > seen + SHORT_BATCHES:
-                return
-            self._take_commits()
+        runs, seen, left = self._newest_runs(), dict(self._batches), list(self._running)
+        ends: set[str] = set()
+        going_on: set[str] = set()
+        while left:
+            for query, live in left[:]:
+                run = runs.get(query.id, "")
+                if self._waits(deadline) and self._commits_later(live, run, seen.get(run, 0), ends):
+                    continue
+                left.remove((query, live))
+                if not self._stop_query(query, live, last_commit=last_commit):
+                    going_on.add(query.id)
+            if left:
+                self._take_commits()
         deadline = min(deadline, time.monotonic() + REPORTED)
-        while ends and self._waits(deadline) and self._batches.get(run, 0) == seen:
+        while self._waits(deadline) and any(self._batches.get(run, 0) == seen.get(run, 0) for run in ends):
             self._take_commits()
+        if self._running:
+            self._close_idle_connections()
+        self._running = ()
+        return going_on
+
+    def _commits_later(self, live: Any, run: str, seen: int, ends: set[str]) -> bool:  # noqa: ANN401 - a StreamingQuery
+        """Whether a batch of the query runs that is to be waited for; after it the query ends by itself."""
+        try:
+            if not live.status["isTriggerActive"]:
+                return False
+            if run not in ends and self._executors.runs_job(run) and end_after_batch(live):
+                ends.add(run)
+            return run in ends or self._batches.get(run, 0) <= seen + SHORT_BATCHES
+        except Exception as error:
+            if not self._executors.reachable():  # Whether there was a last commit is not known.
+                raise
+            log.warning("a last commit cannot be waited for: %s", error)
+            return False
+
+    def _stop_query(self, query: Query, live: Any, *, last_commit: bool) -> bool:  # noqa: ANN401 - a StreamingQuery
+        """Stop one query. Returns whether it has stopped."""
+        try:
+            live.stop()
+            error = live.exception() if last_commit else None
+        except Exception as raised:
+            if not self._executors.reachable():
+                raise
+            log.warning("%s did not stop cleanly: %s", query.name, raised)
+            return False
+        if error is not None:
+            log.warning("the last batch of %s failed; it is run again from the checkpoint", query.name)
+            self._failed(error, query)
+        return True
+
+    def _close_idle_connections(self) -> None:
+        try:
+            self._executors.close_idle_connections()
+        except Exception as error:
+            if not self._executors.reachable():
+                raise
+            log.debug("connections of queries that have ended stay open: %s", error)
 
     def _waits(self, deadline: float) -> bool:
         return time.monotonic() < deadline and not self._cancelled.is_set()
@@ -637,7 +679,10 @@ class ReactiveJob:
             self._unfinished.add(query.id)
         log.warning("%s failed", query.name if query else "build", exc_info=error)
         where = f"the query {query.name}" if query else "`build`"
-        return Failed(at, f"{where} failed: {name}: {cause(str(error))}", hopeless=is_hopeless(name, str(error)))
+        why = f"{where} failed: {name}: {cause(str(error))}"
+        if UNFINISHED in text and not self._repartitions:
+            return Failed(at, f'{why}; repartition_state="allowed" finishes that', hopeless=True)
+        return Failed(at, why, hopeless=is_hopeless(name, str(error)))
 
     def _committed(self, commit: Commit) -> Committed | Passed:
         run = commit.query
@@ -720,7 +765,7 @@ class ReactiveJob:
             {
                 query.name: self._partitions[query.id]
                 for query, _ in self._running
-                if query.id in self._partitions and self._batches.get(runs[query.id])
+                if query.id in self._partitions.keys() - self._real_time and self._batches.get(runs.get(query.id, ""))
             },
             after=self._options.repartition_after,
             most=self._options.max_parallelism or MAX_PARALLELISM,
@@ -755,13 +800,18 @@ class ReactiveJob:
                 return ""  # Somebody else has finished it.
             if checkpoint.interrupted():
                 # Spark would refuse it, or skip that batch, whose records a sink might then get twice.
+                self._put_off += 1
+                if self._put_off >= MOST_PUT_OFF:
+                    self._unreached.add(partitions)
+                    return f"the last batch of {query.name} was interrupted again: its state stays as it is"
                 return f"the last batch of {query.name} was interrupted: its state is repartitioned at a later restart"
             checkpoint.repartition(partitions, self._idle)
         except Exception as error:
             if not self._executors.reachable():
                 raise
             self._unreached.add(partitions)
-            what = f"the state of {query.name} could not be repartitioned into {partitions} partitions"
+            into = f"repartitioned into {partitions} partitions" if partitions else "examined"
+            what = f"the state of {query.name} could not be {into}"
             log.warning("%s; the job goes on", what, exc_info=error)
             at, name, text = self._shown(time.monotonic()), type(error).__name__, str(error)[:MAX_TEXT]
             self._failures.append(Failure(at=at, query=query.id, error=name, text=text))
@@ -899,6 +949,7 @@ def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: A
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
             """The query is looked at in any case."""
+            self.last.pop(str(event.runId), None)
             meters.terminated(str(event.runId))
 
     listener = Listener()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,30 +48,29 @@ def addresses(master: str) -> list[tuple[str, int]]:
 
 
 def read_master(spark: Any, timeout: float = TIMEOUT) -> Master:  # noqa: ANN401 - a SparkSession
-    """Ask the Masters of a session's cluster one after the other for their settings; the first answer counts.
+    """Ask the Masters of a session's cluster for their settings; the first that has some counts.
 
     Nothing is raised, and it takes no longer than `timeout` seconds.
     """
     context = spark.sparkContext
     masters = addresses(str(context.master))
-    if not masters:
-        return Master()
     answers: queue.SimpleQueue[Master] = queue.SimpleQueue()
 
-    def ask() -> None:
-        found = [Master()]
-        for host, port in masters:
-            found.append(_ask(context, host, port, timeout))
-            if found[-1].settings is not None:
-                break
-        answers.put(found[-1])
+    def ask(host: str, port: int) -> None:
+        answers.put(_ask(context, host, port, timeout))
 
     # Neither the lookup of a name nor an answer that comes in drops has a time-out.
-    threading.Thread(target=ask, name="reactive-master", daemon=True).start()
-    try:
-        return answers.get(timeout=timeout)
-    except queue.Empty:
-        return Master(problem=f"no answer within {timeout:g} s")
+    for address in masters:
+        threading.Thread(target=ask, args=address, name="reactive-master", daemon=True).start()
+    found, deadline = Master(), time.monotonic() + timeout
+    for _ in masters:
+        try:
+            found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return Master(problem=found.problem or f"no answer within {timeout:g} s")
+        if found.settings is not None:
+            break
+    return found
 
 
 def _ask(context: Any, host: str, port: int, timeout: float) -> Master:  # noqa: ANN401 - a SparkContext

@@ -93,7 +93,8 @@ class Checkpoint:
             idle: whether no task runs.
 
         Raises:
-            RepartitionError: it has failed, and the checkpoint is as it was before.
+            RepartitionError: it has failed, and the checkpoint is as it was before; or Spark refuses to start the query
+                until it is finished.
         """
         try:
             self._manager.repartition(self._directory, partitions)
@@ -101,7 +102,9 @@ class Checkpoint:
             java = getattr(error, "java_exception", None)
             why = str((java.getMessage() or java.toString()) if java else error)
             deadline = time.monotonic() + TASKS_END
-            while not idle() and time.monotonic() < deadline:  # One that is being cancelled may write a last file.
+            while not idle():  # A task that is being cancelled may write a last file.
+                if time.monotonic() >= deadline:
+                    raise RepartitionError(f"{why}; its tasks still run") from error
                 time.sleep(0.1)
             self.undo()
             raise RepartitionError(why) from error
@@ -118,8 +121,12 @@ class Checkpoint:
         while found.hasNext():
             path = found.next().getPath()
             if _is_of(path.toString(), batch):
-                self._files.delete(path, False)
-        self._files.delete(self._place("offsets", batch), False)  # Last: until then it is seen to be unfinished.
+                self._delete(path)
+        self._delete(self._place("offsets", batch))  # Last: until then it is seen to be unfinished.
+
+    def _delete(self, path: Any) -> None:  # noqa: ANN401 - a path of Hadoop
+        if not self._files.delete(path, False) and self._files.exists(path):
+            raise RepartitionError(f"{path.toString()} could not be removed")
 
     def _place(self, *names: object) -> Any:  # noqa: ANN401 - a path of Hadoop
         return self._path("/".join((self._directory, *map(str, names))))

@@ -46,7 +46,8 @@ class AwsStep:
 
     Attributes:
         metric: name of the metric.
-        threshold: the alarm's threshold, in the metric's unit. Above 0, a negative reading counts as missing.
+        threshold: the alarm's threshold, in the metric's unit. Where it is above 0, a negative reading counts as
+            missing, unless the steps add replicas when the metric is low.
         comparison: when a value breaches it: `>=`, `>`, `<=` or `<`.
         steps: what to do for which distance from the threshold; without overlap or gap.
         adjustment_type: what a step's adjustment is: ChangeInCapacity, ExactCapacity or PercentChangeInCapacity;
@@ -114,8 +115,9 @@ class AwsStep:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metric can be: with a threshold above 0 it is an amount."""
-        return {self.metric: AMOUNT} if self.threshold > 0 else {}
+        """What its metric can be: with a threshold above 0 it is an amount, unless low values add replicas."""
+        removes = self.adjustment_type is not AdjustmentType.EXACT and all(step.adjustment < 0 for step in self.steps)
+        return {self.metric: AMOUNT} if self.threshold > 0 and (self.above or removes) else {}
 
     @property
     def lookback(self) -> timedelta:

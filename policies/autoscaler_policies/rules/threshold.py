@@ -141,8 +141,8 @@ class Threshold:
     Of several rules that fire the one that asks for the largest size counts. Down rules count only when no up
     rule fires and every metric of every rule can be trusted; one number per replica counts for a down rule
     only when every replica that is up has one. A negative reading counts as missing where all bounds of its metric are
-    0 or more and one is above. When no rule fires the size is to stay; without any down rule it
-    abstains then, unless an up rule is beyond its bound and only not yet for long enough.
+    0 or more, one is above, and no up rule is for low values. When no rule fires the size is to stay; without any down
+    rule it abstains then, unless an up rule is beyond its bound and only not yet for long enough.
 
     Attributes:
         up: rules that ask for more replicas; default none.
@@ -186,13 +186,17 @@ class Threshold:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be: a metric with a bound above 0, and with none below, is an amount."""
+        """What its metrics can be: a metric with a bound above 0, and with none below, is an amount.
+
+        Not where a low one asks for more replicas: then it is not the safe side to take one as missing.
+        """
         least: dict[str, float] = {}
         most: dict[str, float] = {}
         for metric, bound in self.levels:
             least[metric] = min(bound, least.get(metric, bound))
             most[metric] = max(bound, most.get(metric, bound))
-        return {metric: AMOUNT for metric in least if least[metric] >= 0 < most[metric]}
+        urgent = {rule.metric for rule in self.up if rule.below is not None}
+        return {metric: AMOUNT for metric in least if least[metric] >= 0 < most[metric] and metric not in urgent}
 
     @property
     def lookback(self) -> timedelta:
