@@ -122,7 +122,8 @@ class Application:
         stages: those that were submitted, by number and attempt.
         executors: those that run tasks.
         skewed_partitions, skew_splits: skewed partitions of its joins, and the tasks that they were split into.
-        conf: settings of its last stage that the rule's options can be taken from; empty if read by REST.
+        conf: settings of the last stage of a batch query that the rule's options can be taken from; empty if read by
+            REST.
         warnings: what is missing in what was read.
     """
 
@@ -249,10 +250,14 @@ def _metric(nodes: Iterable[Mapping[str, Any]], name: str) -> int:
     return sum(int(each["value"].replace(",", "")) for each in metrics)
 
 
+def _is_streaming(description: str | None) -> bool:
+    return re.search(r"\nrunId = .*\nbatch = ", description or "") is not None
+
+
 def _named(name: str, description: str | None) -> dict[str, Any]:
     return {
         "name": (description or name).partition("\n")[0],
-        "streaming": re.search(r"\nrunId = .*\nbatch = ", description or "") is not None,
+        "streaming": _is_streaming(description),
     }
 
 
@@ -409,9 +414,11 @@ class _Events:
         match kind:
             case "StageSubmitted":
                 properties = event.get("Properties") or {}
-                self.stages[_key(event["Stage Info"])] = event["Stage Info"], properties.get("spark.job.description")
-                # Stages of RDDs do not have the settings of a session.
-                self.conf = {key: properties[key] for key in SETTINGS if key in properties} or self.conf
+                description = properties.get("spark.job.description")
+                self.stages[_key(event["Stage Info"])] = event["Stage Info"], description
+                # Stages of RDDs do not have the settings of a session, and a streaming query has those of its start.
+                if not _is_streaming(description):
+                    self.conf = {key: properties[key] for key in SETTINGS if key in properties} or self.conf
             case "StageCompleted":
                 key = _key(event["Stage Info"])
                 self.stages[key] = event["Stage Info"], self.stages.get(key, ({}, None))[1]

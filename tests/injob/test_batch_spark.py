@@ -63,6 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(directory),
+        "spark.ui.enabled": "true",  # A JVM that another test has started may have it off.
         "spark.ui.port": "0",
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.sql.shuffle.partitions": "16",

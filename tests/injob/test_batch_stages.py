@@ -170,6 +170,11 @@ def test_settings_of_an_earlier_session_are_not_those_of_the_last(tmp_path: Path
 
     first = {"coalescePartitions.minPartitionNum": "4", "advisoryPartitionSizeInBytes": "1m"}
     log = submitted(**first) + submitted(advisoryPartitionSizeInBytes="2m") + submitted()
+    stream = {
+        "spark.sql.adaptive.advisoryPartitionSizeInBytes": "3m",
+        "spark.job.description": "q\nrunId = 2\nbatch = 3",
+    }
+    log += event("StageSubmitted", **{"Stage Info": info(), "Properties": stream})
     assert batch_report(written(tmp_path / "log", log)).splitlines()[1] == "Rule: 2.0 MiB a task, 1 to 200"
 
 
