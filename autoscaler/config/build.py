@@ -58,7 +58,7 @@ VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
 _VARIABLE = re.compile(VARIABLE)
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
-_SHORTEST_HIDDEN = 8  # characters of what only looks like a secret
+_SHORTEST_HIDDEN, _LONGEST_WORD = 8, 16  # characters of what only looks like a secret; letters alone may be a word
 _UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
@@ -337,7 +337,7 @@ class Builder:
         """Warn of what may be a secret by its name. A word is not hidden: it may stand in many messages."""
         message = f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
         self.warnings.add(node.line, path, message)
-        if len(value) >= _SHORTEST_HIDDEN and not value.isalpha():
+        if len(value) >= (_LONGEST_WORD if value.isalpha() else _SHORTEST_HIDDEN):
             self.problems.hide(value)
             self.problems.hide(unquote(value))
 

@@ -17,6 +17,9 @@ from .test_hanging_names import scrape, wait_for
 pytestmark = pytest.mark.benchmark
 
 SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "60"))
+SETTLE = 30.0
+"""Seconds until Python's allocator has the memory that documents of this size take in turn."""
+
 DOCUMENT = b"[" + b"1," * 489_999 + b"1]"
 
 CONFIG = """
@@ -60,7 +63,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         daemon = subprocess.Popen([sys.executable, "-m", "autoscaler", "run", str(config)], stderr=stderr, cwd=tmp_path)
     try:
         url = wait_for(log, "started")["url"]
-        time.sleep(10)
+        time.sleep(SETTLE)
         process = psutil.Process(daemon.pid)
         before, resident = scrape(url), [process.memory_info().rss / 1e6]
         for _ in range(6):
@@ -88,5 +91,4 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         f"\n  state     {state / 1e6:.1f} MB in all"
         f"\n  lateness  {p99 * 1000:.0f} ms at p99, at most, of both clusters"
     )
-    # It settles within the first minute; kept values, as once, made 692 MB of 95.
-    assert resident[-1] < 1.5 * resident[0]
+    assert resident[-1] < 1.1 * resident[0]

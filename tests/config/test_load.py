@@ -287,9 +287,11 @@ def test_a_secret_in_an_address_gives_a_warning_and_is_hidden(accepted: Accepted
 
 
 def test_a_word_that_looks_like_a_secret_by_its_name_alone_is_not_hidden(accepted: Accepted, good: str) -> None:
-    config = accepted(good.replace("name: lag}", "name: lag, match: {auth: required, token_pool: orders1}}"))
+    config = accepted(good.replace("name: lag}", "name: lag, match: {auth: required, token_pool: orders-1}}"))
     assert len(config.warnings) == 2
-    assert config.secrets == frozenset()
+    assert config.secrets == {"orders-1"}
+    letters = "x" * 16
+    assert accepted(good.replace("name: lag}", f"name: lag, match: {{auth: {letters}}}}}")).secrets == {letters}
 
 
 def test_the_value_of_a_variable_is_not_searched_for_secrets(accepted: Accepted, good: str) -> None:

@@ -182,10 +182,12 @@ def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster)
     daemon.settled_at(3)
     assert counted_stopped < counted_killed
 
-    # What piled up meanwhile was not taken for load. Where one policy did, a guard said no.
+    # What piled up meanwhile was not taken for load. Where a policy did, which depends on the moment, a guard said no.
+    asked = {each["proposed"] for each in daemon.since(killed)}
+    assert asked <= {3, 4}
     verdicts = [verdict for each in daemon.since(killed) for verdict in each["verdicts"]]
     held = {(each["guard"], each["before"], each["after"]) for each in verdicts if each["before"] != each["after"]}
-    assert held <= {("settling", 4, 3)}
+    assert held == ({("settling", 4, 3)} if 4 in asked else set())
     assert [each for each in daemon.since(killed) if each["desired"] != each["current"]] == []
 
     # The load falls: back to one.

@@ -327,3 +327,37 @@ def test_a_repartitioning_that_nobody_may_finish_is_hopeless_and_says_what_to_do
     assert failed.why.endswith('repartition_state="allowed" finishes that')
     allowed = made(driver, monkeypatch, repartition_state="allowed")
     assert not allowed._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None).hopeless
+
+
+@pytest.mark.parametrize(
+    ("trigger", "repartitioned"), [("ProcessingTimeTrigger(1000)", True), ("RealTimeTrigger(300000)", False)]
+)
+def test_state_of_a_real_time_query_is_not_repartitioned(
+    trigger: str, repartitioned: bool, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "read_trigger", lambda *_: trigger)
+    job = executing(made(driver, monkeypatch, repartition_state="allowed", repartition_after=0.0))
+    (query,) = job.snapshot().queries
+    job._partitions, job._batches = {query.id: 1}, {"run": 1}
+    handled: list[Any] = []
+    monkeypatch.setattr(job, "_handle", handled.append)
+    job._poll_partitions()
+    assert bool(handled) is repartitioned
+
+
+def test_a_repartitioning_that_is_put_off_three_times_in_a_row_is_given_up_for_that_number(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = executing(made(driver, monkeypatch, repartition_state="allowed"))
+    (query,) = job.snapshot().queries
+    job._partitions = {query.id: 1}
+    interrupted = iter([True, True, False, True, True, True])
+    checkpoint = SimpleNamespace(
+        unfinished=lambda: None, interrupted=lambda: next(interrupted), repartition=lambda *_: None
+    )
+    monkeypatch.setattr(module, "Checkpoint", lambda *_: checkpoint)
+    said = [job._repartition_query(query, "/checkpoint", 4) for _ in range(5)]
+    assert [one.endswith("at a later restart") for one in said] == [True, True, False, True, True]
+    assert job._unreached == set()
+    assert job._repartition_query(query, "/checkpoint", 4).endswith("interrupted again: its state stays as it is")
+    assert job._unreached == {4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from autoscaler.clients.java_home import JavaNotFoundError, find_java
 from autoscaler.injob import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive import OptionsError
 from autoscaler.injob.reactive.choice import Choice
@@ -21,7 +19,8 @@ from autoscaler.injob.reactive.job import _share, _takes_two
 from autoscaler.injob.reactive.scheduler import Failed
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Query, Snapshot, State
 from autoscaler.schedulers.slots import Bounds
-from tests.e2e.test_local_target import missing, until
+from tests.e2e.test_local_target import until
+from tests.injob.local_spark import local_spark
 
 
 def executor(name: str, done: int) -> Executor:
@@ -62,25 +61,8 @@ def test_what_cannot_be_called_with_a_session_is_refused(build: Any, says: str) 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if importlib.util.find_spec("pyspark") is None:
-        missing("pyspark is not installed (extra spark)")
-    try:
-        java = find_java(tmp_path_factory.mktemp("java"))
-    except JavaNotFoundError as error:
-        missing(str(error))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_HOME", str(java))
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
-        session = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-            .getOrCreate()
-        )
+    with local_spark(tmp_path_factory.mktemp("spark"), 2) as session:
         yield session
-        session.stop()
 
 
 def rate(spark: Any) -> Any:
@@ -95,6 +77,17 @@ def counting(directory: Path, **options: Any) -> Callable[[Any], Any]:
         return rate(spark).option("checkpointLocation", str(directory)).trigger(**options).start()
 
     return build
+
+
+def run_two_batches(job: ReactiveJob, end: Callable[[], object]) -> None:
+    """Run a job in a thread until it has committed two batches, and end it."""
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed >= 2)
+    finally:
+        end()
+        thread.join(60)
 
 
 QUICK = {"restart-strategy.exponential-delay.initial-backoff": "10 ms"}
@@ -141,13 +134,7 @@ def test_a_stop_lets_the_batch_that_runs_commit_and_no_other_begin(spark: Any, t
         return rows.writeStream.option("checkpointLocation", str(tmp_path)).foreachBatch(work).start()
 
     job = ReactiveJob(spark, build)
-    thread = threading.Thread(target=job.run)
-    thread.start()
-    try:
-        until(lambda: job.snapshot().committed >= 2)
-        job.stop()
-    finally:
-        thread.join(60)
+    run_two_batches(job, job.stop)
     begun, committed = (
         max(int(one.name) for one in (tmp_path / log).iterdir() if one.name.isdigit()) for log in ("offsets", "commits")
     )
@@ -266,13 +253,7 @@ def test_the_progress_of_a_batch_is_not_fetched_number_by_number(
     fetched: list[object] = []
     monkeypatch.setattr(QueryProgressEvent, "fromJObject", fetched.append)
     job = ReactiveJob(spark, counting(tmp_path / "checkpoint", processingTime="0 seconds"))
-    thread = threading.Thread(target=job.run)
-    thread.start()
-    try:
-        until(lambda: job.snapshot().committed >= 2)
-        job.cancel()
-    finally:
-        thread.join(60)
+    run_two_batches(job, job.cancel)
     assert fetched == []
 
 

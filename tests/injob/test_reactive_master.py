@@ -104,7 +104,7 @@ def test_the_first_master_that_answers_counts(monkeypatch: pytest.MonkeyPatch) -
     ("page", "status", "problem"),
     [("", 403, "HTTPError: HTTP Error 403: Forbidden"), ("<html>sign in</html>", 200, "shows no Spark properties")],
 )
-def test_why_the_settings_cannot_be_read_is_told(
+def test_the_reason_is_given_why_settings_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, page: str, status: int, problem: str
 ) -> None:
     with web_ui(page, status) as port:

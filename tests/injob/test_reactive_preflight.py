@@ -287,7 +287,7 @@ def test_a_cluster_within_the_application_has_the_application_s_settings() -> No
     assert the_one(facts).name == "spark.worker.timeout"
 
 
-def test_a_master_whose_settings_cannot_be_read_is_told_of_last_with_what_to_look_for() -> None:
+def test_the_last_finding_is_that_the_settings_of_the_master_cannot_be_read_and_what_to_check() -> None:
     facts = cluster(conf={}, cluster=Master(problem="no answer within 2 s"))
 
     found = findings(facts, Options(heartbeat_timeout=4.5))[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Any, Self
 
 import pytest
 
-from autoscaler.clients.java_home import JavaNotFoundError, find_java
 from autoscaler.injob import ReactiveJob, reactive_conf
 from autoscaler.injob.reactive import repartition
 from autoscaler.injob.reactive.choice import Choice
@@ -25,7 +23,8 @@ from autoscaler.injob.reactive.repartition import (
     choose_partitions,
 )
 from autoscaler.injob.reactive.snapshot import State
-from tests.e2e.test_local_target import missing, until
+from tests.e2e.test_local_target import until
+from tests.injob.local_spark import local_spark
 
 
 @pytest.mark.parametrize(
@@ -79,26 +78,8 @@ def test_the_files_of_a_batch_are_known_by_their_names(path: str, written: bool)
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if importlib.util.find_spec("pyspark") is None:
-        missing("pyspark is not installed (extra spark)")
-    try:
-        java = find_java(tmp_path_factory.mktemp("java"))
-    except JavaNotFoundError as error:
-        missing(str(error))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_HOME", str(java))
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
-        session = (
-            SparkSession.builder.master("local[4]")
-            .config(map=reactive_conf(stateful=True))
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-            .getOrCreate()
-        )
+    with local_spark(tmp_path_factory.mktemp("spark"), 4, reactive_conf(stateful=True)) as session:
         yield session
-        session.stop()
 
 
 class Words:
@@ -168,7 +149,7 @@ class Running:
         self.thread.join(60)
 
     def whys(self, state: State) -> list[str]:
-        """What is told of it in the timeline; an empty sentence where that is nothing."""
+        """What the timeline says of it; empty where it says nothing."""
         return [step.why for step in self.job.snapshot().timeline if step.state is state] or [""]
 
 

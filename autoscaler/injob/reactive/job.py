@@ -74,7 +74,7 @@ SHORT_BATCHES = 2
 """Batches of which no Spark job is seen to run, after which their query is stopped between two of them."""
 
 MOST_PUT_OFF = 3
-"""How often a repartitioning is put off because a last batch was interrupted; then it is given up for so many slots."""
+"""How often in a row a repartitioning is put off, as a last batch was interrupted; then that number is given up."""
 
 MAX_UNKNOWN = 60.0
 """Seconds for which the executors may not be known."""
@@ -198,7 +198,7 @@ class ReactiveJob:
         self._stable = (0, 0.0)
         self._unreached: set[int] = set()
         self._unfinished: set[str] = set()
-        self._put_off = 0
+        self._put_off: dict[str, int] = {}
         self._real_time: frozenset[str] = frozenset()  # One needs a slot for each task of all its stages.
         self._snapshot = Snapshot(
             # The same in the driver that is started again: whoever follows the job by its id goes on.
@@ -800,8 +800,8 @@ class ReactiveJob:
                 return ""  # Somebody else has finished it.
             if checkpoint.interrupted():
                 # Spark would refuse it, or skip that batch, whose records a sink might then get twice.
-                self._put_off += 1
-                if self._put_off >= MOST_PUT_OFF:
+                self._put_off[query.id] = self._put_off.get(query.id, 0) + 1
+                if self._put_off[query.id] >= MOST_PUT_OFF:
                     self._unreached.add(partitions)
                     return f"the last batch of {query.name} was interrupted again: its state stays as it is"
                 return f"the last batch of {query.name} was interrupted: its state is repartitioned at a later restart"
@@ -818,6 +818,7 @@ class ReactiveJob:
             return f"{what}: {cause(text)}"
         before = f"instead of {self._partitions[query.id]}" if begun is None else "as was begun before"
         self._partitions[query.id] = partitions
+        self._put_off.pop(query.id, None)
         took = time.monotonic() - began
         return f"the state of {query.name} has {partitions} partitions {before}: that took {took:.1f} s"
 

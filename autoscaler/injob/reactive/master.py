@@ -1,7 +1,7 @@
-"""The settings of a standalone cluster's Master, which no call of Spark tells an application.
+"""The settings of a standalone cluster's Master, which no API of Spark gives to an application.
 
-The Master shows them in its web UI. Where that is, an application is not told, so the Master is asked by Spark's own
-protocol for the ports that it has.
+The Master shows them in its web UI. An application does not know the port of that, so it asks the Master for its ports
+by Spark's own protocol.
 """
 
 from __future__ import annotations
