@@ -18,7 +18,7 @@ from autoscaler.cli import options as arguments
 from autoscaler.cli.benchmark_run import cluster as baseline_spec
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.simulate_setup import PEAK_SHARE, plant_metrics
-from autoscaler.config import document
+from autoscaler.config import document, include
 from autoscaler.config.document import Invalid, Node, Problems
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.explain import format_number
@@ -236,7 +236,7 @@ def _keys(node: Node, path: Sequence[str]) -> Iterable[str]:
 
 def apply_settings(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
     """The configuration with settings changed. (cluster -> key -> value, as given). Raises ConfigurationError."""
-    root: Node = document.read(options.config, Problems(str(options.config)))
+    root: Node = include.read(options.config, Problems(str(options.config)))
     for name, changes in settings.items():
         policies = read.clusters[name].spec.policies
         for key, text in changes.items():

@@ -18,7 +18,7 @@ from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import OK, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
-from autoscaler.config import document
+from autoscaler.config import include
 from autoscaler.config.document import Problems
 from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import count_of
@@ -376,7 +376,7 @@ def _days(days: Sequence[date]) -> str:
 
 def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> dict[str, Any]:
     policies = configuration.load(options.config).clusters[name].spec.policies
-    root = document.read(options.config, Problems(str(options.config)))
+    root = include.read(options.config, Problems(str(options.config)))
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *above, last = trials.setting_path(root, key, name, policies)[2:]

@@ -42,12 +42,29 @@ class Invalid(Exception):  # noqa: N818 - control flow inside this package: the 
     """What was read is not usable; its problems have been recorded."""
 
 
+class Line(int):
+    """A line of a file that another one includes.
+
+    Attributes:
+        file: its name.
+    """
+
+    file: str
+
+    @classmethod
+    def of(cls, number: int, file: str) -> Line:
+        """A line of that file."""
+        line = cls(number)
+        line.file = file
+        return line
+
+
 class Problems:
-    """Collects the problems of one file."""
+    """Collects the problems of one file, and of those that it includes."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._found: dict[tuple[int, str, str], None] = {}  # an ordered set
+        self._found: dict[tuple[str, int, str, str], None] = {}  # an ordered set
         self.secrets: set[str] = set()
         self._mask = Mask()
 
@@ -56,7 +73,8 @@ class Problems:
 
     def add(self, line: int, path: str, message: str) -> None:
         """Record a problem."""
-        self._found[line, path or FILE, " ".join(message.split())] = None
+        file = line.file if isinstance(line, Line) else self.file
+        self._found[file, line, path or FILE, " ".join(message.split())] = None
 
     def fail(self, line: int, path: str, message: str) -> Invalid:
         """Record a problem and return what to raise."""
@@ -69,14 +87,14 @@ class Problems:
         self._mask.hide(secret)
 
     def error(self) -> ConfigurationError:
-        """All problems in the order of the file."""
-        ordered = sorted(self._found, key=lambda problem: problem[0])
+        """All problems in the order of the file; those of included files follow."""
+        ordered = sorted(self._found, key=lambda problem: (problem[0] != self.file, *problem[:2]))
         lines = [
-            f"{self.file}:{line}: {path}: {self._masked(message)}" for line, path, message in ordered[:MAX_PROBLEMS]
+            f"{file}:{line}: {path}: {self._masked(message)}" for file, line, path, message in ordered[:MAX_PROBLEMS]
         ]
         if len(ordered) > MAX_PROBLEMS:
-            more = len(ordered) - MAX_PROBLEMS
-            lines.append(f"{self.file}:{ordered[MAX_PROBLEMS][0]}: {FILE}: and {more} more problems from here on")
+            file, line, *_ = ordered[MAX_PROBLEMS]
+            lines.append(f"{file}:{line}: {FILE}: and {len(ordered) - MAX_PROBLEMS} more problems from here on")
         return ConfigurationError(lines)
 
     def _masked(self, message: str) -> str:
@@ -145,30 +163,40 @@ def join(path: str, key: str | int) -> str:
     return f"{path}.{shown}" if path else shown
 
 
-def read(path: Path, problems: Problems) -> Node:
+def read(path: Path, problems: Problems, file: str | None = None) -> Node:
     """Read a YAML file.
+
+    Args:
+        path: the file.
+        problems: where its problems are recorded.
+        file: its name in them, where it is another one than that of the problems.
 
     Raises:
         Invalid: it cannot be read as one YAML document. Other problems, such as duplicate keys, are recorded only.
     """
-    return parse(_text(path, problems), problems)
+    return parse(_text(path, problems, file), problems, file)
 
 
-def parse(text: str, problems: Problems) -> Node:
+def parse(text: str, problems: Problems, file: str | None = None) -> Node:
     """Read YAML text; like `read`."""
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
-        line = _line_of(text, strange.start())
+        line = _line_in(file, _line_of(text, strange.start()))
         raise problems.fail(line, FILE, f"the character U+{ord(strange[0]):04X} is not allowed in YAML")
     try:
-        return _Composer(text, problems).document()
+        return _Composer(text, problems, file).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise problems.fail(line, FILE, f"not valid YAML: {what}{_tab_hint(text, line)}") from error
+        message = f"not valid YAML: {what}{_tab_hint(text, line)}"
+        raise problems.fail(_line_in(file, line), FILE, message) from error
     except yaml.YAMLError as error:
-        raise problems.fail(1, FILE, "not valid YAML") from error
+        raise problems.fail(_line_in(file, 1), FILE, "not valid YAML") from error
+
+
+def _line_in(file: str | None, number: int) -> int:
+    return number if file is None else Line.of(number, file)
 
 
 def put(node: Node, path: abc.Sequence[str], value: Node) -> Node:
@@ -201,24 +229,26 @@ def _at(node: Node, line: int) -> Node:
     return Mapping(line, {key: Entry(line, _at(entry.node, line)) for key, entry in node.entries.items()}, node.size)
 
 
-def _text(path: Path, problems: Problems) -> str:
+def _text(path: Path, problems: Problems, file: str | None) -> str:
+    first = _line_in(file, 1)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        with path.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        raise problems.fail(1, FILE, "there is no such file") from error
+        raise problems.fail(first, FILE, "there is no such file") from error
     except IsADirectoryError as error:
-        raise problems.fail(1, FILE, "this is a directory; name the YAML file in it") from error
+        raise problems.fail(first, FILE, "this is a directory; name the YAML file in it") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise problems.fail(1, FILE, f"cannot be read: {reason}") from error
+        raise problems.fail(first, FILE, f"cannot be read: {reason}") from error
     if len(data) > MAX_BYTES:
-        raise problems.fail(1, FILE, f"larger than {MAX_BYTES:,} bytes; this cannot be a configuration")
+        raise problems.fail(first, FILE, f"larger than {MAX_BYTES:,} bytes; this cannot be a configuration")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise problems.fail(line, FILE, f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8") from error
+        message = f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8"
+        raise problems.fail(_line_in(file, line), FILE, message) from error
 
 
 def _line_of(text: str, position: int) -> int:
@@ -237,26 +267,31 @@ def _tab_hint(text: str, line: int) -> str:
 class _Composer:
     """Composes nodes from the events of one document."""
 
-    def __init__(self, text: str, problems: Problems) -> None:
+    def __init__(self, text: str, problems: Problems, file: str | None) -> None:
         self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
         self._problems = problems
+        self._file = file
         self._anchors: dict[str, Node | None] = {}  # None while the node is still being composed
 
     def document(self) -> Node:
         """The one document of the text."""
         next(self._events)  # stream start
         if not isinstance(next(self._events), yaml.DocumentStartEvent):
-            raise self._problems.fail(1, FILE, "the file is empty, expected a mapping (key: value)")
+            raise self._problems.fail(
+                _line_in(self._file, 1), FILE, "the file is empty, expected a mapping (key: value)"
+            )
         node = self._node(next(self._events), "", 0)
         next(self._events)  # document end
         event = next(self._events)
         if isinstance(event, yaml.DocumentStartEvent):
-            raise self._problems.fail(_line(event), FILE, "a second document begins here; a file must be one document")
+            raise self._problems.fail(
+                self._line(event), FILE, "a second document begins here; a file must be one document"
+            )
         return node
 
     def _node(self, event: yaml.Event, path: str, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            raise self._problems.fail(_line(event), path, f"nested more than {MAX_DEPTH} levels deep")
+            raise self._problems.fail(self._line(event), path, f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, path)
         anchor: str | None = event.anchor  # type: ignore[attr-defined]  # every other event that begins a node has one
@@ -276,15 +311,17 @@ class _Composer:
     def _alias(self, event: yaml.AliasEvent, path: str) -> Node:
         if event.anchor not in self._anchors:
             known = ", ".join(f"&{name}" for name in self._anchors) or "none"
-            raise self._problems.fail(_line(event), path, f"*{event.anchor} is not defined above; anchors: {known}")
+            raise self._problems.fail(
+                self._line(event), path, f"*{event.anchor} is not defined above; anchors: {known}"
+            )
         node = self._anchors[event.anchor]
         if node is None:
-            raise self._problems.fail(_line(event), path, f"*{event.anchor} contains itself")
+            raise self._problems.fail(self._line(event), path, f"*{event.anchor} contains itself")
         return node
 
     def _sequence(self, event: yaml.SequenceStartEvent, path: str, depth: int) -> Sequence:
         self._refuse_tag(event, path)
-        sequence = Sequence(_line(event))
+        sequence = Sequence(self._line(event))
         while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
             item = self._node(inner, join(path, len(sequence.items)), depth + 1)
             sequence.items.append(item)
@@ -293,11 +330,11 @@ class _Composer:
 
     def _mapping(self, event: yaml.MappingStartEvent, path: str, depth: int) -> Mapping:
         self._refuse_tag(event, path)
-        mapping = Mapping(_line(event))
+        mapping = Mapping(self._line(event))
         merged: list[Mapping] = []
         merge_line = 0
         while not isinstance(inner := next(self._events), yaml.MappingEndEvent):
-            line = _line(inner)
+            line = self._line(inner)
             key = self._key(inner, path)
             follower = next(self._events)
             value = self._node(follower, join(path, key), depth + 1)
@@ -333,14 +370,14 @@ class _Composer:
                 return node.text
         elif isinstance(event, yaml.ScalarEvent) and event.value:
             if event.anchor is not None:
-                self._anchors[event.anchor] = Scalar(_line(event), event.value, event.value)
+                self._anchors[event.anchor] = Scalar(self._line(event), event.value, event.value)
             self._refuse_tag(event, path)
             # A key is taken as it is written: `on`, `no` and `1` are names here.
             return str(event.value)
-        raise self._problems.fail(_line(event), path, "a key must be a string that is not empty")
+        raise self._problems.fail(self._line(event), path, "a key must be a string that is not empty")
 
     def _scalar(self, event: yaml.ScalarEvent, path: str) -> Scalar:
-        line = _line(event)
+        line = self._line(event)
         if event.tag in _TEXT_TAGS or (event.tag is None and not event.implicit[0]):
             return Scalar(line, event.value, event.value)
         if event.tag is not None:
@@ -348,20 +385,20 @@ class _Composer:
             return Scalar(line, event.value, event.value)
         return Scalar(line, event.value, read_plain(event.value))
 
+    def _line(self, event: yaml.Event) -> int:
+        # Events of a string have a mark.
+        return _line_in(self._file, int(event.start_mark.line) + 1)  # type: ignore[union-attr]
+
     def _refuse_tag(self, event: yaml.Event, path: str) -> None:
         tag: str | None = event.tag  # type: ignore[attr-defined]  # only called with events that have one
         if tag is not None and tag not in _TEXT_TAGS:
             shown = f"!!{tag.removeprefix(_TAG)}" if tag.startswith(_TAG) else tag
-            self._problems.add(_line(event), path, f"the tag {shown[:_SHOWN_KEY]} is not allowed; remove it")
+            self._problems.add(self._line(event), path, f"the tag {shown[:_SHOWN_KEY]} is not allowed; remove it")
 
     def _grown(self, size: int, node: Node, path: str) -> int:
         if size + node.size > MAX_NODES:
             raise self._problems.fail(node.line, path, f"more than {MAX_NODES:,} values once aliases are written out")
         return size + node.size
-
-
-def _line(event: yaml.Event) -> int:
-    return int(event.start_mark.line) + 1  # type: ignore[union-attr]  # events of a string have a mark
 
 
 def _is_merge(event: yaml.Event) -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from autoscaler import plugins
-from autoscaler.config import combine, document
+from autoscaler.config import combine, document, include
 from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, join
+from autoscaler.config.include import OWN
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.config.sections import DIRECTORY, LONGEST_TIMEOUT, ClusterSection, FileSections
 from autoscaler.core.durations import format_duration
@@ -24,8 +25,6 @@ from autoscaler.plugins import Kind
 
 # Names of clusters, sources, metrics and policies: they become file names, URL parts and metric labels.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
-# Top-level keys that begin so are for the user's own anchors.
-OWN = "x-"
 
 _NAME = re.compile(NAME)
 _RESERVED = ("target", "engine")  # their names in `Observation.missing`
@@ -55,7 +54,7 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
         environ: what `${NAME}` may name, normally `os.environ`.
-        root: the content of the file, where it was read before and changed (`document.put`).
+        root: the content of the file with what it includes, where it was read before (`include.read`) and changed.
         offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
             need to connect may be missing. Secrets are parameters for them, such as `token`, and strings whose key or
             variable is called like one, such as `${API_TOKEN}`; every other variable must be set.
@@ -66,7 +65,7 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     problems = Problems(str(path))
     file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
-        config = file.read(document.read(path, problems) if root is None else root)
+        config = file.read(include.read(path, problems) if root is None else root)
         config = dataclasses.replace(config, warnings=file.warnings(config))
     except Invalid:
         config = None

@@ -91,8 +91,11 @@ class FileSections:
         clusters: the clusters by name; a name has letters, digits, `.`, `_` and `-`.
         sources: the metric sources by name; clusters refer to them by it.
         daemon: settings of the daemon itself.
+        include: files, folders or patterns such as `conf.d/*.yaml`, relative to this file: their `clusters` and
+            `sources` are read as if they stood here.
     """
 
     clusters: Mapping[str, ClusterSection]
     sources: Mapping[str, Annotated[SourcePlugin, Plugin(Kind.SOURCE)]] = field(default_factory=dict)
     daemon: DaemonSpec = DaemonSpec(directory=Path(DIRECTORY))  # noqa: RUF009 - it is frozen
+    include: str | tuple[str, ...] = ()

@@ -1,0 +1,118 @@
+"""Files that the configuration file includes: their sources and clusters, as if they stood in it."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from autoscaler.config import document
+from autoscaler.config.document import MAX_NODES, Entry, Invalid, Line, Mapping, Node, Problems, Scalar, Sequence, join
+
+INCLUDE = "include"
+SECTIONS = ("sources", "clusters")
+OWN = "x-"
+"""Top-level keys that begin so are for the user's own anchors."""
+
+MAX_FILES = 1000
+ENDINGS = (".yaml", ".yml")
+"""Of the files that are read of a folder."""
+
+
+def read(path: Path, problems: Problems) -> Node:
+    """Read a configuration file with what it includes.
+
+    Raises:
+        Invalid: it cannot be read as one YAML document. Other problems, those of included files too, are recorded only.
+    """
+    root = document.read(path, problems)
+    if not isinstance(root, Mapping) or INCLUDE not in root.entries:
+        return root
+    files: dict[str, None] = {}  # an ordered set
+    for node, where in _patterns(root.entries[INCLUDE].node, problems):
+        files.update(dict.fromkeys(_matching(path.parent, node, where, problems)))
+    itself = path.resolve()
+    found = [file for file in files if Path(file).resolve() != itself]  # a pattern may match it
+    if len(found) > MAX_FILES:
+        line = root.entries[INCLUDE].line
+        problems.add(line, INCLUDE, f"{len(found):,} files, at most {MAX_FILES:,}: put several clusters in a file")
+        return root
+    merged = Mapping(root.line, dict(root.entries), root.size)
+    for section in SECTIONS:
+        # Nodes may be shared by YAML aliases, so none is changed.
+        entry = root.entries.get(section)
+        if entry is not None and isinstance(entry.node, Mapping):
+            copy = Mapping(entry.node.line, dict(entry.node.entries), entry.node.size)
+            merged.entries[section] = Entry(entry.line, copy, entry.written)
+    for file in found:
+        try:
+            _merge(merged, document.read(Path(file), problems, file), file, problems)
+        except Invalid:
+            continue
+    return merged
+
+
+def _patterns(node: Node, problems: Problems) -> Iterator[tuple[Scalar, str]]:
+    """The strings of `include:`, each with its path. What is none is refused where its type is checked."""
+    items = enumerate(node.items) if isinstance(node, Sequence) else [(None, node)]
+    for index, item in items:
+        where = INCLUDE if index is None else join(INCLUDE, index)
+        if not (isinstance(item, Scalar) and isinstance(item.value, str)):
+            continue
+        if item.value and "${" not in item.value:
+            yield item, where
+        else:
+            problems.add(
+                item.line, where, f"is {item.value!r}, expected a file, a folder or a pattern like conf.d/*.yaml"
+            )
+
+
+def _matching(directory: Path, node: Scalar, where: str, problems: Problems) -> list[str]:
+    """The files of a pattern, by name. One without a wildcard must exist; hidden files are not matched."""
+    pattern = str(directory / Path(node.text).expanduser())
+    if glob.has_magic(node.text):
+        return _files(pattern)
+    if Path(pattern).is_dir():
+        return sorted(file for ending in ENDINGS for file in _files(f"{glob.escape(pattern)}/*{ending}"))
+    if not Path(pattern).exists():
+        problems.add(node.line, where, f"there is no file or folder {pattern}")
+        return []
+    return [pattern]
+
+
+def _files(pattern: str) -> list[str]:
+    # `Path.glob` matches hidden files too, such as what an editor leaves.
+    return sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())  # noqa: PTH207
+
+
+def _merge(root: Mapping, included: Node, file: str, problems: Problems) -> None:
+    """Add the sections of an included file to those of the root."""
+    if not isinstance(included, Mapping):
+        raise problems.fail(included.line, "", f"expected a mapping with {' and '.join(SECTIONS)}")
+    for key, entry in included.entries.items():
+        if key.startswith(OWN):
+            continue
+        if key not in SECTIONS:
+            problems.add(
+                entry.line, key, f"an included file has {' and '.join(SECTIONS)} only; write this in {problems.file}"
+            )
+            continue
+        section = root.entries.setdefault(key, Entry(entry.line, Mapping(entry.line))).node
+        if not isinstance(entry.node, Mapping):
+            problems.add(entry.line, key, "expected a mapping")
+            continue
+        if not isinstance(section, Mapping):
+            continue  # refused where the sections of the file itself are read
+        for name, inner in entry.node.entries.items():
+            if name in section.entries:
+                problems.add(inner.line, join(key, name), f"is already in {_place(section.entries[name], problems)}")
+            else:
+                section.entries[name] = inner
+    root.size += included.size
+    if root.size > MAX_NODES:
+        raise problems.fail(Line.of(1, file), "", f"more than {MAX_NODES:,} values in all files together")
+
+
+def _place(entry: Entry, problems: Problems) -> str:
+    file = entry.line.file if isinstance(entry.line, Line) else problems.file
+    return f"{file}:{entry.line}"
