@@ -100,6 +100,7 @@ class JobState(StrEnum):
     RUNNING = "running"
     RESTARTING = "restarting"
     STOPPED = "stopped"
+    IDLE = "idle"  # nothing runs and nothing is expected to
     FAILED = "failed"
     UNKNOWN = "unknown"
 
