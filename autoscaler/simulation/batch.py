@@ -48,6 +48,10 @@ IDLE_TIMEOUT = 60.0
 """Default of `spark.dynamicAllocation.executorIdleTimeout`, seconds."""
 
 
+MOST_TASKS = 1_000_000
+"""A stage has at most so many tasks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A stage of a job.
@@ -80,10 +84,6 @@ class Stage:
     def task_seconds(self) -> float:
         """Seconds of slot time that its tasks take together."""
         return (self.tasks - 1 + self.skew) * self.task_time.total_seconds()
-
-
-MOST_TASKS = 1_000_000
-"""A stage has at most so many tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class BatchRun:
         finished: tasks that have ended, those included that ran again.
         repeated: tasks that were to run again because their shuffle files were lost.
         changes: of size that were requested.
-        samples: at each decision.
+        samples: at each decision; empty where there is none.
     """
 
     times: tuple[float | None, ...]
@@ -218,7 +218,7 @@ class _Stage:
         return not self.waiting and not self.running
 
     def remaining(self, waiting: int, now: float) -> float:
-        """Seconds of a slot that so many waiting tasks and the running ones need, as the source `spark` estimates it."""
+        """Seconds of slot time that so many waiting tasks and those that run need, as the source `spark` has them."""
         mean = self.spent / self.finished if self.finished else max(0.0, now - self.launched)
         return (waiting + self.running / 2) * mean
 
@@ -267,8 +267,10 @@ class BatchCluster:
         self._least = self.desired = limits.minimum
         self._slots = slots
         self._migrate = workload.migrate
-        # Separate: how workers start, and which task is the long one, must not depend on who runs what.
-        self._starts, self._places, skews = (Random(f"{seed} {what}") for what in ("start", "place", "skew"))  # noqa: S311 - nothing secret
+        # Each has its own, so that the long tasks are the same ones whoever scales the cluster.
+        self._starts = Random(f"{seed} starts")  # noqa: S311 - noise of a simulation, nothing secret
+        self._places = Random(f"{seed} places")  # noqa: S311
+        skews = Random(f"{seed} skews")  # noqa: S311
         self.now = 0.0
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], object]]] = []
@@ -280,10 +282,10 @@ class BatchCluster:
                         stage.task_time.total_seconds(),
                         skews.randrange(stage.tasks),
                         stage.skew,
-                        stage.shuffle and stage is not job.stages[-1],
+                        stage.shuffle and number < len(job.stages),
                         deque(range(stage.tasks)),
                     )
-                    for stage in job.stages
+                    for number, stage in enumerate(job.stages, 1)
                 ],
                 [stage.driver_time.total_seconds() for stage in job.stages],
                 job.at.total_seconds(),
@@ -343,22 +345,24 @@ class BatchCluster:
         now = start + timedelta(seconds=self.now)
         self._samples.append(Sample(self.now, self.pending, self.running, self.up * self._slots, self.billed))
         runnable = self._runnable()
+        holders = len(self._holders())
         stages = [stage for job in self._active for stage in job.stages]
         values = (
             self.pending,
             self.running,
             math.fsum(each.remaining(len(each.waiting) if each in runnable else 0, self.now) for each in stages),
-            0 if self._migrate else len(self._holders()),
+            # One at least has to stay where the others' files go to it.
+            min(1, holders) if self._migrate else holders,
             self.now - min((job.at for job in self._active), default=self.now),
         )
         slots = self.up * self._slots
-        job = JobState.RUNNING if self._active else JobState.IDLE
+        running = EngineStatus(job=JobState.RUNNING, slots=slots, parallelism=slots)
         return Observation(
             at=now,
             desired=self.desired,
             ready=sum(worker.up for worker in self._workers),
             metrics={name: Reading(float(value), now) for name, value in zip(METRICS, values, strict=True)},
-            engine=EngineStatus(job=job, slots=slots, parallelism=slots),
+            engine=running if self._active else EngineStatus(job=JobState.IDLE),
         )
 
     def scale(self, size: int) -> None:
@@ -586,7 +590,6 @@ def run_dynamic_allocation(
             grows_at = cluster.now + BACKLOG_TIMEOUT
         elif pending and grows_at == math.inf:
             grows_at = cluster.now + BACKLOG_TIMEOUT
-        cluster.observe()
         cluster.scale(max(target, cluster.up))
         cluster.give_back_idle(limits.minimum, tracking=tracking)
     return cluster.result()
