@@ -42,8 +42,8 @@ CALM = PlantSpec(startup=30, startup_sd=0)
 
 
 def _stage(tasks: int, seconds: float, driver: float = 0.0, **more: Any) -> Stage:
-    times = {"task_time": timedelta(seconds=seconds), "driver_time": timedelta(seconds=driver)}
-    return Stage(tasks=tasks, **times, **more)
+    task_time, driver_time = timedelta(seconds=seconds), timedelta(seconds=driver)
+    return Stage(tasks=tasks, task_time=task_time, driver_time=driver_time, **more)
 
 
 def _workload(*stages: Stage, at: float = 0.0, migrate: bool = True) -> Workload:
