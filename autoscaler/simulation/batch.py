@@ -565,9 +565,11 @@ def run_dynamic_allocation(
         plant: how long workers take to start.
         seed: of all random draws.
         tracking: `spark.dynamicAllocation.shuffleTracking.enabled`: an executor with shuffle files of what runs stays.
+            Without it one stays in any case, for the others' files to go to.
     """
     cluster = BatchCluster(workload, plant, seed, limits, slots)
     target, growth, grows_at = limits.minimum, 1, math.inf
+    least = limits.minimum if tracking else max(1, limits.minimum)
     until = workload.longest
     for number in itertools.count(1):  # pragma: no branch - it is left by `break`
         cluster.advance(number * BACKLOG_TIMEOUT)
@@ -591,5 +593,5 @@ def run_dynamic_allocation(
         elif pending and grows_at == math.inf:
             grows_at = cluster.now + BACKLOG_TIMEOUT
         cluster.scale(max(target, cluster.up))
-        cluster.give_back_idle(limits.minimum, tracking=tracking)
+        cluster.give_back_idle(least, tracking=tracking)
     return cluster.result()
