@@ -556,7 +556,8 @@ def run_dynamic_allocation(
     ceil((pending + running tasks) / slots) at most. While tasks wait it grows by 1, 2, 4, 8 ... executors every
     `BACKLOG_TIMEOUT`; the steps begin with 1 again when the queue is empty or one was cut short. A lower target
     cancels requests only; an executor is given back when it has been idle for `IDLE_TIMEOUT`. Those above the least
-    number end with the application.
+    number end with the application. Files that nothing reads any more are taken to be gone at once; Spark's cleaner
+    waits for a garbage collection of the driver.
 
     Args:
         limits: minExecutors, which are also the initial ones of each application, and maxExecutors.
