@@ -121,6 +121,20 @@ def test_where_files_are_migrated_dynamic_allocation_is_also_shown_without_track
     assert found["without shuffle tracking"]["worker_seconds"] <= found["dynamic allocation"]["worker_seconds"]
 
 
+def test_jobs_that_miss_the_deadline_of_a_policy_are_counted(
+    config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = CONFIG.partition("      running_tasks:")[0]
+    names = ("pending_tasks", "running_tasks", "remaining_task_time", "shuffle_workers", "job_time")
+    metrics = "".join(f"      {name}: {{source: stats, path: {name}}}\n" for name in names)
+    config.write_text(f"{before}{metrics}    policies: {{main: {{type: batch, deadline: 2m}}}}\n")
+    found = as_json(capsys, config, "--jobs", jobs)
+    assert found["deadline"] == 120
+    assert found["results"]["always 8"]["late"] == 1
+    assert simulate(config, "--jobs", jobs) == 0
+    assert re.search(r"^jobs that took more than 2m +\d +1 +\d$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_workers_come_as_the_plant_says(config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--jobs", jobs)
     quick, slow = (
