@@ -632,7 +632,9 @@ async def test_concurrent_reads_of_a_batch_application_send_one_request_each(bat
 
 
 @pytest.mark.parametrize("state", [None, "FINISHED", "KILLED", "FAILED"])
-async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(batch: Rig, state: str) -> None:
+async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(
+    batch: Rig, state: str | None
+) -> None:
     master = batch.spark.answers["/json/"]
     (known,) = master["activeapps"]
     master["activeapps"] = []
