@@ -530,8 +530,8 @@ def run(
     interval = spec.interval.total_seconds()
     state = ClusterState()
     until = workload.longest
-    for number in itertools.count(1):  # pragma: no branch - it is left by `break`
-        cluster.advance(number * interval)
+    while True:
+        cluster.advance(cluster.now + interval)
         if cluster.done:
             until = min(until, cluster.now + GIVE_BACK)
             if cluster.billed <= spec.limits.minimum:
@@ -572,8 +572,8 @@ def run_dynamic_allocation(
     target, growth, grows_at = limits.minimum, 1, math.inf
     least = limits.minimum if tracking else max(1, limits.minimum)
     until = workload.longest
-    for number in itertools.count(1):  # pragma: no branch - it is left by `break`
-        cluster.advance(number * BACKLOG_TIMEOUT)
+    while True:
+        cluster.advance(cluster.now + BACKLOG_TIMEOUT)
         if cluster.done or cluster.now >= until:
             break
         if not cluster.active:
