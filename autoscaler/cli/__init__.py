@@ -26,7 +26,7 @@ COMMANDS = {
     "plugins": "list the installed policies, sources, engines and targets",
     "schema": "print the JSON Schema of the configuration file",
     "demo": "scale a real Spark or Flink cluster on this machine under a changing load",
-    "simulate": "try a configuration on a simulated cluster under a load",
+    "simulate": "try a configuration on a simulated cluster under a load or batch jobs",
     "replay": "show what a configuration would have decided on recorded observations",
     "benchmark": "compare policies on simulated clusters",
     "history": "collect the history of a fleet in a dataset, and query it",

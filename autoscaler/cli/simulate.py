@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import options as arguments
+from autoscaler.cli import size_requests
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_json, print_lines, table
-from autoscaler.cli.tables import DEFAULT_ROWS, format_elapsed, omitted_rows, summarize_decision
-from autoscaler.core.explain import explain, format_number, format_span
+from autoscaler.cli.size_requests import Request
+from autoscaler.core.explain import format_number, format_span
 
 if TYPE_CHECKING:
-    from autoscaler.cli.simulate_setup import Request, Setup
+    from autoscaler.cli.simulate_setup import Setup
     from autoscaler.simulation.loop import Run
     from autoscaler.simulation.scoring import Score
 
@@ -31,20 +32,27 @@ def register(commands: Commands) -> None:
 
     parser = commands.add_parser(
         "simulate",
-        help="try a configuration on a simulated cluster under a load",
-        description="Let a cluster of a configuration scale a simulated one under a load, and report cost, delays, "
-        "rescales and their reasons. Nothing is connected to. Equal arguments give equal results. docs/simulate.md "
-        "has an example.",
+        help="try a configuration on a simulated cluster under a load or batch jobs",
+        description="Let a cluster of a configuration scale a simulated one under a load, or under batch jobs, and "
+        "report cost, delays, rescales and their reasons. Nothing is connected to. Equal arguments give equal results. "
+        "docs/simulate.md has an example.",
     )
     parser.set_defaults(command=run)
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
-    add(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--load",
-        required=True,
         metavar="CSV|NAME",
         help="the load: a file with lines t_seconds,value (records/s), one of the synthetic loads "
         f"{', '.join(SYNTHETIC)}, or one of the recorded ones {', '.join(RECORDED)} (with --traces)",
+    )
+    what.add_argument(
+        "--jobs",
+        type=Path,
+        metavar="FILE",
+        help="batch jobs on a Spark cluster instead: a YAML file with their stages; the result stands beside those of "
+        "the greatest size all the time and of Spark's dynamic allocation",
     )
     add(
         "--plant",
@@ -93,8 +101,10 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    from autoscaler.cli import simulate_plot, simulate_setup
+    from autoscaler.cli import simulate_batch, simulate_plot, simulate_setup
 
+    if options.jobs is not None:
+        return simulate_batch.run(options)
     setup = simulate_setup.setup(options)
     if options.plot is not None:
         simulate_plot.check(options.plot)
@@ -141,27 +151,7 @@ def _show(result: Result, options: argparse.Namespace) -> None:
         f"{score.violation:.2%} of the time the oldest record was older than {plant.slo:g} s.",
         "",
     )
-    if not requests:
-        print_lines("The size never changed.")
-        return
-    shown = requests if options.all or options.explain else requests[:DEFAULT_ROWS]
-    print_lines("Requested changes of size:")
-    table(("after", "size", "reason", "why"), [_row(request) for request in shown])
-    print_lines(*omitted_rows(shown, requests, "changes of size"))
-    if options.explain:
-        for request in shown:
-            print_lines("", "", explain(request.record.observation, request.record.decision))
-
-
-def _row(request: Request) -> tuple[str, str, str, str]:
-    decision = request.record.decision
-    why = summarize_decision(decision)
-    return (
-        format_elapsed(request.after),
-        f"{decision.current} to {decision.desired}",
-        decision.reason.value,
-        f"{why}; the call failed: {request.error}" if request.error else why,
-    )
+    size_requests.show(requests, options)
 
 
 def _rows(score: Score, static: Score) -> list[tuple[str, ...]]:
@@ -203,7 +193,7 @@ def _json(result: Result, options: argparse.Namespace) -> dict[str, Any]:
         "optimum": result.optimum,
         "score": _score_json(result.run.score(result.optimum)),
         "static": {"size": setup.static, "score": _score_json(result.static.score(result.optimum))},
-        "rescales": [_request_json(request, explained=options.explain) for request in result.requests],
+        "rescales": size_requests.as_json(result.requests, explained=options.explain),
     }
 
 
@@ -219,19 +209,3 @@ def _without_infinities(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
 def _score_json(score: Score) -> dict[str, Any]:
     ratios = ("rescales_per_hour", "to_demand", "to_optimum", "j")
     return {**asdict(score), **{name: getattr(score, name) for name in ratios}}
-
-
-def _request_json(request: Request, *, explained: bool) -> dict[str, Any]:
-    decision = request.record.decision
-    found = {
-        "at": decision.at.isoformat(),
-        "after": request.after,
-        "from": decision.current,
-        "to": decision.desired,
-        "reason": decision.reason.value,
-        "why": summarize_decision(decision),
-        "failed": request.error,
-    }
-    if explained:
-        found["explanation"] = explain(request.record.observation, decision)
-    return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.simulate_setup import Setup
 from autoscaler.core.model import Decision
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AutoscalerError
+from autoscaler.simulation.batch import BatchRun
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.plant import START, STEP
 from autoscaler.simulation.scoring import ages, needed
@@ -78,6 +80,43 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
         f"{prepared.spec.name} under {run.load.name}: {score.cost:.1f} worker-hours, {score.violation:.2%} of the time "
         f"too late, {score.rescales} changes of size"
     )
+    _save(figure, path, title)
+
+
+def draw_jobs(name: str, run: BatchRun, path: Path) -> None:
+    """Draw a run under batch jobs into a PNG file: tasks against slots, and workers.
+
+    Raises:
+        AutoscalerError: the file cannot be written.
+    """
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it belongs to an extra
+
+    from autoscaler import plot_style as style  # noqa: PLC0415 - likewise
+
+    minutes = [sample.after / 60 for sample in run.samples]
+    figure, (tasks, workers) = style.timeline((2, 1.4))
+    waiting = [sample.pending + sample.running for sample in run.samples]
+    style.filled_steps(tasks, minutes, waiting, style.GREY, "tasks that wait or run")
+    style.filled_steps(tasks, minutes, [sample.running for sample in run.samples], style.GREEN, "tasks that run")
+    slots = [sample.slots for sample in run.samples]
+    tasks.step(minutes, slots, where="post", color=style.BLUE, linewidth=1.5, label="slots")
+    tasks.set_ylabel("tasks, slots")
+    # What waits may be a hundred times as many.
+    tasks.set_ylim(0, 2 * max((*slots, 1)))
+    style.filled_steps(workers, minutes, [sample.billed for sample in run.samples], style.GREEN, "workers, billed")
+    workers.set_ylabel("workers")
+    workers.set_ylim(bottom=0)
+    workers.yaxis.set_major_locator(MaxNLocator(integer=True))
+    workers.set_xlabel("minutes")
+    for axes in (tasks, workers):
+        style.legend(axes)
+    longest = max((seconds for seconds in run.times if seconds is not None), default=0.0)
+    _save(figure, path, f"{name}: {run.worker_seconds:.0f} worker-seconds, longest job {longest:.0f} s")
+
+
+def _save(figure: Any, path: Path, title: str) -> None:  # noqa: ANN401 - matplotlib has no types
+    from autoscaler import plot_style as style  # noqa: PLC0415 - it belongs to an extra
+
     try:
         style.save(figure, path, title)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from autoscaler.cli import configuration, plants
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import progress
 from autoscaler.cli.plants import SHOWN
+from autoscaler.cli.size_requests import Request
 from autoscaler.config.model import Cluster
 from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import format_number
@@ -28,7 +29,7 @@ from autoscaler.simulation.faults import ENGINE, TARGET, FaultError, Faults
 from autoscaler.simulation.loads import HOUR, RECORDED, SYNTHETIC, Load, LoadError, from_csv, load_by_name
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.loop import run as simulated
-from autoscaler.simulation.plant import START, STEP, PlantSpec, work
+from autoscaler.simulation.plant import STEP, PlantSpec, work
 from autoscaler.simulation.scoring import needed
 from autoscaler.simulation.trial import STATIC_HEADROOM, visible_metrics
 from autoscaler.trace.codec import dump_record
@@ -71,19 +72,6 @@ class Setup:
     def rate_per_worker(self) -> float:
         """Records/s that one worker processes."""
         return self.load.per_worker(self.plant.gamma)
-
-
-@dataclass(slots=True)
-class Request:
-    """A requested change of size, and why the call failed, if it did."""
-
-    record: Record
-    error: str | None = None
-
-    @property
-    def after(self) -> float:
-        """Seconds since the beginning."""
-        return (self.record.decision.at - START).total_seconds()
 
 
 def setup(options: argparse.Namespace) -> Setup:
@@ -200,8 +188,10 @@ def _sized(
     return replace(load, rate_per_worker=rate)
 
 
-def plant_metrics(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dict[str, str]:
-    """Metric of the cluster -> which of the plant's metrics it is.
+def plant_metrics(
+    path: Path, cluster: Cluster, given: Mapping[str, str], shown: Sequence[str] = SHOWN
+) -> dict[str, str]:
+    """Metric of the cluster -> which of the metrics that the plant has (`shown`) it is.
 
     By its own name, or by what it reads from its source, as in `backlog: {source: kafka, metric: lag}`. `given` are
     those that the user has mapped.
@@ -217,17 +207,17 @@ def plant_metrics(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dic
     found = {}
     for name, metric in cluster.metrics.items():
         candidates = [given[name]] if name in given else [name, getattr(metric.query, "metric", None)]
-        shown = next((candidate for candidate in candidates if candidate in SHOWN), None)
-        if shown is None:
+        match = next((candidate for candidate in candidates if candidate in shown), None)
+        if match is None:
             where = (
                 f"--metric {name}={given[name]}" if name in given else f"{path}: metric {name} of {cluster.spec.name}"
             )
             problems.append(
-                f"{where}: the simulated cluster has {', '.join(SHOWN)}; set which of them it is, like "
-                f"--metric {name}={SHOWN[0]}"
+                f"{where}: the simulated cluster has {', '.join(shown)}; set which of them it is, like "
+                f"--metric {name}={shown[0]}"
             )
         else:
-            found[name] = shown
+            found[name] = match
     if problems:
         raise wrong(*problems)
     return found

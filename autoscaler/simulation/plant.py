@@ -64,6 +64,11 @@ def work(size: float, exponent: float) -> float:
     return math.pow(size, exponent) + GRID - GRID
 
 
+def lognormal(dice: Random, median: float, deviation: float) -> float:
+    """A lognormal draw by its median and the standard deviation of its logarithm."""
+    return dice.lognormvariate(math.log(median), deviation) + GRID - GRID
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantSpec:
     """How a simulated cluster behaves. Times are seconds; lognormal ones have a median and a standard deviation of ln.
@@ -126,6 +131,13 @@ class PlantSpec:
                     raise ParameterError(field_.name, f"is {value:g}, expected {expected}")
         if self.partitions is not None and self.partitions < 1:
             raise ParameterError("partitions", f"is {self.partitions}, expected 1 or more")
+
+
+def start_up(spec: PlantSpec, dice: Random) -> float:
+    """Draw the seconds from the request of a worker until it registers; infinite for one that never starts."""
+    if spec.never > 0 and dice.random() < spec.never:
+        return math.inf
+    return lognormal(dice, spec.startup, spec.startup_sd)
 
 
 _Check = tuple[Callable[[float], bool], str]
@@ -369,9 +381,7 @@ class Plant:
         )
 
     def _start(self) -> None:
-        spec = self.spec
-        never = spec.never > 0 and self._dice.random() < spec.never
-        self._starting.append(math.inf if never else self._now + self._lognormal(spec.startup, spec.startup_sd))
+        self._starting.append(self._now + start_up(self.spec, self._dice))
 
     def _register(self, until: float) -> None:
         """Workers that start in this step; the first begins the window in which they share a restart."""
@@ -435,7 +445,7 @@ class Plant:
         """The job is deployed and restores the last checkpoint."""
         spec = self.spec
         median = spec.restart_up if self._why is Why.RESCALE else spec.restart_down
-        stall = extra + self._lognormal(median, spec.restart_sd)
+        stall = extra + lognormal(self._dice, median, spec.restart_sd)
         self._stalled_until = max(self._stalled_until, at + stall)
         self._running_since = self._stalled_until
         self._up_since = self._start_at + timedelta(seconds=self._running_since)
@@ -453,6 +463,3 @@ class Plant:
         if not self.spec.crash_every:
             return math.inf
         return self._now + self._dice.expovariate(1.0 / self.spec.crash_every) + GRID - GRID
-
-    def _lognormal(self, median: float, deviation: float) -> float:
-        return self._dice.lognormvariate(math.log(median), deviation) + GRID - GRID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 
 from autoscaler import cli
 from autoscaler.cli.plants import plant
+from autoscaler.simulation.batch import BatchJob, Stage, Workload
 from autoscaler.simulation.faults import DESCRIPTIONS
 from autoscaler.simulation.loads import SYNTHETIC
 from autoscaler.simulation.plant import PLANTS
@@ -26,9 +28,11 @@ def test_the_example_prints_what_is_shown(
     monkeypatch.chdir(tmp_path)
     Path("clicks.yaml").write_text(YAML[0])
     Path("lower.yaml").write_text(YAML[0].replace("target: 0.7", "target: 0.5"))
-    assert len(CONSOLE) == 3
+    Path("jobs.yaml").write_text(YAML[2])
+    Path("batch.yaml").write_text(YAML[3])
+    assert len(CONSOLE) == 4
     for command, expected in CONSOLE:
-        assert cli.main(shlex.split(command)) == (2 if "--metric" not in command and "simulate" in command else 0)
+        assert cli.main(shlex.split(command)) == (2 if "--load" in command and "--metric" not in command else 0)
         captured = capsys.readouterr()
         printed = (captured.out or captured.err).splitlines()
         for part in expected.split("...\n"):
@@ -42,6 +46,27 @@ def test_the_plant_of_the_example_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "plant.yaml"
     path.write_text(YAML[1])
     assert plant(str(path)).plant.slo == 180
+
+
+def test_batch_costs_clearly_less_than_the_greatest_size_and_dynamic_allocation_in_the_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.yaml").write_text(YAML[2])
+    Path("batch.yaml").write_text(YAML[3])
+    for seed in ("1", "2", "3"):
+        assert cli.main(["simulate", "batch.yaml", "--jobs", "jobs.yaml", "--seed", seed, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["results"]
+        costs = {name: result["worker_seconds"] for name, result in found.items()}
+        assert costs["nightly"] < 0.8 * costs["always 16"]
+        assert costs["nightly"] < 0.85 * costs["dynamic allocation"]
+        times = {name: result["job_times"][0] for name, result in found.items()}
+        assert times["nightly"] < 1.2 * times["always 16"]
+
+
+def test_the_keys_of_a_file_of_jobs_are_all_in_the_example() -> None:
+    keys = [field.name for each in (Workload, BatchJob, Stage) for field in fields(each)]
+    assert [key for key in keys if f"{key}:" not in YAML[2]] == []
 
 
 def test_the_plants_are_as_the_table_says() -> None:
