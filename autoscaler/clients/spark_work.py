@@ -32,10 +32,19 @@ MIGRATION = {
 
 
 class Cost(NamedTuple):
-    """What tasks took: slot-seconds, and the bytes that they read."""
+    """What tasks took, and how many they were.
 
+    Attributes:
+        tasks: their number.
+        seconds: slot-seconds of all of them.
+        shuffle_seconds: slot-seconds of those that mainly read shuffles: of local files Spark counts next to no bytes.
+        shuffle_bytes: what these read.
+    """
+
+    tasks: int = 0
     seconds: float = 0.0
-    bytes: int = 0
+    shuffle_seconds: float = 0.0
+    shuffle_bytes: int = 0
 
 
 class Begin(NamedTuple):
@@ -57,7 +66,7 @@ class Memory:
         written: executor -> shuffle bytes that it had written when the application was last idle.
         read: executor -> shuffle bytes that it had read then.
         queries: query -> when it began, of those that run or ran a moment ago.
-        active: stage and attempt -> the cost of its finished tasks, of those that run and read shuffles.
+        active: stage and attempt -> the cost of its finished tasks, of those that run.
         ended: the same of all that ran before, added up.
     """
 
@@ -79,9 +88,19 @@ class Memory:
     @property
     def seconds_per_byte(self) -> float | None:
         """Slot-seconds that finished tasks took for a byte of shuffles; None while no stage was seen to read any."""
-        costs = (self.ended, *self.active.values())
-        total = sum(cost.bytes for cost in costs)
-        return sum(cost.seconds for cost in costs) / total if total else None
+        known = total(self.ended, *self.active.values())
+        return known.shuffle_seconds / known.shuffle_bytes if known.shuffle_bytes else None
+
+    @property
+    def seconds_per_task(self) -> float | None:
+        """Slot-seconds that a finished task took; None while no task was seen to finish."""
+        known = total(self.ended, *self.active.values())
+        return known.seconds / known.tasks if known.tasks else None
+
+
+def total(*costs: Cost) -> Cost:
+    """All of them together."""
+    return Cost(*(sum(each) for each in zip(*costs, strict=True)))
 
 
 def query_of(job: Job) -> str:
@@ -89,11 +108,11 @@ def query_of(job: Job) -> str:
     return next((tag for tag in job.tags if re.search(r"-execution-root-id-\d+$", tag)), f"job {job.number}")
 
 
-def _cost(stage: Stage) -> Cost | None:
-    """What its finished tasks took, if they mainly read shuffles: of local files Spark counts next to no bytes."""
-    if not stage.finished or stage.shuffle_bytes <= stage.input_bytes:
-        return None
-    return Cost(stage.run_ms / 1000, stage.shuffle_bytes)
+def _cost(stage: Stage) -> Cost:
+    """What its finished tasks took."""
+    seconds = stage.run_ms / 1000 if stage.finished else 0.0
+    shuffles = stage.finished and stage.shuffle_bytes > stage.input_bytes
+    return Cost(stage.finished, seconds, seconds if shuffles else 0.0, stage.shuffle_bytes if shuffles else 0)
 
 
 def observe(memory: Memory, work: Work, at: float) -> Memory:
@@ -108,7 +127,7 @@ def observe(memory: Memory, work: Work, at: float) -> Memory:
         quiet = None
     elif quiet is None or tasks != memory.tasks:  # or something has run between the two polls
         quiet = at
-    active = {(stage.number, stage.attempt): cost for stage in work.stages if (cost := _cost(stage)) is not None}
+    active = {(stage.number, stage.attempt): _cost(stage) for stage in work.stages}
     gone = [cost for key, cost in memory.active.items() if key not in active]
     seen = replace(
         memory,
@@ -117,10 +136,7 @@ def observe(memory: Memory, work: Work, at: float) -> Memory:
         tasks=tasks,
         queries=_queries(memory, work, at),
         active=active,
-        ended=Cost(
-            memory.ended.seconds + sum(cost.seconds for cost in gone),
-            memory.ended.bytes + sum(cost.bytes for cost in gone),
-        ),
+        ended=total(memory.ended, *gone),
     )
     if not seen.idle:
         return seen
@@ -162,6 +178,11 @@ def shuffle_hosts(memory: Memory, work: Work) -> frozenset[str]:
         for executor in work.executors
         if executor.active and _grown(executor.written, executor, memory.written)
     )
+
+
+def has_files(memory: Memory, work: Work) -> bool:
+    """Whether any executor, also one that is gone, has written shuffle files since the application was last idle."""
+    return any(_grown(executor.written, executor, memory.written) for executor in work.executors)
 
 
 def keeps_files(settings: Mapping[str, str]) -> bool:

@@ -219,7 +219,7 @@ class _Stage:
 
     def remaining(self, waiting: int, now: float) -> float:
         """Seconds of slot time that so many waiting tasks and those that run need, as the source `spark` has them."""
-        mean = self.spent / self.finished if self.finished else max(0.0, now - self.launched)
+        mean = self.spent / self.finished if self.finished else max(0.0, 2 * (now - self.launched))
         return (waiting + self.running / 2) * mean
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autoscaler.clients.spark import Stage, Work, parse_time
-from autoscaler.clients.spark_work import Memory, keeps_files, migrates, query_of, shuffle_hosts, unread
+from autoscaler.clients.spark_work import Memory, has_files, keeps_files, migrates, query_of, shuffle_hosts, unread
 
 
 class BatchMetric(StrEnum):
@@ -76,13 +76,16 @@ def remaining_task_time(work: Work, memory: Memory) -> float:
 def _mean(stage: Stage, work: Work, memory: Memory, fresh: float) -> float:
     """Seconds that a task of a stage takes: the mean of those that have finished.
 
-    While none has, as long as the first one has run already, or what stages before took for as many bytes.
+    While none has, twice as long as the first one has run: what to expect of a duration of which nothing else is known
+    (Gott, "Implications of the Copernican principle for our future prospects", Nature 363, 1993). Or, if that is more,
+    what tasks before took for as many bytes, or each where its bytes are not known.
     """
     if stage.finished:
         return stage.run_ms / 1000 / stage.finished
     launched = parse_time(stage.launched)
     so_far = 0.0 if launched is None else max(0.0, work.now - launched)
-    return max(so_far, fresh * (memory.seconds_per_byte or 0.0))
+    before = fresh * (memory.seconds_per_byte or 0.0) if fresh else memory.seconds_per_task
+    return max(2 * so_far, before or 0.0)
 
 
 def runnable_bytes(work: Work, memory: Memory) -> float:
@@ -116,10 +119,11 @@ def _bytes_per_fresh_task(work: Work, memory: Memory) -> float:
 def shuffle_workers(work: Work, memory: Memory) -> float:
     """Workers whose loss would have tasks run again: on their disks are shuffle files that may still be read.
 
-    It falls to 0 once the application is idle, not between two jobs. 0 where a drained worker hands its files on.
+    It falls to 0 once the application is idle, not between two jobs. Where a drained worker hands its files on, one
+    worker has to be there to take them; 0 where a remote shuffle service has them.
     """
-    if not keeps_files(work.settings) or migrates(work.settings):
-        return 0.0
+    if keeps_files(work.settings) and migrates(work.settings):
+        return float(has_files(memory, work))
     return float(len(shuffle_hosts(memory, work)))
 
 

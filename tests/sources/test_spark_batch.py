@@ -130,9 +130,9 @@ def test_tasks_that_are_counted_twice_leave_no_more_to_do() -> None:
     assert remaining / (value("pending_tasks", now) + running / 2) == pytest.approx(2.0)
 
 
-def test_before_a_task_has_finished_they_take_as_long_as_the_first_has_run() -> None:
+def test_before_a_task_has_finished_they_take_twice_as_long_as_the_first_has_run() -> None:
     started: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:13.000GMT"}
-    assert value("remaining_task_time", work(stage(tasks=5, running=2, **started))) == pytest.approx((3 + 1) * 7.0)
+    assert value("remaining_task_time", work(stage(tasks=5, running=2, **started))) == pytest.approx((3 + 1) * 14.0)
     later: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:25.000GMT"}
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **later))) == 0, "another clock's time is none"
     odd: dict[str, Any] = {"firstTaskLaunchedTime": "soon"}
@@ -147,6 +147,13 @@ def test_before_a_task_has_finished_they_take_as_long_as_stages_before_for_their
     assert value("remaining_task_time", second, (90.0, first)) == pytest.approx((2 + 1 / 2) * 8.0)  # one slot
     between = work(workers=executors(5000, totalShuffleRead=1000))
     assert value("remaining_task_time", second, (90.0, first), (99.0, between)) == pytest.approx(20.0)
+
+
+def test_before_a_task_has_finished_and_bytes_are_known_they_take_as_long_as_tasks_before() -> None:
+    scans = work(stage(1, 4, 4, executorRunTime=8_000), stage(2, 16, 12, executorRunTime=16_000), workers=executors(0))
+    fresh = work(stage(3, tasks=10), workers=executors(0))
+    assert value("remaining_task_time", fresh) == 0
+    assert value("remaining_task_time", fresh, (90.0, scans)) == pytest.approx(10 * 24 / 16)
 
 
 def test_the_cost_of_bytes_is_that_of_all_stages_that_mainly_read_shuffles() -> None:
@@ -206,8 +213,8 @@ def test_gaps_at_every_poll_are_not_idle_while_tasks_run_between_them() -> None:
     [
         ({}, 2, 2),
         ({"spark.decommission.enabled": "true"}, 2, 2),
-        (MIGRATES, 0, 2),  # removing them takes time still
-        ({**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "TRUE"}, 0, 2),
+        (MIGRATES, 1, 2),  # one has to be there to take them
+        ({**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "TRUE"}, 1, 2),
         ({**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "false"}, 2, 2),
         ({**MIGRATES, "spark.decommission.enabled": "false"}, 2, 2),
         ({"spark.shuffle.manager": "sort"}, 2, 2),
@@ -222,7 +229,16 @@ def test_workers_are_kept_for_their_shuffle_files_unless_these_outlive_them(
     now = work(stage(running=2), workers=executors(600, 0, 400), settings=settings)
     assert value("shuffle_workers", now) == workers
     assert len(shuffle_hosts(observe(Memory(), now, 1.0), now)) == hosts
-    assert migrates(settings) == (not workers and bool(hosts))
+    assert migrates(settings) == (workers < hosts)
+
+
+def test_of_files_that_were_handed_on_one_worker_is_kept() -> None:
+    (dead,), (taker,) = executors(400, isActive=False, hostPort=""), executors(0)
+    other = taker.model_copy(update={"id": "7"})
+    assert value("shuffle_workers", work(stage(), workers=[dead, other], settings=MIGRATES)) == 1
+    assert value("shuffle_workers", work(stage(), workers=[other], settings=MIGRATES)) == 0
+    idle = work(workers=[dead, other], settings=MIGRATES)
+    assert value("shuffle_workers", idle, (1.0, idle), (1.0 + IDLE_AFTER, idle), at=20.0) == 0
 
 
 def test_several_executors_of_a_host_are_one_worker_and_dead_ones_none() -> None:
