@@ -176,8 +176,8 @@ def test_the_metrics_are_those_of_the_source_spark() -> None:
     cluster = _cluster(_workload(_stage(5, 10), _stage(3, 30, driver=20), at=100, migrate=False), size=2)
     cluster.advance(99)
     assert _values(cluster) == (0, 0, 0, 0, 0)
-    cluster.advance(104)  # no task has ended: one takes as long as the first has run at least
-    assert _values(cluster) == (3, 2, (3 + 1) * 4, 0, 4)
+    cluster.advance(104)  # no task has ended: one takes twice as long as the first has run
+    assert _values(cluster) == (3, 2, (3 + 1) * 8, 0, 4)
     cluster.advance(115)
     assert _values(cluster) == (1, 2, (1 + 1) * 10, 2, 15)
     cluster.advance(131)  # the driver works
