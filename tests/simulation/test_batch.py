@@ -183,7 +183,7 @@ def test_the_metrics_are_those_of_the_source_spark() -> None:
     cluster.advance(131)  # the driver works
     assert _values(cluster) == (0, 0, 0, 2, 31)
     cluster.advance(171)
-    assert _values(cluster) == (1, 2, (1 + 1) * 21, 2, 71)
+    assert _values(cluster) == (1, 2, (1 + 1) * 42, 2, 71)
     cluster.advance(1000)
     assert _values(cluster) == (0, 0, 0, 0, 0)
 
