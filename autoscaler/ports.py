@@ -210,6 +210,15 @@ class SourcePlugin(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksQueries(Protocol):
+    """Optional interface of a source plug-in: refuse queries that do not fit its own parameters."""
+
+    def check_query(self, query: Any) -> None:  # noqa: ANN401 - each source has its own query
+        """Raise ParameterError, which names the key of the query, when it cannot be answered."""
+        ...
+
+
 class EnginePlugin(Protocol):
     """Parameters of an engine."""
 

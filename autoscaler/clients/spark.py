@@ -6,9 +6,11 @@ Three servers are polled: the Master (`/json/`), the driver (`/api/v1/...`) and 
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
@@ -68,6 +70,8 @@ class Executor(Answer):
     added: Annotated[str | None, Field(alias="addTime")] = None
     removed: Annotated[str | None, Field(alias="removeTime")] = None
     reason: Annotated[str | None, Field(alias="removeReason")] = None
+    read: Annotated[Count, Field(alias="totalShuffleRead")] = 0
+    written: Annotated[Count, Field(alias="totalShuffleWrite")] = 0
 
     @property
     def host(self) -> str:
@@ -81,14 +85,23 @@ class Job(Answer):
     number: Annotated[int, Field(alias="jobId")]
     group: Annotated[str | None, Field(alias="jobGroup")] = None
     stages: Annotated[tuple[int, ...], Field(alias="stageIds")] = ()
+    submitted: Annotated[str | None, Field(alias="submissionTime")] = None
+    tags: Annotated[tuple[str, ...], Field(alias="jobTags")] = ()
 
 
 class Stage(Answer):
-    """One stage of a job."""
+    """One attempt of a stage of a job."""
 
     number: Annotated[int, Field(alias="stageId")]
+    attempt: Annotated[int, Field(alias="attemptId")] = 0
     status: str
     tasks: Annotated[Count, Field(alias="numTasks")]
+    running: Annotated[Count, Field(alias="numActiveTasks")] = 0
+    finished: Annotated[Count, Field(alias="numCompleteTasks")] = 0
+    run_ms: Annotated[Count, Field(alias="executorRunTime")] = 0
+    input_bytes: Annotated[Count, Field(alias="inputBytes")] = 0
+    shuffle_bytes: Annotated[Count, Field(alias="shuffleReadBytes")] = 0
+    launched: Annotated[str | None, Field(alias="firstTaskLaunchedTime")] = None
     description: str | None = None
 
 
@@ -121,6 +134,32 @@ class Master(Answer):
     completed: Annotated[tuple[MasterApplication, ...], Field(alias="completedapps")] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an application does at one time.
+
+    Attributes:
+        application: its id.
+        now: the driver's clock.
+        settings: its settings in the report; a missing one has its default.
+        jobs: jobs that run.
+        stages: stages that run.
+        executors: all executors but the driver, dead ones included.
+    """
+
+    application: str
+    now: float
+    settings: Mapping[str, str]
+    jobs: Sequence[Job] = ()
+    stages: Sequence[Stage] = ()
+    executors: Sequence[Executor] = ()
+
+    @property
+    def slots(self) -> int:
+        """Slots of the executors that are alive."""
+        return sum(executor.slots for executor in self.executors if executor.active)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparkParameters:
     """The parameters of the source and of the engine; their docstrings describe them."""
@@ -129,6 +168,7 @@ class SparkParameters:
     report: str
     master: str | None = None
     driver: str | None = None
+    batch: bool = False
     query: str | None = None
     window: timedelta = timedelta(seconds=15)
     timeout: timedelta = timedelta(seconds=3)
@@ -141,6 +181,8 @@ class SparkParameters:
         for name, url in (("report", self.report), ("master", self.master), ("driver", self.driver)):
             if url is not None:
                 check_url(name, url)
+        if self.batch and self.query is not None:
+            raise ParameterError("query", "names a streaming query; leave it out for an application with batch: true")
         for name, length in (("window", self.window), ("timeout", self.timeout)):
             if length <= timedelta(0):
                 raise ParameterError(name, "must be above 0")
@@ -177,9 +219,54 @@ class SparkApi:
 
     async def master(self) -> Master | None:
         """What the Master shows, or None when no Master is configured."""
-        if self.parameters.master is None:
-            return None
-        return (await self._fetch(self.parameters.master, "/json/", Master, "a Spark Master")).value
+        return None if self.parameters.master is None else (await self._master(self.parameters.master)).value
+
+    async def work(self) -> Fetched[Work | None]:
+        """What the application does now; None when the Master shows that none of its name is active.
+
+        Jobs, active stages and executors are requested once for all callers at about the same time.
+        """
+        url = self.parameters.master
+        reported: Fetched[Report] | BaseException
+        if url is None:
+            reported = await self.report()
+        else:
+            shown, reported = await asyncio.gather(self._master(url), self.report(), return_exceptions=True)
+            if isinstance(shown, BaseException):
+                raise shown
+            active = active_application(shown.value, self.parameters.app, url)
+            if active is None:
+                return Fetched(None, shown.at)
+            if isinstance(reported, BaseException):
+                raise reported
+            self.check_driver(reported.value, active.id)
+        jobs, stages, executors = await asyncio.gather(
+            self._driver("/jobs?status=running", list[Job]),
+            self._driver("/stages?status=active", list[Stage]),
+            self.executors(),
+        )
+        at = min(jobs.at, stages.at, executors.at)
+        report = reported.value
+        work = Work(
+            application=report.application.id,
+            now=report.now + at - reported.at,
+            settings=report.settings,
+            jobs=jobs.value,
+            stages=stages.value,
+            executors=executors.value,
+        )
+        return Fetched(work, at)
+
+    def check_driver(self, report: Report, application: str) -> None:
+        """Raise AnswerError when a report is not of the application with this id, which the Master runs."""
+        if report.application.id != application:
+            raise AnswerError(
+                f"{self.parameters.report}: the report is of {report.application.id}, but the Master runs "
+                f"{self.parameters.app!r} as {application}; the driver was restarted and the old one still answers"
+            )
+
+    async def _master(self, url: str) -> Fetched[Master]:
+        return await self._fetch(url, "/json/", Master, "a Spark Master")
 
     async def master_settings(self) -> dict[str, str] | None:
         """The settings the Master was started with, or None when it does not show them (Spark before 4.0)."""
@@ -275,6 +362,16 @@ def milliseconds(text: str | None, default: float) -> float | None:
     return seconds(f"{text}ms" if text is not None and text.strip().isdecimal() else text, default)
 
 
+def parse_time(text: str | None) -> float | None:
+    """A time of the driver's REST answers (`2026-11-21T02:11:37.218GMT`), seconds since 1970, or None."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text.removesuffix("GMT")).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
 def find_application(master: Master, app: str, url: str | None) -> MasterApplication | None:
     """The application called `app` (its name or id), running or else the last that ended, or None.
 
@@ -291,6 +388,20 @@ def find_application(master: Master, app: str, url: str | None) -> MasterApplica
         return active[0]
     ended = [known for known in master.completed if app in {known.id, known.name}]
     return max(ended, key=lambda known: known.id, default=None)
+
+
+def active_application(master: Master, app: str, url: str | None) -> MasterApplication | None:
+    """The application called `app` (its name or id) that is active, or None when the Master shows that none is.
+
+    Raises:
+        AnswerError: several are, or the Master does not know: one on standby or in recovery shows none of them.
+    """
+    if master.status != "ALIVE":
+        raise AnswerError(
+            f"{url}: the Master is {master.status} and shows no application; give the address of the one that is ALIVE"
+        )
+    application = find_application(master, app, url)
+    return application if application in master.active else None
 
 
 def find_run(report: Report, query: str | None) -> Run | None:

@@ -21,6 +21,7 @@ from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
+from autoscaler.ports import ChecksQueries
 
 # Names of clusters, sources, metrics and policies: they become file names, URL parts and metric labels.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
@@ -89,6 +90,8 @@ class _File:
         self._timeouts: dict[str, tuple[int, str]] = {}
         # Cluster name -> line and path of its expression.
         self._expressions: dict[str, tuple[int, str]] = {}
+        # Path of a metric -> its node.
+        self._queries: dict[str, document.Mapping] = {}
         # Path of a metric -> whether it is a share; None: its source does not say.
         self._shares: dict[str, bool | None] = {}
         # Path of a policy -> its node, and each metric that it compares with a level.
@@ -109,13 +112,31 @@ class _File:
         if not read.complete:
             raise Invalid
         values = read.values
+        sources, clusters = values.get("sources", {}), values["clusters"]
+        self._check_queries(sources, clusters)
         return Config(
             path=self._path,
             daemon=values.get("daemon", default),
-            sources=values.get("sources", {}),
-            clusters=values["clusters"],
+            sources=sources,
+            clusters=clusters,
             secrets=frozenset(self._problems.secrets),
         )
+
+    def _check_queries(self, sources: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> None:
+        """Have sources refuse the metrics that do not fit their own parameters."""
+        for name, cluster in clusters.items():
+            for called, metric in cluster.metrics.items():
+                source = sources[metric.source]
+                if not isinstance(source, ChecksQueries):
+                    continue
+                path = join(join(join("clusters", name), "metrics"), called)
+                mapping = self._queries[path]
+                try:
+                    with _contained(source, self._problems, mapping.line, path, ParameterError):
+                        source.check_query(metric.query)
+                except ParameterError as error:
+                    place = mapping.place(error.name, path) if error.name in mapping.entries else (mapping.line, path)
+                    self._problems.add(*place, error.message)
 
     def _source_classes(self, root: document.Mapping) -> dict[str, type[Any] | None]:
         if "sources" not in root.entries or not isinstance(root.entries["sources"].node, document.Mapping):
@@ -264,6 +285,7 @@ class _File:
         if not read.complete:
             raise Invalid
         query = build.construct(cls.Query, mapping, path, read.values)
+        self._queries[path] = mapping
         with _contained(query, self._problems, mapping.line, path):
             share = getattr(query, "share", None)
             doubts = list(_pairs(query, "doubts", str))
@@ -431,11 +453,13 @@ class _Settings:
 
 
 @contextmanager
-def _contained(plugin: object, problems: Problems, line: int, path: str) -> Iterator[None]:
-    """What a plug-in raises when an attribute of it is read must name it instead of ending us."""
+def _contained(plugin: object, problems: Problems, line: int, path: str, *allowed: type[Exception]) -> Iterator[None]:
+    """What a plug-in raises when an attribute of it is read must name it instead of ending us, but for what is allowed."""
     try:
         yield
     except KeyboardInterrupt:
+        raise
+    except allowed:
         raise
     except BaseException as error:
         raise problems.fail(line, path, f"{type(plugin).__name__} failed: {format_exception(error)}") from error

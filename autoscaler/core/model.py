@@ -94,13 +94,17 @@ class Reason(StrEnum):
 
 
 class JobState(StrEnum):
-    """The state of the job as the in-job scheduler reports it."""
+    """The state of the job as the in-job scheduler reports it.
+
+    `IDLE`: there is no job, and none is expected, as between batch jobs. Unlike `STOPPED` it holds nothing back.
+    """
 
     STARTING = "starting"
     RUNNING = "running"
     RESTARTING = "restarting"
     STOPPED = "stopped"
     FAILED = "failed"
+    IDLE = "idle"
     UNKNOWN = "unknown"
 
 

@@ -44,6 +44,9 @@ DEADLINES: Mapping[Phase, timedelta] = {
 
 _RECOVERING = frozenset({JobState.RUNNING, JobState.RESTARTING})
 
+_UP = frozenset({JobState.RUNNING, JobState.IDLE})
+"""What a rescale ends in: nothing is waited for where there is no job."""
+
 _SAME = timedelta(seconds=1)
 """A start time that differs by less is of the same run."""
 
@@ -286,7 +289,7 @@ def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observ
     if rescale is None or rescale.cause is not Cause.LOSS or engine is None:
         return False
     if engine.job is not JobState.RUNNING:
-        return engine.job is not JobState.UNKNOWN
+        return engine.job not in {JobState.UNKNOWN, JobState.IDLE}
     ready = observation.ready
     return ready is not None and engine.slots is not None and engine.slots > ready * spec.slots_per_replica
 
@@ -414,7 +417,7 @@ def _reached(
         return _registered(spec, rescale, engine)
     if phase is Phase.ABSORBED:
         return _absorbed(spec, rescale, engine)
-    return engine.job is JobState.RUNNING
+    return engine.job in _UP
 
 
 def _registered(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bool:

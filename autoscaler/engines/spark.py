@@ -1,4 +1,4 @@
-"""Spark Structured Streaming as an engine: the state of a query, and what the doctor finds in its settings."""
+"""Spark as an engine: the state of a streaming query or of batch jobs, and what the doctor finds in their settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from autoscaler.clients.spark import (
     SparkApi,
     SparkParameters,
     Stage,
+    Work,
+    active_application,
     find_application,
     find_run,
     milliseconds,
     seconds,
 )
 from autoscaler.clients.spark_progress import Run
+from autoscaler.clients.spark_work import MIGRATION, Memory, keeps_files, migrates, observe, shuffle_hosts
 from autoscaler.core.model import EngineStatus, JobState
-from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
+from autoscaler.ports import EdgeError, Finding, RefusedError, Severity, Shared, Worker
 
 WIDEST_STAGE_KEPT = 60.0
 SLOW_DRAIN = 5.0
+SHUFFLE_COST = 1e6
+"""What shuffle files add to the cost of a worker: more than any number of tasks."""
 
 ENDED = {"FINISHED": JobState.STOPPED, "KILLED": JobState.STOPPED, "FAILED": JobState.FAILED}
 
@@ -37,7 +42,7 @@ log = logging.getLogger("autoscaler.engines")
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """A Spark Structured Streaming query, on a standalone cluster, whose job calls `autoscaler.injob.report(spark)`.
+    """A Spark Structured Streaming query, or batch jobs, on a standalone cluster, with `autoscaler.injob.report(spark)`.
 
     The source `spark` has the same parameters.
 
@@ -46,6 +51,7 @@ class Spark(SparkParameters):
         report: address of the report in the driver, such as http://driver:4050.
         master: address of the standalone Master's web UI, such as http://master:8080; default: not used.
         driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
+        batch: whether the application runs batch jobs instead of streaming queries; default false.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
         timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
@@ -66,9 +72,18 @@ class SparkEngine:
         self._api = api
         self._parameters = parameters
         self._widest = WidestStage()
+        self._memory = Memory()
 
     async def describe(self) -> EngineStatus:
         """The state of the job. Raises EdgeError when the driver or the Master cannot be reached."""
+        if self._parameters.batch:
+            work = await self._work()
+            # What registers is absorbed: tasks that wait go to the slots that there are.
+            return (
+                EngineStatus(job=JobState.IDLE)
+                if work is None
+                else EngineStatus(job=JobState.RUNNING, slots=work.slots, parallelism=work.slots)
+            )
         deadline = time.monotonic() + self._parameters.timeout.total_seconds() * 0.95
         master, reported = await asyncio.gather(self._api.master(), self._api.report(), return_exceptions=True)
         if isinstance(master, BaseException):
@@ -84,11 +99,8 @@ class SparkEngine:
         if isinstance(reported, BaseException):
             raise reported
         report = reported.value
-        if app_id is not None and report.application.id != app_id:
-            raise AnswerError(
-                f"{self._parameters.report}: the report is of {report.application.id}, but the Master runs "
-                f"{self._parameters.app!r} as {app_id}; the driver was restarted and the old one still answers"
-            )
+        if app_id is not None:
+            self._api.check_driver(report, app_id)
         run = find_run(report, self._parameters.query)
         executors, partitions = await asyncio.gather(self._api.executors(), self._partitions(run, deadline))
         return status(report, run, executors.value, partitions)
@@ -96,7 +108,8 @@ class SparkEngine:
     async def workers(self) -> Sequence[Worker]:
         """The Master's workers that may hold work: alive, or draining with executors of the application still on them.
 
-        The cost of one is the number of its cores in use and of tasks that run on it now.
+        The cost of one is the number of its cores in use and of tasks that run on it now. With `batch`, it is far above
+        that of all others if shuffle files are on its disks that may still be read.
 
         Raises:
             RefusedError: no Master is configured.
@@ -105,6 +118,11 @@ class SparkEngine:
         master = await self._api.master()
         if master is None:
             raise RefusedError("workers are known only with the parameter master, the address of the Master's web UI")
+        if self._parameters.batch:
+            work = await self._work()
+            if work is None:
+                return workers(master, [])
+            return workers(master, work.executors, shuffle_hosts(self._memory, work))
         application = find_application(master, self._parameters.app, self._parameters.master)
         running = application is not None and application.state == "RUNNING"
         executors = (await self._api.executors()).value if running else []
@@ -133,8 +151,12 @@ class SparkEngine:
 
     async def diagnose(self) -> Sequence[Finding]:
         """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
-        report = (await self._api.report()).value
-        run = find_run(report, self._parameters.query)
+        batch, app = self._parameters.batch, self._parameters.app
+        master = await self._api.master()
+        active = not batch or master is None or active_application(master, app, self._parameters.master) is not None
+        # Between batch jobs there is no driver to ask, and the cluster can be examined all the same.
+        report = (await self._api.report()).value if active else None
+        run = None if batch or report is None else find_run(report, self._parameters.query)
         deadline = time.monotonic() + self._parameters.timeout.total_seconds()
         unreadable: list[str] = []
         master_settings: dict[str, str] | None = None
@@ -144,16 +166,27 @@ class SparkEngine:
             unreadable.append(str(error))
         return examine(
             Facts(
-                settings=report.settings,
+                settings={} if report is None else report.settings,
                 run=run,
-                master=await self._api.master(),
-                executors=(await self._api.executors()).value,
+                master=master,
+                executors=[] if report is None else (await self._api.executors()).value,
                 partitions=await self._partitions(run, deadline),
                 master_settings=_declared(master_settings, self._parameters.master_conf),
                 worker_settings=_declared(None, self._parameters.worker_conf),
                 unreadable=tuple(unreadable),
+                batch=batch,
+                active=active,
             )
         )
+
+    async def _work(self) -> Work | None:
+        """What a batch application does, taken into account; None when none is active."""
+        fetched = await self._api.work()
+        if fetched.value is None:
+            self._memory = Memory()
+            return None
+        self._memory = observe(self._memory, fetched.value, fetched.at)
+        return fetched.value
 
     async def _partitions(self, run: Run | None, deadline: float) -> int | None:
         """Tasks of the widest stage of the query seen in the last minute, or None when none can be seen."""
@@ -232,8 +265,8 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
     )
 
 
-def workers(master: Master, executors: Sequence[Executor]) -> list[Worker]:
-    """The workers that may hold work, by what the Master and the driver show."""
+def workers(master: Master, executors: Sequence[Executor], holding: frozenset[str] = frozenset()) -> list[Worker]:
+    """The workers that may hold work, by what the Master and the driver show. `holding`: hosts with needed files."""
     found = []
     for worker in master.workers:
         here = [executor for executor in executors if executor.active and executor.host == worker.host]
@@ -242,7 +275,8 @@ def workers(master: Master, executors: Sequence[Executor]) -> list[Worker]:
             # The driver counts a task before it takes the one before off.
             tasks = sum(min(executor.running, executor.slots) for executor in here)
             hosts = {worker.host, urlsplit(worker.ui).hostname}
-            found.append(Worker(worker.id, frozenset(host for host in hosts if host), float(worker.used + tasks)))
+            cost = worker.used + tasks + (SHUFFLE_COST if worker.host in holding else 0.0)
+            found.append(Worker(worker.id, frozenset(host for host in hosts if host), cost))
     return found
 
 
@@ -270,6 +304,8 @@ class Facts:
         master_settings: settings of the Master, or None when they cannot be seen and are not declared.
         worker_settings: settings of the Workers, or None when they are not declared; they cannot be seen.
         unreadable: why settings of the Master could not be read.
+        batch: whether the application runs batch jobs.
+        active: whether it is active; else its settings and executors are unknown.
     """
 
     settings: Mapping[str, str]
@@ -280,6 +316,8 @@ class Facts:
     master_settings: Mapping[str, str] | None = None
     worker_settings: Mapping[str, str] | None = None
     unreadable: tuple[str, ...] = ()
+    batch: bool = False
+    active: bool = True
 
 
 def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[str, str] | None:
@@ -315,7 +353,7 @@ def locality(facts: Facts) -> Iterator[Finding]:
 
 
 def decommission(facts: Facts) -> Iterator[Finding]:
-    """A worker can be taken away without failed tasks only if all three sides take part."""
+    """A worker can be taken away without failed tasks only if all three sides take part: here, the application."""
     key = "spark.decommission.enabled"
     if not _is_true(facts.settings, key):
         yield Finding(
@@ -326,6 +364,11 @@ def decommission(facts: Facts) -> Iterator[Finding]:
             "holds its memory; a drain never ends and tasks are lost when the worker is stopped at last",
             f"start the job with {key}=true",
         )
+
+
+def decommission_cluster(facts: Facts) -> Iterator[Finding]:
+    """The other two sides: the Master and its Workers."""
+    key = "spark.decommission.enabled"
     if facts.master is not None and facts.master_settings is None:
         yield Finding(
             Severity.INFO,
@@ -378,8 +421,12 @@ def slow_drain(facts: Facts) -> Iterator[Finding]:
             + (f"{interval:g} s" if interval is not None else "so often")
             + " whether its blocks have moved",
             "each worker takes about 31 s to drain, against 4 s with 3 s, or 1.3 s without moving blocks",
-            "spark.storage.decommission.replicationReattemptInterval=3s, or spark.storage.decommission.enabled=false "
-            "when the query keeps no cached data",
+            "spark.storage.decommission.replicationReattemptInterval=3s"
+            + (
+                ""
+                if facts.batch
+                else ", or spark.storage.decommission.enabled=false when the query keeps no cached data"
+            ),
         )
 
 
@@ -542,9 +589,63 @@ def no_lag(facts: Facts) -> Iterator[Finding]:
             )
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+def lost_files(facts: Facts) -> Iterator[Finding]:
+    """Shuffle files go with the worker that holds them, and the tasks that wrote them run again."""
+    if keeps_files(facts.settings) and not migrates(facts.settings):
+        unset = [key for key, default in MIGRATION.items() if not _is_true({key: default, **facts.settings}, key)]
+        yield Finding(
+            Severity.WARNING,
+            "shuffle files",
+            f"they are lost with the worker that holds them (not true: {', '.join(unset)})",
+            "workers that hold files of a running job are kept until it ends (the metric shuffle_workers), and where "
+            "one is lost its tasks run again",
+            f"start the job with {', '.join(f'{key}=true' for key in MIGRATION)} and "
+            "spark.storage.decommission.replicationReattemptInterval=3s, so that a drained worker hands its files on",
+        )
+
+
+def dynamic_batch(facts: Facts) -> Iterator[Finding]:
+    """Two controllers of one cluster, or a cluster whose machines Spark itself asks for."""
+    better = (
+        "where Spark asks for its machines itself (YARN, Kubernetes), its dynamic allocation is the better choice, "
+        "without this cluster here"
+    )
+    where = facts.settings.get("spark.master", "")
+    if where.startswith(("yarn", "k8s")):
+        yield Finding(
+            Severity.WARNING,
+            "spark.master",
+            f"the application runs on {where}, where Spark asks for its executors itself",
+            "workers that are added here are used only if they happen to be where Spark looks for them",
+            f"use spark.dynamicAllocation.enabled=true: {better}",
+        )
+    elif _is_true(facts.settings, "spark.dynamicAllocation.enabled"):
+        yield Finding(
+            Severity.WARNING,
+            "spark.dynamicAllocation.enabled",
+            "Spark adds and removes executors of this application itself",
+            "the two work against each other: it gives back executors of workers that are paid for, and the autoscaler "
+            "takes them for lost ones; new workers get an executor only when it asks for one",
+            f"start the job with spark.dynamicAllocation.enabled=false; {better}",
+        )
+
+
+def inactive(facts: Facts) -> Iterator[Finding]:  # noqa: ARG001 - as all checks
+    """Between batch jobs only the cluster can be examined."""
+    yield Finding(
+        Severity.INFO,
+        "application",
+        "it is not active, so its settings cannot be seen",
+        "whether its workers can be drained without losing work is unknown",
+        "run this check once more while a job runs",
+    )
+
+
+Check = Callable[[Facts], Iterator[Finding]]
+CHECKS: tuple[Check, ...] = (
     locality,
     decommission,
+    decommission_cluster,
     slow_drain,
     core_limit,
     timeouts,
@@ -555,10 +656,23 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     idle_workers,
     no_lag,
 )
+BATCH_CHECKS: tuple[Check, ...] = (
+    decommission,
+    decommission_cluster,
+    lost_files,
+    slow_drain,
+    core_limit,
+    timeouts,
+    retries,
+    dynamic_batch,
+    idle_workers,
+)
+INACTIVE_CHECKS: tuple[Check, ...] = (inactive, decommission_cluster, core_limit, timeouts, retries)
 
 
 def examine(facts: Facts) -> list[Finding]:
     """All findings, the worst first."""
     order = list(Severity)
-    found = [finding for check in CHECKS for finding in check(facts)]
+    checks = CHECKS if not facts.batch else BATCH_CHECKS if facts.active else INACTIVE_CHECKS
+    found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.severity))

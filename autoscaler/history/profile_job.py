@@ -177,7 +177,7 @@ def _minutes(observations: DataFrame, objective: float) -> DataFrame:
         lag.alias("lag"),
         late.alias("late"),
         F.when(behind, 1.0).otherwise(0.0).alias("behind"),
-        F.when(job.isNotNull() & (job != JobState.RUNNING.value), 1.0).otherwise(0.0).alias("stopped"),
+        F.when(~job.isin(JobState.RUNNING.value, JobState.IDLE.value), 1.0).otherwise(0.0).alias("stopped"),
         (F.unix_micros("engine.running_since") / 1e6).alias("running_since"),
         F.col("engine.slots").alias("slots"),
         F.col("engine.partitions").alias("partitions"),

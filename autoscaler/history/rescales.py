@@ -137,7 +137,7 @@ def _with_phases(rows: DataFrame) -> DataFrame:
     event, at, used, since = F.col("event"), F.col("at"), F.col("used"), F.col("since")
     up = event["after"] >= event["before"]
     middle = _middle(F.col("previous_at"), at)
-    runs = F.coalesce(F.col("job") == JobState.RUNNING.value, F.lit(True))
+    runs = F.coalesce(F.col("job").isin(JobState.RUNNING.value, JobState.IDLE.value), F.lit(True))
     ready = (F.col("ready") == event["after"]) | (up & (F.col("ready") > event["after"]))
     each = F.try_divide(event["used"], event["size"])  # slots of a replica, where all of them were used
     wanted = F.when((each >= 1) & (each == F.floor(each)), event["after"] * each)

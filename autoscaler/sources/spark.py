@@ -1,6 +1,6 @@
-"""Metrics of a Spark Structured Streaming query, from the report in its driver and the driver's REST answers.
+"""Metrics of a Spark Structured Streaming query or of batch jobs, from the report in the driver and its REST answers.
 
-What is computed of them is in `spark_metrics`.
+What is computed of them is in `spark_metrics` and, for batch, in `spark_batch`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar
 
-from autoscaler.clients.spark import Executor, Report, SparkApi, SparkParameters, find_run, milliseconds
+from autoscaler.clients.spark import Executor, Report, SparkApi, SparkParameters, find_run, milliseconds, parse_time
 from autoscaler.clients.spark_progress import Run
+from autoscaler.clients.spark_work import Memory, observe
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
+from autoscaler.sources.spark_batch import BATCH_METRICS, BatchMetric
 from autoscaler.sources.spark_metrics import METRICS, MIN_TRUSTED, TRUSTED_WINDOWS, Metric, Snapshot, saturation
 
 log = logging.getLogger("autoscaler.sources")
-
-
-def parse_time(text: str | None) -> float | None:
-    """A time of the driver's REST answers (`2026-11-21T02:11:37.218GMT`), seconds since 1970, or None."""
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text.removesuffix("GMT")).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def slot_changes(executors: Sequence[Executor]) -> tuple[float, ...]:
@@ -86,17 +78,19 @@ def busy_share(samples: Sequence[BusySample]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class SparkQuery:
-    """One metric of a Spark query.
+    """One metric of a Spark application.
 
     Attributes:
-        metric: lag, lag_seconds, arrivals, throughput, saturation, utilization or batch_time.
+        metric: lag, lag_seconds, arrivals, throughput, saturation, utilization or batch_time; with `batch: true`
+            pending_tasks, running_tasks, remaining_task_time, runnable_bytes, shuffle_workers or job_time.
     """
 
     metric: str
 
     def __post_init__(self) -> None:
-        if self.metric not in set(Metric):
-            raise ParameterError("metric", f"must be one of {', '.join(Metric)}, not {self.metric!r}")
+        if self.metric not in {*Metric, *BatchMetric}:
+            expected = f"{', '.join(Metric)}, or with batch: true of {', '.join(BatchMetric)}"
+            raise ParameterError("metric", f"must be one of {expected}, not {self.metric!r}")
 
     @property
     def share(self) -> bool:
@@ -106,7 +100,7 @@ class SparkQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """Metrics of a Spark Structured Streaming query whose job calls `autoscaler.injob.report(spark)`.
+    """Metrics of a Spark Structured Streaming query, or of batch jobs, with `autoscaler.injob.report(spark)` in the job.
 
     The engine `spark` has the same parameters.
 
@@ -115,6 +109,7 @@ class Spark(SparkParameters):
         report: address of the report in the driver, such as http://driver:4050.
         master: address of the standalone Master's web UI, such as http://master:8080; default: not used.
         driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
+        batch: whether the application runs batch jobs instead of streaming queries; default false.
         query: name of the streaming query; default: the only one.
         window: time over which rates and shares are averaged; default 15s.
         timeout: time within which all that a reading needs must arrive, each answer within 45 % of it; default 3s.
@@ -129,6 +124,17 @@ class Spark(SparkParameters):
         """Open it. Nothing is sent before the first `collect`."""
         yield SparkSource(SparkApi(shared, self), self.window.total_seconds())
 
+    def check_query(self, query: SparkQuery) -> None:
+        """Raise ParameterError when the metric is of a streaming query and this is a batch application, or vice versa."""
+        if self.batch and query.metric in set(Metric):
+            message = (
+                f"{query.metric} is of streaming queries, and the source has batch: true; use {', '.join(BatchMetric)}"
+            )
+            raise ParameterError("metric", message)
+        if not self.batch and query.metric in set(BatchMetric):
+            message = f"{query.metric} is of batch applications; give the source batch: true"
+            raise ParameterError("metric", message)
+
 
 class SparkSource:
     """The live source."""
@@ -140,9 +146,12 @@ class SparkSource:
         self._blind = ""
         self._application = ""
         self._missed = False
+        self._memory = Memory()
 
     async def collect(self, query: SparkQuery, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError."""
+        if self._api.parameters.batch:
+            return await self._collect_batch(BatchMetric(query.metric), now)
         fetched = await self._api.report()
         report = fetched.value
         if report.application.id != self._application:
@@ -171,6 +180,15 @@ class SparkSource:
         if not math.isfinite(value.value) or value.value < 0:
             raise AnswerError(f"{run.label}: {metric} came out as {value.value}")
         return Reading(value.value, now - timedelta(seconds=fetched.age + max(0.0, report.now - value.at)))
+
+    async def _collect_batch(self, metric: BatchMetric, now: datetime) -> Reading:
+        fetched = await self._api.work()
+        work, at = fetched.value, now - timedelta(seconds=fetched.age)
+        if work is None:
+            self._memory = Memory()
+            return Reading(0.0, at)
+        self._memory = observe(self._memory, work, fetched.at)
+        return Reading(BATCH_METRICS[metric](work, self._memory), at)
 
     async def _driver(self, run: Run) -> tuple[bool | None, tuple[float, ...]]:
         """Whether a job of the query runs, and when executors changed. The report alone must do without the UI."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from autoscaler.clients.spark_progress import Batch, Run
 from autoscaler.injob.report import trim, with_row_positions
 from autoscaler.ports import AnswerError
-from autoscaler.sources.spark import BusySample, Spark, SparkQuery, busy_share, parse_time
+from autoscaler.sources.spark import BusySample, Spark, SparkQuery, busy_share
 from autoscaler.sources.spark_metrics import (
     METRICS,
     Metric,
