@@ -133,9 +133,9 @@ def observe(memory: Memory, work: Work, at: float) -> Memory:
 
 
 def _queries(memory: Memory, work: Work, at: float) -> dict[str, Begin]:
-    """The queries that run, and those of the last poll or seconds, which may be between two jobs."""
-    recently = min(memory.at, at - IDLE_AFTER)
-    queries = {name: begin for name, begin in memory.queries.items() if begin.seen >= recently}
+    """The queries that run, and those that did in the seconds before the last poll, which may be between two jobs."""
+    since = memory.at - IDLE_AFTER
+    queries = {name: begin for name, begin in memory.queries.items() if begin.seen >= since}
     for job in work.jobs:
         submitted, query = parse_time(job.submitted), query_of(job)
         if submitted is not None:

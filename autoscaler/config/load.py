@@ -454,7 +454,7 @@ class _Settings:
 
 @contextmanager
 def _contained(plugin: object, problems: Problems, line: int, path: str, *allowed: type[Exception]) -> Iterator[None]:
-    """What a plug-in raises when an attribute of it is read must name it instead of ending us, but for what is allowed."""
+    """What a plug-in raises when it is asked must name it instead of ending us; what is allowed is raised as it is."""
     try:
         yield
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ log = logging.getLogger("autoscaler.engines")
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """A Spark Structured Streaming query, or batch jobs, on a standalone cluster, with `autoscaler.injob.report(spark)`.
+    """A Spark Structured Streaming query or batch jobs, on a standalone cluster, with `autoscaler.injob.report(spark)`.
 
     The source `spark` has the same parameters.
 

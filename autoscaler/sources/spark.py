@@ -100,7 +100,7 @@ class SparkQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """Metrics of a Spark Structured Streaming query, or of batch jobs, with `autoscaler.injob.report(spark)` in the job.
+    """Metrics of a Spark Structured Streaming query or of batch jobs, which call `autoscaler.injob.report(spark)`.
 
     The engine `spark` has the same parameters.
 
@@ -125,7 +125,7 @@ class Spark(SparkParameters):
         yield SparkSource(SparkApi(shared, self), self.window.total_seconds())
 
     def check_query(self, query: SparkQuery) -> None:
-        """Raise ParameterError when the metric is of a streaming query and this is a batch application, or vice versa."""
+        """Raise ParameterError when a streaming metric is asked of a batch application, or vice versa."""
         if self.batch and query.metric in set(Metric):
             message = (
                 f"{query.metric} is of streaming queries, and the source has batch: true; use {', '.join(BatchMetric)}"

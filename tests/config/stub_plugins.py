@@ -100,6 +100,15 @@ class OddSource:
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError
 
+    def check_query(self, query: Any) -> None:
+        match getattr(query, "fails", ""):
+            case "refused":
+                raise ParameterError("fails", "is not for this source")
+            case "together":
+                raise ParameterError("share", "is not for this source")
+            case "check":
+                raise KeyError("oops")
+
 
 @dataclass(frozen=True, slots=True)
 class FailingSource(OddSource):

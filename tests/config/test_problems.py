@@ -444,12 +444,49 @@ def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: st
         ("{source: odd, fails: doubts}", "12: clusters.demo.metrics.lag: OddQuery failed: KeyError: 'oops'"),
         ("{source: odd, fails: ages}", "11: clusters.demo.metrics: OddQuery failed: KeyError: 'oops'"),
         ("{source: failing}", "12: clusters.demo.metrics.lag: FailingShare failed: KeyError: 'oops'"),
+        ("{source: odd, fails: check}", "12: clusters.demo.metrics.lag: OddSource failed: KeyError: 'oops'"),
     ],
 )
 def test_a_query_whose_attributes_fail_is_named(refused: Refused, good: str, metric: str, problem: str) -> None:
     text = good.replace("{source: main, name: lag}", metric)
     text = text.replace("sources:", "sources:\n  odd: {type: odd-source}\n  failing: {type: failing-source}")
     assert refused(text) == [problem]
+
+
+@pytest.mark.parametrize(("fails", "key"), [("refused", ".fails"), ("together", "")])
+def test_a_query_that_does_not_fit_its_source_is_refused(refused: Refused, good: str, fails: str, key: str) -> None:
+    text = good.replace("{source: main, name: lag}", f"{{source: odd, fails: {fails}}}")
+    text = text.replace("sources:", "sources:\n  odd: {type: odd-source}")
+    assert refused(text) == [f"11: clusters.demo.metrics.lag{key}: is not for this source"]
+
+
+SPARK = """\
+sources:
+  job: {type: spark, app: orders, report: "http://driver:4050", batch: %s}
+clusters:
+  c:
+    target: {type: advice}
+    max: 4
+    metrics:
+      tasks: {source: job, metric: %s}
+    policies:
+      main: {type: target-tracking, metric: tasks, target: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "metric", "problem"),
+    [
+        ("false", "pending_tasks", "pending_tasks is of batch applications; give the source batch: true"),
+        ("true", "lag", "lag is of streaming queries, and the source has batch: true; use pending_tasks, "),
+    ],
+)
+def test_a_metric_of_spark_is_of_batch_jobs_or_of_queries(
+    refused: Refused, accepted: Callable[..., Config], batch: str, metric: str, problem: str
+) -> None:
+    (found,) = refused(SPARK % (batch, metric))
+    assert found.startswith(f"8: clusters.c.metrics.tasks.metric: {problem}")
+    assert accepted(SPARK % ("true", "pending_tasks")).clusters
 
 
 def test_a_time_out_that_fails_is_named(refused: Refused, good: str) -> None:

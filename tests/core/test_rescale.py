@@ -22,7 +22,7 @@ from autoscaler.core.model import (
     Rescale,
     SettleSpec,
 )
-from autoscaler.core.rescale import Settling, begin, follow, next_phase
+from autoscaler.core.rescale import Settling, begin, follow, next_phase, stands_still
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
 from tests.core.build import T0, Fixed, at, running, seconds, seen, spec
@@ -125,6 +125,19 @@ def test_a_phase_that_is_reached_late_is_not_missed() -> None:
 
 def test_without_an_engine_and_metrics_ready_replicas_are_all_there_is_to_wait_for() -> None:
     assert now(spec(), UP, seen(9, 4)).settled is not None
+
+
+@pytest.mark.parametrize("rescale", [UP, DOWN])
+def test_without_a_job_a_rescale_ends_with_its_replicas(rescale: Rescale) -> None:
+    idle = EngineStatus(job=JobState.IDLE)
+    assert now(WATCHED, rescale, world(9, rescale.to, rescale.to, idle)).settled is not None
+    assert now(WATCHED, rescale, world(9, rescale.to, rescale.before, idle)).settled is None
+
+
+def test_without_a_job_a_loss_stops_none() -> None:
+    loss = begin(1, 2, T0, Cause.LOSS)
+    assert not stands_still(WATCHED, loss, world(9, 2, 1, EngineStatus(job=JobState.IDLE)))
+    assert stands_still(WATCHED, loss, world(9, 2, 1, EngineStatus(job=JobState.STOPPED)))
 
 
 def test_an_engine_that_does_not_tell_its_slots_is_not_waited_for() -> None:

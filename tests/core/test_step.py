@@ -626,6 +626,16 @@ def test_rebase_moves_every_time_there_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("job", "size"), [(JobState.IDLE, 0), (JobState.RUNNING, 0), (JobState.STOPPED, 3), (JobState.UNKNOWN, 3)]
+)
+def test_a_cluster_without_a_job_may_go_to_0_but_not_one_whose_job_is_down(job: JobState, size: int) -> None:
+    idle = EngineStatus(job=job)
+    state, decision = decide(spec(Fixed(0), limits=Limits(0, 5), engine=True), seen(0, 3, engine=idle))
+    assert decision.desired == size
+    assert state.rescale is None or size == 0
+
+
+@pytest.mark.parametrize(
     ("observation", "learns"),
     [
         (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}), True),

@@ -211,6 +211,88 @@ def test_locality_waits_of_all_levels_count(settings: dict[str, str], waits: boo
     assert [finding.subject for finding in examine(facts)] == ["spark.locality.wait"] * waits
 
 
+MIGRATES = {
+    "spark.decommission.enabled": "true",
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.replicationReattemptInterval": "3s",
+}
+BATCH: dict[str, Any] = {**GOOD, "settings": MIGRATES, "run": None, "partitions": None, "batch": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "subject", "problem", "remedy"),
+    [
+        (
+            {"settings": {"spark.decommission.enabled": "true"}},
+            "warning",
+            "shuffle files",
+            "(not true: spark.storage.decommission.enabled)",
+            "spark.storage.decommission.shuffleBlocks.enabled=true",
+        ),
+        (
+            {"settings": {**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "false"}},
+            "warning",
+            "shuffle files",
+            "(not true: spark.storage.decommission.shuffleBlocks.enabled)",
+            "spark.decommission.enabled=true",
+        ),
+        (
+            {"settings": {**MIGRATES, "spark.storage.decommission.replicationReattemptInterval": "30s"}},
+            "warning",
+            "spark.storage.decommission.replicationReattemptInterval",
+            "every 30 s",
+            "=3s",
+        ),
+        (
+            {"settings": {**MIGRATES, "spark.dynamicAllocation.enabled": "true"}},
+            "warning",
+            "spark.dynamicAllocation.enabled",
+            "itself",
+            "=false; where Spark asks for its machines itself (YARN, Kubernetes)",
+        ),
+        (
+            {"settings": {**MIGRATES, "spark.master": "k8s://https://api:6443"}},
+            "warning",
+            "spark.master",
+            "k8s://https://api:6443",
+            "its dynamic allocation is the better choice",
+        ),
+        ({"settings": {**MIGRATES, "spark.cores.max": "4"}}, "warning", "spark.cores.max", "4 cores", "max"),
+        ({"master": master(1, 1, 0)}, "warning", "workers without an executor", "worker-2", "must fit"),
+        ({"active": False, "settings": {}, "executors": []}, "info", "application", "not active", "while a job runs"),
+    ],
+)
+def test_the_doctor_finds_what_matters_to_batch_jobs_and_nothing_else(
+    changes: dict[str, Any], severity: str, subject: str, problem: str, remedy: str
+) -> None:
+    (found,) = examine(Facts(**{**BATCH, **changes}))
+    assert (found.severity, found.subject) == (severity, subject)
+    assert problem in found.problem
+    assert remedy in found.remedy
+    assert len(found.cost.split()) > 4, "what it costs is said in words"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"partitions": 1},
+        {"settings": {**MIGRATES, "spark.locality.wait": "3s"}},
+        {"settings": {**MIGRATES, "spark.master": "spark://master:7077", "spark.dynamicAllocation.enabled": "false"}},
+        {"settings": {"spark.decommission.enabled": "true", "spark.shuffle.manager": "com.example.RemoteManager"}},
+    ],
+)
+def test_a_good_batch_application_has_no_finding(changes: dict[str, Any]) -> None:
+    assert examine(Facts(**{**BATCH, **changes})) == []
+
+
+def test_between_batch_jobs_the_cluster_alone_is_examined() -> None:
+    bare = Facts(**{**BATCH, "settings": {}, "active": False, "master_settings": {}, "worker_settings": {}})
+    subjects = {finding.subject for finding in examine(bare)}
+    assert {"application", "decommissioning (master)", "decommissioning (workers)"} <= subjects
+    assert not {"decommissioning (application)", "shuffle files", "workers without an executor"} & subjects
+
+
 def test_the_worst_comes_first() -> None:
     found = examine(Facts(settings={}, run=run(state=8, latest=None), master=master(1), executors=executors(1)))
     assert [finding.severity for finding in found] == sorted(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from autoscaler.clients.http import FRESH
+from autoscaler.clients.spark_work import IDLE_AFTER
 from autoscaler.engines.spark import Spark, SparkEngine
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.testing.contracts import LocalShared
@@ -90,6 +93,26 @@ async def test_a_worker_is_known_by_its_public_name_too(cluster: Cluster) -> Non
 async def test_a_task_counted_twice_does_not_raise_the_cost_of_a_worker(cluster: Cluster) -> None:
     cluster.executor("127.0.0.2", activeTasks=2)
     assert (await workers(cluster))[FIRST].cost == 2
+
+
+async def test_workers_with_shuffle_files_of_a_batch_application_go_last(cluster: Cluster) -> None:
+    cluster.executor("127.0.0.2", activeTasks=1, totalShuffleWrite=0)
+    cluster.executor("127.0.0.3", activeTasks=0)
+    found = await workers(cluster, batch=True)
+    assert found[SECOND].cost > 1000 * found[FIRST].cost
+    assert (await workers(cluster))[SECOND].cost == 1, "in a streaming query they are no matter"
+
+
+async def test_shuffle_files_of_what_ended_before_keep_no_worker(cluster: Cluster) -> None:
+    for path in ("jobs?status=running", "stages?status=active"):
+        cluster.spark.answers[f"{APP}/{path}"] = []
+    async with cluster.engine(batch=True) as engine:
+        await engine.describe()
+        assert all(worker.cost > 1000 for worker in await engine.workers()), "something may have run a moment ago"
+        assert engine._memory.quiet_since is not None
+        engine._memory = replace(engine._memory, quiet_since=engine._memory.quiet_since - IDLE_AFTER)
+        await asyncio.sleep(1.2 * FRESH)  # until the kept answers are asked for anew
+        assert [worker.cost for worker in await engine.workers()] == [2, 2]
 
 
 @pytest.mark.parametrize(("active", "listed"), [(True, True), (False, False)])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.clients.spark import parse_time
 from autoscaler.clients.spark_progress import Batch, Run
 from autoscaler.injob.report import trim, with_row_positions
 from autoscaler.ports import AnswerError

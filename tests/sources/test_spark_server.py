@@ -18,11 +18,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from autoscaler.clients.http import FRESH, JsonClient
+from autoscaler.clients.spark_work import Memory
 from autoscaler.core.model import EngineStatus, JobState, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.injob.report import trim
 from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.sources.spark import Spark, SparkQuery
+from autoscaler.sources.spark_batch import BatchMetric
 from autoscaler.sources.spark_metrics import Metric
 from autoscaler.testing import EngineContract, SourceContract
 
@@ -582,3 +585,149 @@ class TestEngineContract(EngineContract):
     @pytest.fixture
     def unreachable(self) -> SparkEngine:
         return SparkEngine(app="lab", report="http://127.0.0.1:1", master="http://127.0.0.1:1")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# batch jobs
+
+READINGS = {
+    BatchMetric.PENDING_TASKS: 4,
+    BatchMetric.RUNNING_TASKS: 0,
+    BatchMetric.REMAINING_TASK_TIME: 0,
+    BatchMetric.RUNNABLE_BYTES: 0,
+    BatchMetric.SHUFFLE_WORKERS: 2,
+}
+
+
+@pytest.fixture
+async def batch(rig: Rig) -> Rig:
+    rig.spark.answers["/v1/progress"] = rig.spark.report(queries=[])
+    return rig
+
+
+async def test_the_metrics_of_a_batch_application_are_read(batch: Rig) -> None:
+    found = {metric: await batch.collect(metric, batch=True) for metric in BatchMetric}
+    for metric, expected in READINGS.items():
+        assert found[metric].value == expected, metric
+        assert NOW - timedelta(seconds=1) < found[metric].at <= NOW, metric
+    submitted = datetime(2026, 11, 21, 2, 12, 16, 527000, tzinfo=UTC).timestamp()
+    assert found[BatchMetric.JOB_TIME].value == pytest.approx(
+        batch.spark.answers["/v1/progress"]["now"] - submitted, abs=0.5
+    )
+
+
+async def test_concurrent_reads_of_a_batch_application_send_one_request_each(batch: Rig) -> None:
+    async with Spark(**batch.parameters(batch=True)).connect(batch.shared) as source:
+        asked = (source.collect(SparkQuery(metric), NOW) for metric in BatchMetric)
+        readings, status = await asyncio.gather(asyncio.gather(*asked), batch.describe(batch=True))
+    assert len(readings) == len(BatchMetric)
+    assert status == EngineStatus(job=JobState.RUNNING, slots=2, parallelism=2)
+    assert sorted(batch.spark.asked) == sorted(
+        [
+            "/json/",
+            "/v1/progress",
+            *(f"{APP}/{path}" for path in ("allexecutors", "jobs?status=running", "stages?status=active")),
+        ]
+    )
+
+
+@pytest.mark.parametrize("state", [None, "FINISHED", "KILLED", "FAILED"])
+async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(batch: Rig, state: str) -> None:
+    master = batch.spark.answers["/json/"]
+    (known,) = master["activeapps"]
+    master["activeapps"] = []
+    master["completedapps"] = [] if state is None else [known | {"state": state}]
+    batch.spark.answers["/v1/progress"] = refusing(503)
+    for metric in BatchMetric:
+        assert (await batch.collect(metric, batch=True)).value == 0
+    assert await batch.describe(batch=True) == EngineStatus(job=JobState.IDLE)
+    async with SparkEngine(**batch.parameters(batch=True)).connect(batch.shared) as engine:
+        assert [worker.cost for worker in await engine.workers()] == [1, 1]
+        assert isinstance(engine, Doctor)
+        found = {finding.subject: finding for finding in await engine.diagnose()}
+    assert "not active" in found["application"].problem
+    assert "decommissioning (application)" not in found
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "WAITING"])
+async def test_an_active_application_runs_also_while_it_waits_for_workers(batch: Rig, state: str) -> None:
+    batch.spark.answers["/json/"]["activeapps"][0]["state"] = state
+    batch.spark.answers[f"{APP}/allexecutors"] = []
+    assert await batch.describe(batch=True) == EngineStatus(job=JobState.RUNNING, slots=0, parallelism=0)
+    assert (await batch.collect("pending_tasks", batch=True)).value == 4
+
+
+async def test_without_a_master_the_driver_alone_shows_that_it_runs(batch: Rig) -> None:
+    assert (await batch.describe(batch=True, master=None)).job is JobState.RUNNING
+    assert (await batch.collect("pending_tasks", batch=True, master=None)).value == 4
+    batch.forget()
+    batch.spark.answers["/v1/progress"] = refusing(503)
+    with pytest.raises(UnavailableError):
+        await batch.describe(batch=True, master=None)
+    with pytest.raises(UnavailableError):
+        await batch.collect("pending_tasks", batch=True, master=None)
+
+
+@pytest.mark.parametrize("path", ["/v1/progress", f"{APP}/jobs?status=running", f"{APP}/allexecutors", "/json/"])
+async def test_what_an_active_application_does_is_never_guessed(batch: Rig, path: str) -> None:
+    batch.spark.answers[path] = refusing(503)
+    with pytest.raises(UnavailableError):
+        await batch.collect("pending_tasks", batch=True)
+    with pytest.raises(UnavailableError):
+        await batch.describe(batch=True)
+
+
+async def test_a_master_on_standby_does_not_say_that_nothing_runs(batch: Rig) -> None:
+    batch.spark.answers["/json/"] |= {"status": "STANDBY", "activeapps": [], "workers": []}
+    with pytest.raises(AnswerError, match="the Master is STANDBY"):
+        await batch.collect("pending_tasks", batch=True)
+    with pytest.raises(AnswerError, match="the Master is STANDBY"):
+        await batch.describe(batch=True)
+
+
+async def test_the_report_of_a_former_batch_application_is_not_believed(batch: Rig) -> None:
+    batch.spark.answers["/json/"]["activeapps"][0]["id"] = "app-new"
+    with pytest.raises(AnswerError, match="the driver was restarted"):
+        await batch.collect("pending_tasks", batch=True)
+
+
+async def test_the_files_of_an_application_that_ended_are_not_those_of_the_next_one(batch: Rig) -> None:
+    master = batch.spark.answers["/json/"]
+    async with Spark(**batch.parameters(batch=True)).connect(batch.shared) as source:
+        assert (await source.collect(SparkQuery("shuffle_workers"), NOW)).value == 2
+        apps, master["activeapps"] = master["activeapps"], []
+        batch.forget()
+        assert (await source.collect(SparkQuery("shuffle_workers"), NOW)).value == 0
+        assert source._memory == Memory()
+        master["activeapps"] = apps
+        batch.forget()
+        assert (await source.collect(SparkQuery("shuffle_workers"), NOW)).value == 2
+
+
+async def test_the_doctor_examines_a_batch_application(batch: Rig) -> None:
+    async with SparkEngine(**batch.parameters(batch=True)).connect(batch.shared) as engine:
+        assert isinstance(engine, Doctor)
+        subjects = {finding.subject for finding in await engine.diagnose()}
+    assert {"decommissioning (application)", "shuffle files"} <= subjects
+    assert not {"spark.locality.wait", "lag", "tasks of a batch", "application"} & subjects
+
+
+@pytest.mark.parametrize(
+    ("batch", "metric", "message"),
+    [
+        (True, "lag", "lag is of streaming queries, and the source has batch: true; use pending_tasks, "),
+        (False, "job_time", "job_time is of batch applications; give the source batch: true"),
+    ],
+)
+def test_a_metric_of_the_other_kind_is_refused(batch: bool, metric: str, message: str) -> None:
+    source = Spark(app="lab", report="http://h:1", batch=batch)
+    with pytest.raises(ParameterError, match=message) as refused:
+        source.check_query(SparkQuery(metric))
+    assert refused.value.name == "metric"
+    for fits in BatchMetric if batch else Metric:
+        source.check_query(SparkQuery(fits))
+
+
+def test_a_batch_application_has_no_streaming_query() -> None:
+    with pytest.raises(ParameterError, match="names a streaming query"):
+        Spark(app="lab", report="http://h:1", batch=True, query="q1")
