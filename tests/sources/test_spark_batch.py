@@ -131,11 +131,11 @@ def test_tasks_that_are_counted_twice_leave_no_more_to_do() -> None:
 
 
 def test_before_a_task_has_finished_they_take_as_long_as_the_first_has_run() -> None:
-    started = {"firstTaskLaunchedTime": "2026-11-21T02:12:13.000GMT"}
+    started: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:13.000GMT"}
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **started))) == pytest.approx((3 + 1) * 7.0)
-    later = {"firstTaskLaunchedTime": "2026-11-21T02:12:25.000GMT"}
+    later: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:25.000GMT"}
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **later))) == 0, "another clock's time is none"
-    odd = {"firstTaskLaunchedTime": "soon"}
+    odd: dict[str, Any] = {"firstTaskLaunchedTime": "soon"}
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **odd))) == 0
 
 

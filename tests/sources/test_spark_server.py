@@ -632,7 +632,9 @@ async def test_concurrent_reads_of_a_batch_application_send_one_request_each(bat
 
 
 @pytest.mark.parametrize("state", [None, "FINISHED", "KILLED", "FAILED"])
-async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(batch: Rig, state: str) -> None:
+async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(
+    batch: Rig, state: str | None
+) -> None:
     master = batch.spark.answers["/json/"]
     (known,) = master["activeapps"]
     master["activeapps"] = []
@@ -731,3 +733,27 @@ def test_a_metric_of_the_other_kind_is_refused(batch: bool, metric: str, message
 def test_a_batch_application_has_no_streaming_query() -> None:
     with pytest.raises(ParameterError, match="names a streaming query"):
         Spark(app="lab", report="http://h:1", batch=True, query="q1")
+
+
+class TestBatchSourceContract(SourceContract):
+    @pytest.fixture
+    def plugin(self, batch: Rig) -> Spark:
+        return Spark(**batch.parameters(batch=True))
+
+    @pytest.fixture
+    def query(self) -> SparkQuery:
+        return SparkQuery("pending_tasks")
+
+    @pytest.fixture
+    def unreachable(self) -> Spark:
+        return Spark(app="lab", report="http://127.0.0.1:1", master="http://127.0.0.1:1", batch=True)
+
+
+class TestBatchEngineContract(EngineContract):
+    @pytest.fixture
+    def plugin(self, batch: Rig) -> SparkEngine:
+        return SparkEngine(**batch.parameters(batch=True))
+
+    @pytest.fixture
+    def unreachable(self) -> SparkEngine:
+        return SparkEngine(app="lab", report="http://127.0.0.1:1", master="http://127.0.0.1:1", batch=True)
