@@ -55,7 +55,7 @@ class Variant:
         return self.least == self.most
 
 
-def elastic(most: int, sources: int, least: int = 0) -> Variant:
+def autoscaled(most: int, sources: int, least: int = 0) -> Variant:
     """The daemon sizes the cluster, and the stages have as many tasks as their data is worth."""
     return Variant(name="autoscaler", least=least, most=most, sources=sources, conf=GIVING_BACK)
 

@@ -50,8 +50,8 @@ clusters:
       main:
         type: batch
         waiting_price: 4        # a second of the job's time is worth as much as four workers for a second
-        start_up: 10s           # how long a worker takes until its first task: until it was measured
-        idle_time: 6s           # slots that were useless for so long are given back; the default is 30s here
+        start_up: 10s           # how long a worker takes until its first task, until that was measured; workers are
+                                # given back when their slots were useless for as long
     settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m}}
     max_age: 30s
     lookback: 3m

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.demo.environment import get
+from autoscaler.demo.spark_batch.tables import SCHEMAS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +121,8 @@ class Job:
         """Time in the driver alone. Returns the sum of the report."""
         self._now("read the report in the driver")
         total = 0
-        for row in self._spark.read.parquet(f"{self._settings.output}/report").collect():
+        report = self._spark.read.schema(SCHEMAS["lineitem"]).parquet(f"{self._settings.output}/report")
+        for row in report.collect():
             time.sleep(READ_COST)
             total += row.l_cents
         return total
@@ -147,7 +149,7 @@ class Job:
         Path(self._settings.phase).write_text(phase)
 
     def _table(self, name: str) -> DataFrame:
-        return self._spark.read.parquet(f"{self._settings.tables}/{name}")
+        return self._spark.read.schema(SCHEMAS[name]).parquet(f"{self._settings.tables}/{name}")
 
     def _called(self, rows: DataFrame, cost: float) -> DataFrame:
         return rows.mapInArrow(call_service(cost), rows.schema)

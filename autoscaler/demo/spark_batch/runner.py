@@ -16,7 +16,7 @@ from rich.text import Text
 
 from autoscaler.demo.environment import require
 from autoscaler.demo.live_view import LiveView, live_view
-from autoscaler.demo.spark_batch.cluster import BatchCluster, Moment, Variant, defaults, describe, elastic
+from autoscaler.demo.spark_batch.cluster import BatchCluster, Moment, Variant, autoscaled, defaults, describe
 from autoscaler.demo.spark_batch.config import WORKERS
 from autoscaler.demo.spark_batch.job import VOLUME
 from autoscaler.demo.spark_batch.result import BatchRun, summary
@@ -55,7 +55,7 @@ class BatchRunner:
         self._print(f"tables: {60_000 * self._scale / SCALE:.0f} orders, 30 % of them of one customer")
         self._print("a row costs time by a call to a service (a sleep), not CPU: two cores can show four workers so")
         write_tables(tables, self._scale)
-        adaptive, fixed = elastic(WORKERS, files(self._scale)), defaults(WORKERS)
+        adaptive, fixed = autoscaled(WORKERS, files(self._scale)), defaults(WORKERS)
         under = self._run(adaptive, tables, "the autoscaler, policy batch, from no worker on")
         beside = self._run(fixed, tables, f"Spark's defaults on {WORKERS} workers")
         options = batch_options(self._scale)

@@ -23,6 +23,13 @@ PAYLOAD = 512
 
 MAX_FILES = 64
 
+SCHEMAS = {
+    "customer": "c_custkey long, c_nationkey long, c_comment binary",
+    "orders": "o_orderkey long, o_custkey long, o_cents long, o_comment binary",
+    "lineitem": "l_orderkey long, l_linenumber long, l_cents long",
+}
+"""Columns of each table as Spark writes them, so that it need not read them from the files."""
+
 
 def files(scale: float) -> int:
     """How many files orders and lineitem have each: so many tasks can read them."""
