@@ -9,6 +9,7 @@ import pytest
 from autoscaler.core.model import Policy
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.rules.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.batch import Batch
 from autoscaler_policies.rules.target_tracking import Mode, TargetTracking
 from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 
@@ -53,6 +54,19 @@ class TestBacklogDrain(PolicyContract):
             BacklogDrain(lag="utilization", arrivals="saturation", down_backlog_time=timedelta(0)),
         ],
         ids=["defaults", "hasty", "other-metrics"],
+    )
+    def policy(self, request: pytest.FixtureRequest) -> Policy:
+        return request.param  # type: ignore[no-any-return]
+
+
+class TestBatch(PolicyContract):
+    @pytest.fixture(
+        params=[
+            Batch(),
+            Batch(waiting_price=0.0, deadline=timedelta(minutes=1), start_up=timedelta(0)),
+            Batch(pending="lag", running="utilization", remaining="arrivals", idle_time=timedelta(seconds=1)),
+        ],
+        ids=["defaults", "deadline", "other-metrics"],
     )
     def policy(self, request: pytest.FixtureRequest) -> Policy:
         return request.param  # type: ignore[no-any-return]

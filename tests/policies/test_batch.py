@@ -70,8 +70,8 @@ def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[O
 @pytest.mark.parametrize(
     ("policy", "pending", "running", "mean", "current", "expected"),
     [
-        # 64 tasks of 10 s on 4: 160 s for 8 x 160. In 30 s three waves are done, 52 left: 13 take 30 + 40 s, 18 take 60
-        (Batch(), 60, 4, 10.0, 4, 8),
+        # 64 tasks of 10 s on 4: 160 s. In 30 s three waves are done, 52 left: 9 take 30 + 60 s
+        (Batch(), 60, 4, 10.0, 4, 9),
         (Batch(waiting_price=50.0), 60, 4, 10.0, 4, 26),
         (Batch(waiting_price=1e9), 60, 4, 10.0, 4, 52),
         (Batch(waiting_price=0.01), 60, 4, 10.0, 4, 4),
@@ -99,7 +99,7 @@ def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[O
         (Batch(), 64, 0, 0.0, 0, 1),
         # absurd readings
         (Batch(), 0.2, 0.0, 1e308, 0, 1),
-        (Batch(), 1e308, 1e308, 1.0, 4, 4),
+        (Batch(), 1e308, 1e308, 1.0, 4, 1000),
         (Batch(waiting_price=1e9), 1e10, 0, 1e5, 4, 1000),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_start_up_that_was_learned_counts(view: Make) -> None:
         (0.0, 170.0, 130.0, 52, "40 s before the deadline"),
         (0.0, 170.0, 131.0, 52, "the soonest: the deadline in 39 s cannot be met; 4 in 160 s"),
         (0.0, 170.0, 171.0, 52, "the soonest: the deadline has passed; 4 in 160 s"),
-        (4.0, 600.0, 0.0, 8, "8 replicas finish in 100 s"),  # the price asks for more than the deadline
+        (4.0, 600.0, 0.0, 9, "9 replicas finish in 90 s"),  # the price asks for more than the deadline
     ],
 )
 def test_meets_the_deadline_at_the_least_cost_or_is_as_soon_as_can_be(
@@ -189,7 +189,7 @@ def test_gives_back_what_was_of_no_use_for_the_idle_time(
     metrics = stage(now[1], now[2], now[2] * 5.0, shuffle)
     answer = Batch().evaluate(view(metrics, current=8, minimum=0, past=watched(*past)))
     assert answer.replicas == expected
-    assert answer.detail.endswith(words)
+    assert words in answer.detail
 
 
 def test_readings_of_the_past_that_were_missing_or_old_are_no_zeros(view: Make) -> None:
@@ -238,9 +238,7 @@ def test_the_idle_time_is_that_of_a_start_up_unless_it_is_given(
     for longest, expected in ((idle, 1), (idle - 1, 8)):
         times = sorted({*range(0, int(longest), 15), longest}, reverse=True)
         past = watched(*((age, 0, 1) for age in times))
-        assert Batch.evaluate(policy, view(tasks(0, 1, 5.0), current=8, learned_up=learned, past=past)).replicas == (
-            expected
-        )
+        assert policy.evaluate(view(tasks(0, 1, 5.0), current=8, learned_up=learned, past=past)).replicas == expected
     assert policy.lookback >= seconds(idle)
 
 
@@ -267,7 +265,7 @@ def test_explains_what_it_computed(view: Make) -> None:
         return Batch().evaluate(view(tasks(pending, running, 10.0), current=current, minimum=0, maximum=20)).detail
 
     assert detail(60, 4, 4) == (
-        "64 tasks (60 wait), 620 s of work; 8 replicas finish in 100 s for 800 worker-seconds; 4 in 160 s"
+        "64 tasks (60 wait), 620 s of work; 9 replicas finish in 90 s for 810 worker-seconds; 4 in 160 s"
     )
     assert detail(8, 4, 4) == ("12 tasks (8 wait), 100 s of work; 4 replicas finish in 30 s for 120 worker-seconds")
     assert detail(1, 0, 0) == "1 task (1 wait), 10 s of work; 1 replica finishes in 40 s for 40 worker-seconds"
@@ -480,7 +478,7 @@ def test_a_daemon_that_has_just_started_does_not_lower_the_size() -> None:
 def test_workers_with_shuffle_files_stay_until_the_files_are_read() -> None:
     cluster = Cluster(POLICY, desired=8)
     assert steps(cluster.sizes(tasks(0, 1, 20.0, shuffle=6.0), 12)) == [8, 6]
-    assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [6, 0] or cluster.desired == 0
+    assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [6, 0]
 
 
 def test_the_minimum_is_kept_between_jobs() -> None:
