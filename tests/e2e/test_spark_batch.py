@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
             "master": f"http://127.0.0.1:{cluster.ui}",
             "worker_conf": (DECOMMISSION, "spark.worker.timeout=10"),
             "batch": True,
+            "timeout": timedelta(seconds=30),  # the first answers of a driver take long on a busy machine
         }
         async with (
             shared.stack,
@@ -82,11 +85,15 @@ async def test_the_readings_of_a_batch_job_rise_and_fall_to_0_with_it(daemon: Da
     assert waiting["running_tasks"] == waiting["remaining_task_time"] == waiting["shuffle_workers"] == 0
 
     cluster.start_worker(1)
+    begin = time.monotonic()
     ran = await daemon.until(PATIENCE, readings, lambda seen: 0 < seen["pending_tasks"] <= TASKS - 3)
     assert ran["running_tasks"] <= 1
     left = ran["pending_tasks"] + ran["running_tasks"] / 2
-    # The first task also starts Python, which takes some seconds on a busy machine.
-    assert COST <= ran["remaining_task_time"] / left <= 20 * COST
+    # The first task also starts Python, which may take long on a busy machine; all of them have run on one slot.
+    finished = TASKS - ran["pending_tasks"] - ran["running_tasks"]
+    mean = ran["remaining_task_time"] / left
+    assert mean >= COST
+    assert mean * (finished - 1) <= time.monotonic() - begin
 
     # Only the second stage reads anything.
     second = await daemon.until(PATIENCE, readings, lambda seen: seen["runnable_bytes"] > 0)
