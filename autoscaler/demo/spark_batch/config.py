@@ -24,6 +24,7 @@ sources:
     master: http://127.0.0.1:{master_ui}
     driver: http://127.0.0.1:{driver_ui}
     batch: true
+    timeout: 6s                 # the first answer of a driver that is starting is slow
 clusters:
   {cluster}:
     interval: 1s
