@@ -29,7 +29,7 @@ WORKER_TIMEOUT = 60  # seconds
 
 POLL_INTERVAL = 0.5
 START_TIMEOUT = 120.0
-END_TIMEOUT = 90.0  # seconds after the job within which its workers are to be given back
+END_TIMEOUT = 180.0  # seconds after the job within which its workers are to be given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

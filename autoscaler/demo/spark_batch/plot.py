@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -23,60 +24,56 @@ def draw(elastic: BatchRun, fixed: BatchRun, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    figure, columns = timelines((2.2, 1, 2.2), columns=2)
+    figure, columns = timelines((1.4, 1, 1.2, 2.2), columns=2)
     titles = ("the autoscaler, policy batch", "Spark's defaults, fixed size")
     for place, (run, title) in enumerate(zip((elastic, fixed), titles, strict=True)):
-        tasks, workers, stages = columns[:, place]
+        tasks, pending, workers, stages = columns[:, place]
         tasks.set_title(
             f"{title}: {run.worker_seconds:.0f} worker-seconds in {run.time:.0f} s", fontsize=11, pad=24, loc="left"
         )
-        _draw_tasks(run, tasks)
+        _draw_tasks(run, tasks, pending)
         _draw_workers(run, workers)
         _draw_stages(run, stages)
         stages.set_xlabel("seconds since the job began")
-    for axes, label in zip(columns[:, 0], ("tasks", "workers", "stages: tasks"), strict=True):
-        axes.set_ylabel(label)
+    names = ("tasks", "tasks", "workers", "stage: its tasks, what it is of")
+    for axes, name in zip(columns[:, 0], names, strict=True):
+        axes.set_ylabel(name)
     columns[0, 0].set_xlim(0, 1.02 * max(elastic.time, fixed.time))
-    for row in columns[:2]:
+    for row in columns[:3]:
         top = max(axes.get_ylim()[1] for axes in row)
         for axes in row:
             axes.set_ylim(0, top)
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    save(figure, path, "The same batch job twice: a row costs time by a call to a service (a sleep), not CPU")
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    title = "The same batch job twice; stages that read shuffles are blue. A row costs a call to a service, and no CPU"
+    save(figure, path, title)
 
 
-def _draw_tasks(run: BatchRun, axes: Any) -> None:  # noqa: ANN401 - matplotlib has no types
+def _draw_tasks(run: BatchRun, running: Any, pending: Any) -> None:  # noqa: ANN401 - matplotlib has no types
     submitted = [stage for stage in run.application.stages if stage.submitted is not None]
-    running = [(*times, 1) for stage in submitted for times in stage.task_times]
+    slots = [(each.added, each.removed, each.slots) for each in run.application.executors]
+    at, have = levels(slots, run.began, run.ended)
+    times, count = levels([(*span, 1) for stage in submitted for span in stage.task_times], run.began, run.ended)
+    # A slot takes its next task some milliseconds before the driver hears of the end of the last one.
+    limits = [have[bisect_right(at, time) - 1] for time in times]
+    filled_steps(running, times, [min(pair) for pair in zip(count, limits, strict=True)], BLUE, "running tasks")
+    running.step(at, have, where="post", color=BLACK, linewidth=1.3, linestyle="--", label="slots")
+    legend(running)
     # A task waits from the start of its stage to its own.
     waiting = [(stage.submitted or 0.0, began, 1) for stage in submitted for began, _ in stage.task_times]
-    slots = [(each.added, each.removed, each.slots) for each in run.application.executors]
-    filled_steps(axes, *levels(waiting, run.began, run.ended), GREY, "pending tasks")
-    filled_steps(axes, *levels(running, run.began, run.ended), BLUE, "running tasks")
-    at, have = levels(slots, run.began, run.ended)
-    axes.step(at, have, where="post", color=BLACK, linewidth=1.3, linestyle="--", label="slots")
-    legend(axes)
+    filled_steps(pending, *levels(waiting, run.began, run.ended), GREY, "pending tasks")
+    legend(pending)
 
 
 def _draw_workers(run: BatchRun, axes: Any) -> None:  # noqa: ANN401
     spans = [(at, None, count - before) for (at, count), before in zip(run.workers, _before(run), strict=True)]
     filled_steps(axes, *levels(spans, run.began, run.ended), GREEN, "worker processes")
-    executors = [(each.added, each.removed, 1) for each in run.application.executors]
-    at, have = levels(executors, run.began, run.ended)
-    axes.step(at, have, where="post", color=BLACK, linewidth=1.3, linestyle="--", label="executors")
+    axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the requests
     for rescale in run.rescales:
         if 0 <= rescale.at <= run.time:
             color = ORANGE if rescale.to > rescale.before else PURPLE
             axes.axvline(rescale.at, color=color, linewidth=1.1, linestyle=":")
-            axes.annotate(
-                f"{rescale.before}→{rescale.to}",
-                (rescale.at, 1.0),
-                xycoords=("data", "axes fraction"),
-                color=color,
-                fontsize=8,
-                fontweight="bold",
-                va="top",
-            )
+            text, place = f" {rescale.before}→{rescale.to}", {"xycoords": ("data", "axes fraction"), "va": "top"}
+            axes.annotate(text, (rescale.at, 1.0), color=color, fontsize=8, fontweight="bold", **place)
     legend(axes)
 
 
