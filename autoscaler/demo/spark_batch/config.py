@@ -24,11 +24,11 @@ sources:
     master: http://127.0.0.1:{master_ui}
     driver: http://127.0.0.1:{driver_ui}
     batch: true
-    timeout: 6s                 # the first answer of a driver that is starting is slow
+    timeout: 4s                 # the first answer of a driver that is starting is slow
 clusters:
   {cluster}:
-    interval: 1s
-    timeout: 950ms
+    interval: 2s
+    timeout: 1900ms
     target:                     # what is scaled: workers of one core each on this machine
       type: local
       kind: spark-worker
