@@ -105,7 +105,7 @@ def _fresh_bytes(work: Work, memory: Memory) -> float:
     theirs = sum(
         load.stage.shuffle_bytes / load.stage.finished * load.unfinished for load in loads(work) if load.stage.finished
     )
-    return max(0.0, unread(memory, work) - theirs)
+    return float(max(0, unread(memory, work) - theirs))
 
 
 def _bytes_per_fresh_task(work: Work, memory: Memory) -> float:

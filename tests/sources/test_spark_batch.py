@@ -306,6 +306,7 @@ def test_no_reading_is_ever_negative_or_not_finite(polls: list[tuple[float, Work
         memory = observe(memory, done, at)
         for metric, of in BATCH_METRICS.items():
             found = of(done, memory)
+            assert isinstance(found, float), metric
             assert math.isfinite(found), metric
             assert found >= 0, metric
             if not done.stages and not done.jobs and metric is not BatchMetric.SHUFFLE_WORKERS:
