@@ -13,7 +13,10 @@ from tests.docs.blocks import Block, blocks
 YAML = tuple(blocks("yaml", "yml"))
 WHOLE = tuple(block for block in YAML if re.search(r"^clusters:", block.text, re.MULTILINE))
 POLICIES = tuple(block for block in YAML if block.text.startswith("policies:"))
-METRICS = ("cpu", "lag", "arrivals", "throughput", "utilization", "requests")
+METRICS = (
+    *("cpu", "lag", "arrivals", "throughput", "utilization", "requests"),
+    *("pending_tasks", "running_tasks", "remaining_task_time", "shuffle_workers", "job_time"),
+)
 
 
 def loads(text: str, directory: Path) -> bool:

@@ -478,7 +478,8 @@ def test_a_daemon_that_has_just_started_does_not_lower_the_size() -> None:
 def test_workers_with_shuffle_files_stay_until_the_files_are_read() -> None:
     cluster = Cluster(POLICY, desired=8)
     assert steps(cluster.sizes(tasks(0, 1, 20.0, shuffle=6.0), 12)) == [8, 6]
-    assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [6, 0]
+    # then at once down to what was of use, and to none when that has been of none
+    assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [1, 0]
 
 
 def test_the_minimum_is_kept_between_jobs() -> None:
