@@ -177,7 +177,6 @@ def test_a_good_run_is_a_success_and_is_described() -> None:
         ({"failed_tasks": 1}, "1 tasks failed"),
         ({"total": 13}, "not written the same"),
         ({"rows": {"scores": [(1, 3)]}}, "not written the same"),
-        ({"workers": [(START, 4)]}, "it saved nothing: 240 worker-seconds, and 200"),
         (
             {"application": replace(good().application, stages=(stage(3, 1, 2, 1, attempt=1),))},
             "computed again under the autoscaler: 3.1",

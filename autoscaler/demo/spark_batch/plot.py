@@ -67,13 +67,15 @@ def _draw_tasks(run: BatchRun, running: Any, pending: Any) -> None:  # noqa: ANN
 def _draw_workers(run: BatchRun, axes: Any) -> None:  # noqa: ANN401
     spans = [(at, None, count - before) for (at, count), before in zip(run.workers, _before(run), strict=True)]
     filled_steps(axes, *levels(spans, run.began, run.ended), GREEN, "worker processes")
-    axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the requests
-    for rescale in run.rescales:
-        if 0 <= rescale.at <= run.time:
-            color = ORANGE if rescale.to > rescale.before else PURPLE
-            axes.axvline(rescale.at, color=color, linewidth=1.1, linestyle=":")
-            text, place = f" {rescale.before}→{rescale.to}", {"xycoords": ("data", "axes fraction"), "va": "top"}
-            axes.annotate(text, (rescale.at, 1.0), color=color, fontsize=8, fontweight="bold", **place)
+    axes.set_ylim(top=1.8 * axes.get_ylim()[1])  # room for the requests
+    shown = [rescale for rescale in run.rescales if 0 <= rescale.at <= run.time]
+    for number, rescale in enumerate(shown):
+        color = ORANGE if rescale.to > rescale.before else PURPLE
+        axes.axvline(rescale.at, color=color, linewidth=1.1, linestyle=":")
+        # Requests that follow soon are not written over each other.
+        text, height = f" {rescale.before}→{rescale.to}", 1.0 - 0.15 * (number % 3)
+        place = {"xycoords": ("data", "axes fraction"), "va": "top"}
+        axes.annotate(text, (rescale.at, height), color=color, fontsize=8, fontweight="bold", **place)
     legend(axes)
 
 

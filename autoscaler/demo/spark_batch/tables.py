@@ -32,8 +32,13 @@ SCHEMAS = {
 
 
 def files(scale: float) -> int:
-    """How many files orders and lineitem have each: so many tasks can read them."""
+    """How many files lineitem has: so many tasks can read it."""
     return max(1, min(MAX_FILES, round(8 * scale)))
+
+
+def order_files(scale: float) -> int:
+    """How many files orders has. A skewed partition is split into so many parts at most, as many tasks wrote it."""
+    return -(-files(scale) // 4)
 
 
 def write_tables(directory: Path, scale: float) -> None:
@@ -59,7 +64,7 @@ def write_tables(directory: Path, scale: float) -> None:
             pq.write_table(_table(columns(numbers)), place / f"{part:03}.parquet")
 
     write("customer", customers, 1, lambda numbers: _customer(numbers, chance))
-    write("orders", orders, files(scale), lambda numbers: _orders(numbers, customers, chance))
+    write("orders", orders, order_files(scale), lambda numbers: _orders(numbers, customers, chance))
     write("lineitem", LINES * orders, files(scale), _lineitem)
 
 
