@@ -40,6 +40,20 @@ def timeline(height_ratios: Sequence[float]) -> tuple[Any, Any]:
     return figure, axes
 
 
+def timelines(height_ratios: Sequence[float], columns: int) -> tuple[Any, Any]:
+    """A figure with as many timelines beside each other, all with the same time axis; panels by row and column."""
+    figure, axes = plt.subplots(
+        len(height_ratios),
+        columns,
+        figsize=(8 * columns, 8.5),
+        sharex=True,
+        height_ratios=height_ratios,
+        layout="constrained",
+    )
+    grid(axes.flat)
+    return figure, axes
+
+
 def legend(axes: Any, columns: int = 3) -> None:
     """A legend above the panel."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=columns, fontsize=9)

@@ -1,4 +1,4 @@
-"""`autoscaler demo`: a real cluster and a real streaming job on this machine, scaled by the real daemon."""
+"""`autoscaler demo`: a real cluster and a real job on this machine, scaled by the real daemon."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start a Spark or Flink cluster and a streaming job on this machine, put it under a changing load, and let "
         "the autoscaler scale its workers. Succeeds only if it scaled up, drained the backlog, scaled down, and every "
-        "record arrived exactly once."
+        "record arrived exactly once. With --engine spark-batch the job is a batch job, which runs a second time with "
+        "Spark's defaults on a cluster of fixed size."
     )
     parser.add_argument(
         "--engine",
-        choices=("spark", "flink"),
+        choices=("spark", "flink", "spark-batch"),
         default="spark",
-        help="the engine of the job (default: spark); flink needs a Java compiler and the extra flink-test",
+        help="the engine of the job (default: spark); flink needs a Java compiler and the extra flink-test; "
+        "spark-batch has no --load and no --duration",
     )
     parser.add_argument(
         "--duration",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autoscaler.demo.config import Parts
+from autoscaler.demo.config import Parts, api
 from autoscaler.demo.processes import DemoError, Processes
 from autoscaler.demo.sink import Arrival
 from autoscaler.injob.reactive.snapshot import Step
@@ -30,6 +30,9 @@ JOB = "autoscaler-demo"
 
 STOP_TIMEOUT = 60.0
 """Seconds in which a job stops."""
+
+FINAL_TIMEOUT = 60.0
+"""Seconds for the requests at the end, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +144,16 @@ def get(address: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of an
             return json.load(answer)
     except (urllib.error.URLError, OSError, ValueError):
         return None
+
+
+def rescales(processes: Processes, listen: int) -> list[Mapping[str, Any]]:
+    """The daemon's decisions that changed the size, oldest first, as its HTTP endpoint shows them.
+
+    Raises:
+        DemoError: it does not answer.
+    """
+    answer = get(api(listen) + "/decisions?limit=2000", seconds=FINAL_TIMEOUT)
+    if answer is None:
+        raise DemoError(processes.with_log("daemon", "the daemon does not return its decisions"))
+    decisions = [entry["decision"] for entry in reversed(answer["decisions"])]
+    return [decision for decision in decisions if decision["desired"] != decision["current"]]

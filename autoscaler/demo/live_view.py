@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,16 +55,20 @@ class LiveView:
 
     def update(self, status: Status) -> None:
         """LiveView a status."""
+        self.show(line(status), table(status), status.events)
+
+    def show(self, text: str, whole: RenderableType, events: Sequence[str]) -> None:
+        """Show a status: as a whole on a terminal, else the new events, and every few seconds a line of text."""
         if self._live is not None:
-            self._live.update(table(status))
+            self._live.update(whole)
             return
-        new = status.events[self._printed :]
-        self._printed = len(status.events)
+        new = events[self._printed :]
+        self._printed = len(events)
         for event in new:
             self._console.print(event, highlight=False, markup=False, soft_wrap=True)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_INTERVAL
-            self._console.print(line(status), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autoscaler.ports import AutoscalerError, EdgeError
@@ -137,6 +137,17 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """The clean-up takes seconds: a second Ctrl-C would leave processes behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port() -> int:

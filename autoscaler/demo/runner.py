@@ -20,15 +20,16 @@ from rich.console import Console
 
 from autoscaler import config
 from autoscaler.demo.config import CLUSTER, api, configuration
-from autoscaler.demo.environment import PARTITIONS, Environment, get, require
+from autoscaler.demo.environment import FINAL_TIMEOUT, PARTITIONS, Environment, get, require, rescales
 from autoscaler.demo.flink.environment import FlinkEnvironment
 from autoscaler.demo.live_view import LiveView, Status, live_view
 from autoscaler.demo.load import Load, read_load, split, start_clock, stretch, surge
-from autoscaler.demo.processes import DemoError, Processes, free_port
+from autoscaler.demo.processes import DemoError, Processes, free_port, uninterrupted
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.simulation import describe_simulation, simulate_beside
 from autoscaler.demo.sink import account
 from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
+from autoscaler.demo.spark_batch.runner import BatchRunner
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.local.pool import request_size
@@ -37,11 +38,11 @@ ENVIRONMENTS: dict[str, Callable[[Processes, Path], Environment]] = {
     "spark": SparkEnvironment,
     "flink": FlinkEnvironment,
 }
+BATCH_ENGINE = "spark-batch"
 START_TIMEOUT = 240.0
 END_TIMEOUT = 180.0
 POLL_INTERVAL = 1.0
 STALE = 3.0  # seconds: a reported lag may be this old
-FINAL_TIMEOUT = 60.0  # seconds for the requests at the end, on a busy machine
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
         return USAGE
     try:
         with _interruptible():
-            result = Runner(console, load, output, options).run()
+            if options.engine == BATCH_ENGINE:
+                result = BatchRunner(console, output, options).run()
+            else:
+                result = Runner(console, load, output, options).run()
     except KeyboardInterrupt:
         console.print("interrupted; all processes were stopped", markup=False)
         return INTERRUPTED
@@ -70,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> Load:
+    if options.engine == BATCH_ENGINE and (given := [name for name in ("load", "duration") if getattr(options, name)]):
+        raise ValueError(f"--{given[0]} is for streaming jobs: leave it out with --engine {BATCH_ENGINE}")
     if options.load is not None:
         return read_load(options.load, options.duration)
     load = surge()
@@ -96,17 +102,6 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """The clean-up takes seconds: a second Ctrl-C would leave processes behind."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass
@@ -141,7 +136,7 @@ class Runner:
         try:
             run = self._execute()
         finally:
-            with _uninterrupted():
+            with uninterrupted():
                 self._print("stopping all processes ...")
                 self._processes.clear()
         result = {**summary(run), "simulated": self._simulated(run)}
@@ -279,14 +274,10 @@ class Runner:
 
     def _rescales(self) -> list[Rescale]:
         """The rescales that the daemon requested since the load began, by its decisions."""
-        answer = get(api(self._listen) + "/decisions?limit=2000", seconds=FINAL_TIMEOUT)
-        if answer is None:
-            raise DemoError(self._processes.with_log("daemon", "the daemon does not return its decisions"))
         found: list[Rescale] = []
-        for entry in reversed(answer["decisions"]):
-            decision = entry["decision"]
+        for decision in rescales(self._processes, self._listen):
             at = datetime.fromisoformat(decision["at"]).timestamp() - self._start
-            if decision["desired"] != decision["current"] and at >= 0:
+            if at >= 0:
                 found.append(Rescale(at, decision["current"], decision["desired"], decision["reason"]))
         return found
 

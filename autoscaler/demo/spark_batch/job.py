@@ -1,0 +1,214 @@
+"""The batch job of the demo: an ordinary PySpark application, in its own process.
+
+    python -m autoscaler.demo.spark_batch.job SETTINGS.json
+
+It reads the tables, calls a slow service for each row (it sleeps: rows cost time and no CPU), and writes Parquet files.
+The autoscaler needs one line of it: `report(spark, ...)`. With `adaptive_batch` its stages have as many tasks as their
+data is worth.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.demo.environment import get
+from autoscaler.demo.spark_batch.tables import SCHEMAS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+PRICE_COST = 0.0006
+"""Seconds to price a line."""
+REPORT_COST = 0.010
+"""Seconds to write a row of the report, of which there is one for 100 lines; one task writes them all."""
+READ_COST = 0.008
+"""Seconds in which the driver reads a row of it."""
+SCORE_COST = 0.0024
+"""Seconds to score an order with its customer."""
+STATEMENT_COST = 0.0016
+"""Seconds of an order in its customer's statement, which one task makes."""
+
+VOLUME = "1m"
+"""What a task should read of shuffles. The tables are small, so this is: by default it is 64 MB."""
+
+GIVING_BACK: Mapping[str, str] = {
+    "spark.decommission.enabled": "true",
+    # Shuffle files move to other workers, so that nothing is computed again.
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.shuffleBlocks.enabled": "true",
+    # A worker waits so long before it looks whether all have moved: 30 s by default.
+    "spark.storage.decommission.replicationReattemptInterval": "1s",
+    # New workers get tasks at once.
+    "spark.locality.wait": "0s",
+}
+"""Spark's settings with which workers can come and go under a batch job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the job.
+
+    Attributes:
+        name: the application's name.
+        master: address of the Spark Master.
+        ui_port: port of the driver's web UI.
+        report_port: port of the report.
+        tables: directory of the tables.
+        output: directory for what it writes.
+        scratch: directory for Spark's temporary files.
+        event_log: directory for the event log.
+        phase: file for what it does now, in a few words.
+        result: file that is made at the end.
+        sources: tasks of a stage that reads a large table; None: the number of tasks is left to Spark's defaults.
+        conf: settings of Spark.
+        executor_memory: memory of an executor's JVM.
+        java_options: options of the driver's and the executors' JVMs.
+    """
+
+    name: str
+    master: str
+    ui_port: int
+    report_port: int
+    tables: str
+    output: str
+    scratch: str
+    event_log: str
+    phase: str
+    result: str
+    sources: int | None
+    conf: Mapping[str, str]
+    executor_memory: str
+    java_options: str
+
+    def write(self, path: Path) -> None:
+        """Write them to a file."""
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+
+def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
+    """Make the function that processes rows: each costs `cost` seconds of waiting."""
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(cost * batch.num_rows)
+            yield batch
+
+    return call
+
+
+class Job:
+    """The queries of the job, one after the other."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark = spark
+        self._settings = settings
+
+    def price(self) -> None:
+        """A wide stage, then a single task that writes the report."""
+        self._now("price lines, write the report")
+        lines = self._called(self._table("lineitem"), PRICE_COST)
+        self._write("report", self._called(lines.where("l_orderkey % 100 = 0").repartition(1), REPORT_COST))
+
+    def read(self) -> int:
+        """Time in the driver alone. Returns the sum of the report."""
+        self._now("read the report in the driver")
+        total = 0
+        report = self._spark.read.schema(SCHEMAS["lineitem"]).parquet(f"{self._settings.output}/report")
+        for row in report.collect():
+            time.sleep(READ_COST)
+            total += row.l_cents
+        return total
+
+    def score(self) -> None:
+        """A join, skewed by the large customer, and a wide stage behind it."""
+        self._now("join orders with customers, score")
+        # As if customers were too many for a broadcast.
+        joined = self._table("orders").join(
+            self._table("customer").hint("merge").withColumnRenamed("c_custkey", "o_custkey"), "o_custkey"
+        )
+        scored = self._called(joined.selectExpr("c_nationkey", "o_cents", "crc32(o_comment) AS score"), SCORE_COST)
+        self._write("scores", scored.groupBy("c_nationkey").sum("o_cents", "score"))
+
+    def state(self) -> None:
+        """All orders of a customer in one task: that of the large customer is long."""
+        self._now("write statements")
+        orders = self._table("orders").repartition("o_custkey")
+        stated = self._called(orders.selectExpr("o_custkey", "o_cents", "crc32(o_comment) AS sum"), STATEMENT_COST)
+        self._write("statements", stated.groupBy("o_custkey").sum("o_cents", "sum"))
+
+    def _now(self, phase: str) -> None:
+        self._spark.sparkContext.setJobDescription(phase)
+        Path(self._settings.phase).write_text(phase)
+
+    def _table(self, name: str) -> DataFrame:
+        return self._spark.read.schema(SCHEMAS[name]).parquet(f"{self._settings.tables}/{name}")
+
+    def _called(self, rows: DataFrame, cost: float) -> DataFrame:
+        return rows.mapInArrow(call_service(cost), rows.schema)
+
+    def _write(self, name: str, rows: DataFrame) -> None:
+        rows.write.parquet(f"{self._settings.output}/{name}")
+
+
+def session(settings: Settings) -> SparkSession:
+    """The session of the job."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
+
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": settings.java_options,
+        "spark.executor.extraJavaOptions": settings.java_options,
+        "spark.executor.cores": "1",
+        "spark.executor.memory": settings.executor_memory,
+        "spark.ui.port": str(settings.ui_port),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": settings.scratch,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": Path(settings.event_log).as_uri(),
+    }
+    builder = SparkSession.builder.appName(settings.name).master(settings.master)
+    return builder.config(map={**conf, **settings.conf}).getOrCreate()
+
+
+def failed_tasks(spark: SparkSession) -> int | None:
+    """How many tasks have failed; None if Spark's own page does not say."""
+    context = spark.sparkContext
+    executors = get(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/allexecutors", seconds=10.0)
+    return None if executors is None else sum(int(executor["failedTasks"]) for executor in executors)
+
+
+def main(path: str) -> int:
+    """Run the job. Returns the exit code."""
+    from autoscaler.injob import adaptive_batch, report  # noqa: PLC0415 - not needed for the settings
+
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("autoscaler").setLevel(logging.INFO)
+    settings = Settings(**json.loads(Path(path).read_text()))
+    spark = session(settings)
+    report(spark, port=settings.report_port)
+    if settings.sources is not None:
+        adaptive_batch(spark, VOLUME, default_source_parallelism=settings.sources)
+    job = Job(spark, settings)
+    began = time.time()
+    job.price()
+    total = job.read()
+    job.score()
+    job.state()
+    result = {"began": began, "ended": time.time(), "total": total, "failed_tasks": failed_tasks(spark)}
+    Path(settings.result).write_text(json.dumps(result))
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

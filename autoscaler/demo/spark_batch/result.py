@@ -1,0 +1,125 @@
+"""The figures of two runs of a batch job, and whether they were a success. Pure functions of what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from autoscaler.demo.result import Rescale
+from autoscaler.injob.batch_stages import Application, BatchOptions, within_one_power_of_two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRun:
+    """One run of the job. Times are seconds since 1970, but in `rescales` since the job began.
+
+    Attributes:
+        application: its stages and executors, by its event log.
+        began, ended: when the first query was submitted, and when the last had ended.
+        workers: how many worker processes there were from each time on, also those that start or drain.
+        rescales: that the daemon requested while the job ran, and after it, with the policy's reasons.
+        left: workers at the end of the run, some time after the job; None if that was not waited for.
+        failed_tasks: None if Spark did not say.
+        total: what the driver has summed up.
+        rows: what each query wrote, in order.
+    """
+
+    application: Application
+    began: float
+    ended: float
+    workers: Sequence[tuple[float, int]]
+    rescales: Sequence[Rescale]
+    left: int | None
+    failed_tasks: int | None
+    total: int
+    rows: Mapping[str, Sequence[tuple[Any, ...]]]
+
+    @property
+    def time(self) -> float:
+        """How long the job took, seconds."""
+        return self.ended - self.began
+
+    @property
+    def worker_seconds(self) -> float:
+        """Time of worker processes while the job ran, also while they started and drained."""
+        spans = pairwise((*self.workers, (self.ended, 0)))
+        return sum(count * max(0.0, min(to, self.ended) - max(at, self.began)) for (at, count), (to, _) in spans)
+
+    @property
+    def executor_seconds(self) -> float:
+        """Time of executors while the job ran: without the start of a worker before its executor registers."""
+        return sum(
+            max(0.0, min(each.removed or self.ended, self.ended) - max(each.added, self.began))
+            for each in self.application.executors
+        )
+
+    @property
+    def task_seconds(self) -> float:
+        """Time that tasks took: with every worker busy all the time it would be the worker-seconds."""
+        times = (time for stage in self.application.stages for time in stage.task_times)
+        return sum((self.ended if ended is None else ended) - began for began, ended in times)
+
+    @property
+    def repeated(self) -> list[str]:
+        """Stages that were computed again, because shuffle files were lost."""
+        return [stage.label for stage in self.application.stages if stage.attempt]
+
+
+def run_summary(run: BatchRun, options: BatchOptions) -> dict[str, Any]:
+    """The figures of one run; the rule of the options is applied also to a job that did not follow it."""
+    judged = [each for stage in run.application.stages if (each := within_one_power_of_two(stage, options)) is not None]
+    return {
+        "time_s": round(run.time, 1),
+        "worker_seconds": round(run.worker_seconds),
+        "executor_seconds": round(run.executor_seconds),
+        "task_seconds": round(run.task_seconds),
+        "most_workers": max((count for _, count in run.workers), default=0),
+        "workers_left": run.left,
+        "stages_that_read_shuffles": len(judged),
+        "stages_by_the_rule": sum(judged),
+        "skewed_partitions": run.application.skewed_partitions,
+        "skew_splits": run.application.skew_splits,
+        "failed_tasks": run.failed_tasks,
+        "repeated_stages": run.repeated,
+        "rescales": [{**asdict(each), "at": round(each.at, 1)} for each in run.rescales],
+    }
+
+
+def summary(elastic: BatchRun, fixed: BatchRun, options: BatchOptions) -> dict[str, Any]:
+    """The result as it is written."""
+    reasons = problems(elastic, fixed)
+    return {
+        "autoscaler": run_summary(elastic, options),
+        "fixed": run_summary(fixed, options),
+        "fewer_worker_seconds": round(1 - elastic.worker_seconds / fixed.worker_seconds, 3),
+        "more_time": round(elastic.time / fixed.time - 1, 3),
+        "results_equal": same_results(elastic, fixed),
+        "reasons": reasons,
+        "ok": not reasons,
+    }
+
+
+def same_results(one: BatchRun, other: BatchRun) -> bool:
+    """Whether two runs have written the same."""
+    return (one.total, one.rows) == (other.total, other.rows)
+
+
+def problems(elastic: BatchRun, fixed: BatchRun) -> list[str]:
+    """Why the runs were not a success; empty if they were. Whether it saved something depends on the machine."""
+    found: list[str] = []
+    inside = [each for each in elastic.rescales if each.at < elastic.time]
+    if not any(each.to > each.before for each in inside):
+        found.append("it did not scale up: the daemon never requested more workers while the job ran")
+    if not any(each.to < each.before for each in inside):
+        found.append("it did not scale down: the daemon never requested fewer workers while the job ran")
+    if elastic.left:
+        found.append(f"it did not scale down after the job: {elastic.left} workers are left")
+    if elastic.failed_tasks:
+        found.append(f"{elastic.failed_tasks} tasks failed under the autoscaler")
+    if elastic.repeated:
+        found.append(f"stages were computed again under the autoscaler: {', '.join(elastic.repeated)}")
+    if not same_results(elastic, fixed):
+        found.append("the two runs have not written the same")
+    return found
