@@ -260,6 +260,12 @@ def test_the_time_of_the_job_is_needed_with_a_deadline_only(view: Make) -> None:
     assert "since" in policy.ranges
 
 
+def test_says_that_the_time_of_a_task_is_not_known_yet(view: Make) -> None:
+    answer = Batch().evaluate(view(tasks(48, 0, 0.0), current=0, minimum=0, maximum=20))
+    assert answer.replicas == 1
+    assert answer.detail == "48 tasks (48 wait), 0 s of work; 1 replica, as it is not known yet how long a task takes"
+
+
 def test_explains_what_it_computed(view: Make) -> None:
     def detail(pending: int, running: int, current: int) -> str:
         return Batch().evaluate(view(tasks(pending, running, 10.0), current=current, minimum=0, maximum=20)).detail

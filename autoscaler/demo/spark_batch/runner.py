@@ -157,6 +157,8 @@ def _workers(moment: Moment) -> str:
 
 def _decision(moment: Moment) -> str:
     decision = moment.cluster.get("decision")
+    if decision and any(each.get("reason") == "missing" for each in decision["recommendations"]):
+        return "the driver does not answer yet"
     return describe(decision) if decision else str(moment.cluster.get("problem") or "(no decision yet)")
 
 

@@ -196,6 +196,8 @@ class Batch:
                 rest += f"in {format_number(left)} s cannot be met" if left > 0 else "has passed"
         size, time = min(options, key=lambda option: (option[0] + self.waiting_price) * option[1])
         inputs["time"] = time
+        if not work.mean:
+            return size, f"{replicas(size)}, as it is not known yet how long a task takes"
         detail = f"{replicas(size)} {'finishes' if size == 1 else 'finish'} in {format_number(time)} s"
         detail += f" for {format_number(size * time)} worker-seconds{rest}"
         if size > view.current > 0:
