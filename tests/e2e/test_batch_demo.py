@@ -1,4 +1,4 @@
-"""The demo with a batch job, with tables of a sixth: too short to save anything, and everything else is the same."""
+"""The demo with a batch job, with tables of a quarter: too short to save anything, and everything else is the same."""
 
 from __future__ import annotations
 

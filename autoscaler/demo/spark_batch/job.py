@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 PRICE_COST = 0.0006
 """Seconds to price a line."""
-REPORT_COST = 0.010
+REPORT_COST = 0.030
 """Seconds to write a row of the report, of which there is one for 100 lines; one task writes them all."""
-READ_COST = 0.008
+READ_COST = 0.024
 """Seconds in which the driver reads a row of it."""
 SCORE_COST = 0.0024
 """Seconds to score an order with its customer."""

@@ -20,13 +20,13 @@ from autoscaler.demo.spark_batch.cluster import BatchCluster, Moment, Variant, a
 from autoscaler.demo.spark_batch.config import WORKERS
 from autoscaler.demo.spark_batch.job import VOLUME
 from autoscaler.demo.spark_batch.result import BatchRun, summary
-from autoscaler.demo.spark_batch.tables import files, write_tables
+from autoscaler.demo.spark_batch.tables import ORDERS, files, write_tables
 from autoscaler.injob.batch import parse_size
 from autoscaler.injob.batch_stages import BatchOptions, table
 from autoscaler.schedulers.batch import BatchSettings
 
-SCALE = 6.0
-"""Of the tables: 60 000 orders."""
+SCALE = 4.0
+"""Of the tables: 40 000 orders."""
 
 
 def batch_options(scale: float) -> BatchOptions:
@@ -52,7 +52,7 @@ class BatchRunner:
     def run(self) -> dict[str, Any]:
         """Run everything. Returns the result, which is also written to the output directory."""
         tables = self._output / "work" / "tables"
-        self._print(f"tables: {60_000 * self._scale / SCALE:.0f} orders, 30 % of them of one customer")
+        self._print(f"tables: {ORDERS * self._scale:.0f} orders, 30 % of them of one customer")
         self._print("a row costs time by a call to a service (a sleep), not CPU: two cores can show four workers so")
         write_tables(tables, self._scale)
         adaptive, fixed = autoscaled(WORKERS, files(self._scale)), defaults(WORKERS)
