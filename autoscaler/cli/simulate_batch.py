@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -83,7 +83,8 @@ def _setup(options: argparse.Namespace) -> Setup:
     cluster = configuration.cluster(config, options.cluster)
     described = plants.plant(options.plant)
     policies = [named.policy for named in cluster.spec.policies]
-    deadlines = [each for each in (getattr(policy, "deadline", None) for policy in policies) if each is not None]
+    # A parameter of that name of another policy may be anything else.
+    deadlines = [each for policy in policies if isinstance(each := getattr(policy, "deadline", None), timedelta)]
     return Setup(
         spec=cluster.spec,
         plant=described.plant,
@@ -101,13 +102,12 @@ def read_jobs(path: Path) -> Workload:
         ConfigurationError: it is wrong; all problems as `file:line: key: message`.
     """
     problems = Problems(str(path))
-    try:
+    found = None
+    with suppress(Invalid):
         found = Builder(problems, path.parent, {}).dataclass(Workload, document.read(path, problems), "")
-        if not problems:
-            return found
-    except Invalid:
-        pass
-    raise problems.error()
+    if problems or found is None:
+        raise problems.error()
+    return found
 
 
 def _simulate(setup: Setup, keep: Callable[[Record], None] | None) -> tuple[BatchRun, list[Request]]:
@@ -140,11 +140,9 @@ def _compared(setup: Setup) -> dict[str, BatchRun]:
     return found
 
 
-def _late(setup: Setup, done: BatchRun) -> int:
+def _late(deadline: timedelta, done: BatchRun) -> int:
     """Jobs that took longer than the deadline, or were not done at all."""
-    assert setup.deadline is not None  # noqa: S101 - the caller has checked; for the type checker
-    limit = setup.deadline.total_seconds()
-    return sum(seconds is None or seconds > limit for seconds in done.times)
+    return sum(seconds is None or seconds > deadline.total_seconds() for seconds in done.times)
 
 
 def _show(setup: Setup, runs: Mapping[str, BatchRun], requests: list[Request], options: argparse.Namespace) -> None:
@@ -175,7 +173,7 @@ def _show(setup: Setup, runs: Mapping[str, BatchRun], requests: list[Request], o
     ]
     if setup.deadline is not None:
         title = f"jobs that took more than {format_duration(setup.deadline)}"
-        rows.insert(-2, (title, *(str(_late(setup, each)) for each in runs.values())))
+        rows.insert(-2, (title, *(str(_late(setup.deadline, each)) for each in runs.values())))
     table(("", *runs), rows)
     print_lines(*omitted_rows(shown, titles, "jobs"), "")
     size_requests.show(requests, options)
@@ -206,7 +204,7 @@ def _json(
                 "tasks": each.finished,
                 "repeated": each.repeated,
                 "changes": each.changes,
-                "late": None if setup.deadline is None else _late(setup, each),
+                "late": None if setup.deadline is None else _late(setup.deadline, each),
             }
             for name, each in runs.items()
         },

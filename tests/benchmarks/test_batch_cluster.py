@@ -27,8 +27,8 @@ pytestmark = [
 SCALES = [float(scale) for scale in os.environ.get("AUTOSCALER_BENCH_SCALES", "1 8").split()]
 """Times 10 000 orders; 64 as well takes three hours."""
 
-WORTH = 64
-"""From this scale on the targets are judged: phases of the job are then long beside the start of a worker."""
+WORTH = 8
+"""From this scale on the targets are judged; below, phases of the job are as short as the start of a worker."""
 
 FEWER_THAN_FIXED, FEWER_THAN_DYNAMIC, MORE_TIME = 0.25, 0.10, 0.05
 

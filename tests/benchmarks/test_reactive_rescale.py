@@ -69,4 +69,4 @@ async def test_a_million_keys_use_new_workers_as_if_started_on_them(tmp_path: Pa
         f"\nplain Spark {plain_one:.0f} -> {plain_three:.0f} rows/s ({plain_three / full:.0%})"
     )
     assert three > 0.9 * full
-    assert plain_three < three
+    assert plain_three < 1.5 * plain_one

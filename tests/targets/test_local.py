@@ -8,14 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from autoscaler.ports import EdgeError, RefusedError, TargetStatus
+from autoscaler.ports import EdgeError, RefusedError, TargetStatus, Worker
+from autoscaler.targets.local import pool as local_pool
 from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import Pool, locked, request_size, stop_workers
 
@@ -74,6 +75,52 @@ async def test_the_newest_worker_is_removed_first_and_finishes_its_work(tmp_path
     assert processes.family(new.token) == []
     assert processes.matches(old.pid or 0, old.start or 0, old.token)
     assert pool._log_file(2).read_text().split() == ["up", "draining", "ending"]
+
+
+class Crew:
+    """An engine that names workers, or raises."""
+
+    def __init__(self, answer: Sequence[Worker] | Exception) -> None:
+        self._answer = answer
+
+    async def workers(self) -> Sequence[Worker]:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def drain(self, worker: Worker) -> None:
+        raise NotImplementedError
+
+
+async def test_the_worker_with_the_least_work_is_removed_first(pools: Pools) -> None:
+    pool = await pools()
+    await settle(pool, 3)
+    busy = [Worker(str(number), frozenset({pool._workers[number].address}), cost) for number, cost in ((1, 2), (3, 1))]
+    pool.attach(lambda: Crew(busy))
+    await settle(pool, 2)
+    assert sorted(pool._workers) == [1, 3]
+    await settle(pool, 1)
+    assert sorted(pool._workers) == [1]
+
+
+@pytest.mark.parametrize("error", [RefusedError("the engine cannot name its workers"), ValueError("a defect")])
+async def test_the_newest_worker_is_removed_where_the_engine_does_not_name_them(pools: Pools, error: Exception) -> None:
+    pool = await pools()
+    await settle(pool, 2)
+    pool.attach(lambda: Crew(error))
+    await settle(pool, 1)
+    assert sorted(pool._workers) == [1]
+
+
+async def test_an_engine_that_hangs_does_not_keep_a_worker(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_pool, "_PICK_TIMEOUT", 0.05)
+    pool = await pools()
+    await settle(pool, 2)
+    crew = Crew([])
+    crew.workers = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+    pool.attach(lambda: crew)
+    await settle(pool, 1)
+    assert sorted(pool._workers) == [1]
 
 
 async def test_a_worker_that_does_not_finish_is_stopped_after_the_drain_time(pools: Pools) -> None:

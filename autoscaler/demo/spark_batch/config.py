@@ -38,7 +38,7 @@ clusters:
       cores: 1
       memory: {memory}
       worker_timeout: {worker_timeout}s
-      drain: 1h                 # the newest worker goes, once its task has ended, which may be long: 60s by default
+      drain: 1h                 # a worker goes once its task has ended, which may be long: 60s by default
     engine: *job                # what uses the workers: Spark gives a new worker's core to the job at once
     slots_per_replica: 1
     min: {least}

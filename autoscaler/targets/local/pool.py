@@ -24,7 +24,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -32,12 +32,14 @@ from pathlib import Path
 from typing import Protocol
 
 from autoscaler.clients.shared_requests import cancel_all
-from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableError
+from autoscaler.core.foreign import format_exception
+from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableError, Workforce
 from autoscaler.targets.local import processes
 
 _log = logging.getLogger("autoscaler.targets")
 _MAX_WORKERS = 250  # of one pool: each has an address of its own in one block of 254
 _STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
+_PICK_TIMEOUT = 5.0  # seconds in which the engine has to name its workers
 _KEPT_LOGS = 20  # ended workers whose logs and working directories are kept
 
 
@@ -118,6 +120,7 @@ class Pool:
         self._not_before = 0.0
         self._failure: str | None = None
         self._ended: list[int] = []
+        self._workforce: Callable[[], Workforce] | None = None
         # Two pools rarely get the same block, and an address in use is skipped.
         block = hashlib.sha256(str(directory).encode()).digest()
         self._block = f"127.{block[0] % 254 + 1}.{block[1]}"
@@ -141,6 +144,10 @@ class Pool:
     async def close(self) -> None:
         """Release the pool. The workers continue; the next `open` resumes drains under way."""
         await cancel_all(task for task in (self._maintenance, *self._drains.values()) if task is not None)
+
+    def attach(self, workforce: Callable[[], Workforce]) -> None:
+        """Take the engine that knows what its workers do."""
+        self._workforce = workforce
 
     async def describe(self) -> TargetStatus:
         """Return the size last requested, and how many workers are up and not being drained."""
@@ -186,7 +193,7 @@ class Pool:
         while True:
             self._notice_losses()
             self._start_missing()
-            self._drain_surplus()
+            await self._drain_surplus()
             while self._ended:
                 await asyncio.to_thread(self._clean, self._ended.pop())
             try:
@@ -248,9 +255,11 @@ class Pool:
             except (OSError, EdgeError) as error:
                 self._back_off(f"a worker cannot be started: {error}")
 
-    def _drain_surplus(self) -> None:
-        newest_first = sorted(self._serving(), key=lambda worker: worker.number, reverse=True)
-        for worker in newest_first[: max(0, len(newest_first) - self._desired)]:
+    async def _drain_surplus(self) -> None:
+        costs = await self._costs() if len(self._serving()) > self._desired else {}
+        # The least is lost with those that come first; of equal ones the newest goes.
+        by_cost = sorted(self._serving(), key=lambda worker: (costs.get(worker.address, 0.0), -worker.number))
+        for worker in by_cost[: max(0, len(by_cost) - self._desired)]:
             worker.draining = True
             try:
                 self._record(worker)
@@ -261,6 +270,18 @@ class Pool:
         for worker in self._workers.values():
             if worker.draining and worker.number not in self._drains:
                 self._drains[worker.number] = asyncio.create_task(self._drain(worker), name=f"drain {worker.number}")
+
+    async def _costs(self) -> dict[str, float]:
+        """What is lost with the worker at each address, as far as the engine tells."""
+        if self._workforce is None:
+            return {}
+        try:
+            async with asyncio.timeout(_PICK_TIMEOUT):
+                found = await self._workforce().workers()
+            return {host: worker.cost for worker in found for host in worker.hosts}
+        except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end the pool
+            _log.info("the newest workers are drained", extra={"error": format_exception(error)})
+            return {}
 
     # ---- one worker
 

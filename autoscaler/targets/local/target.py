@@ -34,7 +34,8 @@ class Local:
 
     Only processes that the pool has started are ever changed, and they outlive the daemon: the next one with the same
     directory takes them over, with the size last requested and the drains under way. (Under systemd that needs
-    `KillMode=process`.) The newest worker is removed first. One that ends by itself is replaced.
+    `KillMode=process`.) The worker with the least work is removed first, as far as the engine tells, else the newest.
+    One that ends by itself is replaced.
 
     Attributes:
         directory: where the pool keeps its records, logs and working files; created if missing. Relative to the

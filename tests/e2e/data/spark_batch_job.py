@@ -16,7 +16,7 @@ from autoscaler.injob import report
 
 
 def main(port: int, cost: float, done: Path, stop: Path) -> None:
-    """Run one query, and stay until told to end."""
+    """Run one query, then wait for the file that ends the job."""
 
     def work(number: int) -> int:
         time.sleep(cost)
