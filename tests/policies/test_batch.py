@@ -96,7 +96,11 @@ def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[O
         (Batch(waiting_price=1e9), 64, 0, 10.0, 0, 64),
         # tasks of which nothing is known take no time, so they are no reason for more
         (Batch(waiting_price=1e9), 64, 4, 0.0, 4, 4),
-        (Batch(), 64, 0, 0.0, 0, 1),
+        # from none as many as cost, if they are of no use, no more than a second start-up of waiting
+        (Batch(), 64, 0, 0.0, 0, 5),
+        (Batch(), 3, 0, 0.0, 0, 3),
+        (Batch(waiting_price=0.5), 64, 0, 0.0, 0, 1),
+        (Batch(waiting_price=1e9), 10**6, 0, 0.0, 0, 1000),
         # absurd readings
         (Batch(), 0.2, 0.0, 1e308, 0, 1),
         (Batch(), 1e308, 1e308, 1.0, 4, 1000),
@@ -262,8 +266,11 @@ def test_the_time_of_the_job_is_needed_with_a_deadline_only(view: Make) -> None:
 
 def test_says_that_the_time_of_a_task_is_not_known_yet(view: Make) -> None:
     answer = Batch().evaluate(view(tasks(48, 0, 0.0), current=0, minimum=0, maximum=20))
-    assert answer.replicas == 1
-    assert answer.detail == "48 tasks (48 wait), 0 s of work; 1 replica, as it is not known yet how long a task takes"
+    assert answer.replicas == 5
+    assert answer.detail == "48 tasks (48 wait), 0 s of work; 5 replicas, as it is not known yet how long a task takes"
+    answer = Batch().evaluate(view(tasks(48, 4, 0.0), current=4, minimum=0, maximum=20))
+    assert answer.replicas == 4
+    assert answer.detail == "52 tasks (48 wait), 0 s of work; 4 replicas, as it is not known yet how long a task takes"
 
 
 def test_explains_what_it_computed(view: Make) -> None:
@@ -350,7 +357,10 @@ def test_no_other_size_is_cheaper(
             return math.ceil(work.tasks / (size * work.slots)) * mean
         return work.start_up + math.ceil(max(0, work.tasks - done) / (size * work.slots)) * mean
 
-    allowed = list(range(max(1, minimum, work.current), minimum + more + 1)) or [work.current]
+    least = max(1, minimum, work.current)
+    if not (mean or work.current):
+        least = max(least, min(math.ceil(work.tasks / work.slots), 1 + math.floor(price), minimum + more))
+    allowed = list(range(least, minimum + more + 1)) or [work.current]
     if deadline is not None:
         in_time = [size for size in allowed if time(size) <= deadline.total_seconds() - 10.0]
         soonest = min(map(time, allowed))

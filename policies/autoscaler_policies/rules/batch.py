@@ -88,7 +88,9 @@ class Batch:
 
     More replicas where tasks wait and the time saved is worth more than the worker-seconds, start-up included. Fewer
     when slots have been of no use to any task for `idle_time`, but no fewer than hold shuffle files that are still to
-    be read. Without any task for so long: the minimum, which may be 0; from 0 at least one as soon as there is a task.
+    be read. Without any task for so long: the minimum, which may be 0. From 0 at least one as soon as there is a task;
+    while it is not known how long tasks take, as many as cost, if they turn out useless, no more than waiting for
+    another start-up would.
 
     Attributes:
         waiting_price: what a second of the job's time is worth, in worker-seconds, 0 to 1e9. 0, only with a
@@ -179,6 +181,8 @@ class Batch:
         """The size from the present one up that costs least, in time for the deadline if one is; and why."""
         limits = view.limits
         least = max(limits.minimum, 1)
+        if not (work.mean or view.current):
+            least = max(least, min(self._worth_a_start_up(work), limits.maximum))
         sizes = [*work.sizes(max(view.current + 1, least), limits.maximum)]
         if view.current >= least:
             sizes.insert(0, view.current)
@@ -204,6 +208,14 @@ class Batch:
             inputs["present_time"] = work.time(view.current)
             detail += f"; {view.current} in {format_number(inputs['present_time'])} s"
         return size, detail
+
+    def _worth_a_start_up(self, work: Work) -> int:
+        """How many replicas to begin with where nothing is known of the tasks but their number.
+
+        One alone would show how long they take, and if they are long, the others would come a start-up later. Each of
+        those costs at most a start-up of idle time (`idle_time`), waiting costs `waiting_price` of them.
+        """
+        return min(-(-work.tasks // work.slots), 1 + int(self.waiting_price))
 
     def _fewer(self, view: View, work: Work, inputs: dict[str, float], shuffle: int) -> tuple[int, str]:
         """The size that has been of use for `idle_time`, the present one at most; and why."""
