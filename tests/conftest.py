@@ -47,12 +47,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(700, 10, 200)
 
 
-# What one process runs, one after the other, if there are several: what shares a Spark session, and real clusters, of
-# which two at a time would each have half of a small machine.
-TOGETHER = (
-    ("tests/history/",),
-    ("tests/e2e/", "tests/contracts/test_local.py", "tests/demo/", "tests/integration/test_real_kafka.py"),
-)
+# What one process runs, one after the other, if there are several: what shares a Spark session.
+TOGETHER = (("tests/history/",),)
 
 
 @pytest.hookimpl(optionalhook=True)
