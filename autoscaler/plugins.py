@@ -1,8 +1,8 @@
 """Plug-ins by entry point: find them, load them by name, describe them.
 
-A plug-in is a frozen stdlib dataclass that a package announces under one of the four entry-point groups
-`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines` and `autoscaler.targets`. It is imported
-only when it is used by name. The built-in plug-ins are announced in the same way.
+A plug-in is a frozen stdlib dataclass that a package announces under one of the five entry-point groups
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and
+`autoscaler.discoveries`. It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
 
 What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
 `field(default=..., metadata={"aliases": ("old",)})`; a plug-in has them in its class attribute `former_names`, and an
@@ -36,6 +36,7 @@ class Kind(StrEnum):
     SOURCE = "sources"
     ENGINE = "engines"
     TARGET = "targets"
+    DISCOVERY = "discoveries"
 
     @property
     def group(self) -> str:
@@ -44,7 +45,7 @@ class Kind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """The kind in the singular: policy, source, engine or target."""
+        """The kind in the singular: policy, source, engine, target or discovery."""
         return self.name.lower()
 
     @property
