@@ -13,7 +13,7 @@ class Membership:
     """The members of a fleet after an answer of its discovery.
 
     Attributes:
-        members: by their ids, those that were there before first. Each has the values of the last answer it was in.
+        members: by their ids. Each has the values of the last answer it was in.
         held: ids of members that are not found any more and are kept until their loss is certain -> the time, in
             seconds, of the first answer without them.
     """

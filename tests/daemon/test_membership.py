@@ -78,10 +78,6 @@ def test_of_two_members_with_one_id_the_first_counts() -> None:
     assert accept(Membership(), [first, second], 0.0, CONFIRM).members == {"a": first}
 
 
-def test_those_that_were_there_come_before_new_ones() -> None:
-    assert list(after((0, "dc"), (10, "abcd")).members) == ["d", "c", "a", "b"]
-
-
 @given(answers, gaps)
 def test_whatever_is_found_nobody_found_is_left_out_and_nobody_goes_without_a_reason(
     sets: list[set[str]], gaps: list[float]
