@@ -18,7 +18,7 @@ from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, FleetSpec, MemberCluster
 from autoscaler.core.durations import format_duration
 from autoscaler.core.foreign import foreign_text, mask
-from autoscaler.daemon.connections import CANCELLED, Connection, contained, format_error, sleep_until_stopped
+from autoscaler.daemon.connections import CANCELLED, Connection, Connections, contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
@@ -212,10 +212,7 @@ class Discoveries:
     async def _change(self) -> Changes:
         """Have the controllers follow."""
         self._applied = False
-        found = {
-            name: [each.cluster for each in watch.filled.values() if each.cluster is not None]
-            for name, watch in self._watches.items()
-        }
+        found = {name: _clusters(watch.filled) for name, watch in self._watches.items()}
         # In a thread: with ten thousand members it takes longer than a tick may be late.
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members)
@@ -400,6 +397,36 @@ def _problems(filled: Mapping[str, Filled], refused: Mapping[str, str]) -> dict[
     """What is wrong with members, by their ids."""
     failed = {key: each.problems for key, each in filled.items() if each.problems}
     return failed | {key: (*failed.get(key, ()), problem) for key, problem in refused.items()}
+
+
+async def find_members(config: Config, connections: Connections) -> tuple[Config, dict[str, tuple[str, ...]]]:
+    """Ask every discovery once, for commands that look at everything once.
+
+    Returns:
+        The configuration with the members that could be added; fleet -> what is wrong with it and the others.
+    """
+
+    async def find(spec: FleetSpec) -> tuple[Mapping[str, Filled], tuple[str, ...]]:
+        watch = _Watch(spec, connections.lease(spec.discover))
+        try:
+            found = await watch.ask()
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            return {}, (f"{config.path}: fleets.{spec.name}.discover: {format_error(error)}",)
+        return await _fill(config, spec, accept(Membership(), found, 0.0, 0.0), {}, anew=True), ()
+
+    specs = config.fleets.values()
+    answers = dict(zip(config.fleets, await asyncio.gather(*map(find, specs)), strict=True))
+    assembled = assemble(config, {name: _clusters(filled) for name, (filled, _) in answers.items()})
+    mask.hide(*assembled.config.secrets)
+    problems = {}
+    for name, (filled, failure) in answers.items():
+        of_members = _problems(filled, assembled.refused[name])
+        problems[name] = (*failure, *(line for _, lines in sorted(of_members.items()) for line in lines))
+    return assembled.config, problems
+
+
+def _clusters(filled: Mapping[str, Filled]) -> list[MemberCluster]:
+    return [each.cluster for each in filled.values() if each.cluster is not None]
 
 
 async def _members(connection: Connection) -> Sequence[Member]:

@@ -320,12 +320,14 @@ async def _clusters(request: web.Request) -> web.Response:
     status, renderer = request.app[_STATUS], request.app[_RENDERER]
 
     async def make() -> bytes:
-        clusters = await snapshot(status)
+        clusters, fleets = await snapshot(status), status.fleets
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
+        loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
             rows = [_row(cluster, now) for cluster in clusters]
-            return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+            found = [_fleet(fleet, loop_time, now) for fleet in fleets]
+            return _json({"dry_run": dry_run, "reload": reload, "fleets": found, "clusters": rows})
 
         return await renderer.render(rendered)
 
