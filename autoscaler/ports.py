@@ -1,8 +1,8 @@
 """The interfaces of sources, engines, targets, discoveries and stores, and their errors.
 
-A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not hold a
-connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and engines
-(same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
+A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not
+hold a connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and
+engines (same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
 cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
 
 A class attribute `packages`, such as `("boto3",)`, names what it imports only to connect: a configuration that uses the
@@ -250,10 +250,12 @@ class Member:
             such as `prod-a/orders`. It names the member while its template cannot be filled.
         values: what the expressions of a template may name: strings, and mappings of strings such as `labels`. They
             come from outside and may be anything, of any length.
+        problem: why its values are not known, or None; then it is in trouble alone, for this reason.
     """
 
     id: str
     values: Mapping[str, str | Mapping[str, str]]
+    problem: str | None = None
 
 
 class Discovery(Protocol):

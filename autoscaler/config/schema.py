@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from autoscaler import plugins
 from autoscaler.config import build
+from autoscaler.config.cluster import NAME
 from autoscaler.config.document import read_plain
 from autoscaler.config.include import OWN
-from autoscaler.config.load import NAME
 from autoscaler.config.sections import FileSections, MetricSection
 from autoscaler.core.durations import PATTERN, format_duration
 from autoscaler.plugins import Kind
