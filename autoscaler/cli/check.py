@@ -59,9 +59,13 @@ def _online(config: Config, *, as_json: bool) -> int:
     log_nothing()
     checked = asyncio.run(check(config))
     config = checked.config
-    ok = not any(checked.fleets.values()) and not any(_failed(checked, name) for name in checked.untrusted) and not any(
-        examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
-        for examined in checked.examined
+    ok = (
+        not any(checked.fleets.values())
+        and not any(_failed(checked, name) for name in checked.untrusted)
+        and not any(
+            examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
+            for examined in checked.examined
+        )
     )
     if as_json:
         print_json(_json(config, checked, ok=ok))

@@ -15,7 +15,6 @@ from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, t
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
 
-
 MAX_LISTED = 40
 """Clusters that are listed although nobody asked for a list."""
 
@@ -145,7 +144,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]], limit: int | None = None) 
         if fleet["problem"]
     ]
     lines += [
-        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found any more, kept until that is certain"
+        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found, kept until that is certain"
         for fleet in fleets
         if fleet["held"]
     ]
