@@ -1,8 +1,8 @@
 """The interfaces of sources, engines, targets, discoveries and stores, and their errors.
 
-A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not hold a
-connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and engines
-(same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
+A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not
+hold a connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and
+engines (same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
 cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
 
 A class attribute `packages`, such as `("boto3",)`, names what it imports only to connect: a configuration that uses the
