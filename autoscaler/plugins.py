@@ -368,9 +368,7 @@ def _fault(kind: Kind, plugin: object) -> str | None:
         return None if fault is None else f"its Query is not usable: {fault}"
     if kind is Kind.DISCOVERY:
         variables = getattr(plugin, "variables", None)
-        if not isinstance(variables, tuple) or not all(
-            isinstance(name, str) and name.isidentifier() for name in variables
-        ):
+        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
             return "it has no class attribute variables, a tuple of the names that a template may use"
     return None
 

@@ -34,7 +34,7 @@ class _Vector(Answer):
 class _Result(Answer):
     status: Literal["success"]
     data: _Vector
-    warnings: list[str] = []
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,9 @@ class _Live:
         for sample in answer.data.result:
             value = sample.metric.get(self._label)
             if not value:
+                has = one_line(", ".join(sample.metric)) or "none"
                 raise AnswerError(
-                    f"{self._where}: a sample has no label {self._label!r} (it has {', '.join(sample.metric) or 'none'}); "
+                    f"{self._where}: a sample has no label {self._label!r}, but {has}; "
                     f'leave such samples out, as by {self._label}!="" in the query'
                 )
             labels = {name: text for name, text in sample.metric.items() if name != "__name__"}
