@@ -112,7 +112,7 @@ class Kubernetes:
         """
         access = Access(self.kubeconfig, self.context, self.timeout.total_seconds(), self.max_age.total_seconds())
         watches = await shared_watches(shared, access)
-        namespaces = ("",) if self.all else self.namespaces or (watches.api.namespace,)
+        namespaces = ("",) if self.all else sorted(self.namespaces) or (watches.api.namespace,)
         async with AsyncExitStack() as stack:
             collections = []
             for namespace in namespaces:

@@ -720,7 +720,7 @@ def _selected(asked: Request, found: Json) -> bool:
 
 
 def _matches(requirement: str, labels: Mapping[str, str]) -> bool:
-    match re.fullmatch(r"(!?)([^\s=!]+)\s*(?:(=|==|!=)\s*(\S*)|(in|notin)\s*\((.*)\))?", requirement):
+    match re.fullmatch(r"(!?)([^\s=!]+)\s*(?:(==|=|!=)\s*(\S*)|(in|notin)\s*\((.*)\))?", requirement):
         case None:
             raise Refusal(400, "BadRequest", f"unable to parse requirement: {requirement}")
         case found:
