@@ -42,17 +42,24 @@ def run(arguments: argparse.Namespace) -> int:
         return _online(config, as_json=arguments.json)
     names = sorted(config.clusters)
     if arguments.json:
-        print_json({"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": names})
+        found = {"warnings": list(config.warnings), "clusters": names, "fleets": sorted(config.fleets)}
+        print_json({"ok": True, "problems": [], **found})
     else:
         print_lines(*(f"warning: {warning}" for warning in config.warnings))
-        print_lines(f"{config.path} is valid: {count_of(len(names), 'cluster')}: {', '.join(names)}")
+        parts = [
+            f"{count_of(len(known), what)}: {', '.join(known)}"
+            for what, known in (("cluster", names), ("fleet", sorted(config.fleets)))
+            if known
+        ]
+        print_lines(f"{config.path} is valid: {'; '.join(parts)}")
     return OK
 
 
 def _online(config: Config, *, as_json: bool) -> int:
     log_nothing()
     checked = asyncio.run(check(config))
-    ok = not any(_failed(checked, name) for name in checked.untrusted) and not any(
+    config = checked.config
+    ok = not any(checked.fleets.values()) and not any(_failed(checked, name) for name in checked.untrusted) and not any(
         examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
         for examined in checked.examined
     )
@@ -99,6 +106,8 @@ def _show(config: Config, checked: Checked) -> None:
                 hang("  cost:    ", found.cost),
                 hang("  remedy:  ", found.remedy),
             )
+    problems = [problem for found in checked.fleets.values() for problem in found]
+    print_lines(*([""] if problems else []), *(f"ERROR: {problem}" for problem in problems))
     findings = sum(isinstance(found, Finding) for _, found in clusters)
     failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
     print_lines(
@@ -112,6 +121,7 @@ def _json(config: Config, checked: Checked, *, ok: bool) -> object:
     return {
         "ok": ok,
         "warnings": list(config.warnings),
+        "fleets": {name: {"problems": list(problems)} for name, problems in checked.fleets.items()},
         "clusters": {
             name: {
                 "observation": to_json(observation),
