@@ -92,6 +92,7 @@ class Description:
         summary: first line of its docstring.
         parameters: its parameters in order.
         query: for a source, the parameters of one metric.
+        variables: for a discovery, what a fleet's template may name of a member.
         problem: why it cannot be used, or None.
         former_names: the names it had before, which are still accepted.
     """
@@ -104,6 +105,7 @@ class Description:
     summary: str = ""
     parameters: tuple[Parameter, ...] = ()
     query: tuple[Parameter, ...] = ()
+    variables: tuple[str, ...] = ()
     problem: str | None = None
     former_names: tuple[str, ...] = ()
 
@@ -164,6 +166,7 @@ def installed() -> list[Description]:
                     summary=summary(plugin),
                     parameters=parameters(plugin),
                     query=parameters(plugin.Query) if kind is Kind.SOURCE else (),
+                    variables=plugin.variables if kind is Kind.DISCOVERY else (),
                 )
             except PluginError as error:
                 description = dataclasses.replace(description, problem=str(error))
@@ -356,16 +359,16 @@ def _fault(kind: Kind, plugin: object) -> str | None:
     method = "evaluate" if kind is Kind.POLICY else "connect"
     if not callable(getattr(plugin, method, None)):
         return f"it has no method {method}()"
-    if kind is Kind.DISCOVERY:
-        variables = getattr(plugin, "variables", None)
-        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
-            return "it has no class attribute variables, a tuple of the names of its members' values"
     if kind is Kind.SOURCE:
         query = getattr(plugin, "Query", None)
         if query is None:
             return "it has no class attribute Query, the frozen dataclass of one metric's parameters"
         fault = _dataclass_fault(query, reserved="source")
         return None if fault is None else f"its Query is not usable: {fault}"
+    if kind is Kind.DISCOVERY:
+        variables = getattr(plugin, "variables", None)
+        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
+            return "it has no class attribute variables, a tuple of the names that a template may use"
     return None
 
 
