@@ -503,7 +503,7 @@ def test_a_discovery_that_cancels_itself_is_one_that_fails() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])
+@pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])  # type: ignore[arg-type]  # such are refused
 def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
     async def main() -> None:
         world = Fleets()
