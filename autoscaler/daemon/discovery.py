@@ -18,7 +18,14 @@ from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, FleetSpec, MemberCluster
 from autoscaler.core.durations import format_duration
 from autoscaler.core.foreign import foreign_text, mask
-from autoscaler.daemon.connections import CANCELLED, Connection, Connections, contained, format_error, sleep_until_stopped
+from autoscaler.daemon.connections import (
+    CANCELLED,
+    Connection,
+    Connections,
+    contained,
+    format_error,
+    sleep_until_stopped,
+)
 from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
