@@ -108,7 +108,7 @@ def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
             case _ if dataclasses.is_dataclass(value):
                 compared = (field.name for field in dataclasses.fields(value) if field.compare)
                 return tuple(_key(getattr(value, name)) for name in compared)
-        return type(value)
+        return type(value).__name__
     key: Hashable = value
     return key
 

@@ -19,7 +19,6 @@ from autoscaler.ports import ConfigurationError, Member
 
 Accepted = Callable[..., Config]
 Refused = Callable[..., list[str]]
-Values = Mapping[str, str | Mapping[str, str]]
 
 FLEET = """\
 sources:
@@ -203,10 +202,6 @@ def test_what_no_member_changes_is_read_once(accepted: Accepted) -> None:
 def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> None:
     """`up` and `down` have other defaults of the same key."""
     text = FLEET + "      up: &guards {tolerance: 0.2}\n      down: *guards\n"
-    cluster = accepted(
-        text.replace("fleets:\n  streaming:", "x-not:").replace("sources:\n", "fleets: {}\nsources:\n", 1)
-    )
-    assert cluster.fleets == {}
     (found,) = expanded(accepted(text))
     plain = expanded(accepted(FLEET))[0].cluster.spec
     assert (found.cluster.spec.up.window, found.cluster.spec.down.window) == (plain.up.window, plain.down.window)
@@ -232,14 +227,14 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
         (
             {"labels": {f"key{number:02}": "" for number in range(30)} | {"\x1b": ""}},
             (
-                "${labels.text} has no value and no default; there are: key00, key01, key02, key03, key04, key05, key06, "
-                "key07, key08, key09 and 20 more"
+                "${labels.text} has no value and no default; there are: key00, key01, key02, key03, key04, key05, "
+                "key06, key07, key08, key09 and 20 more"
             ),
         ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_a_problem_of_its_member(
-    accepted: Accepted, values: Values, message: str
+    accepted: Accepted, values: dict[str, Any], message: str
 ) -> None:
     text = FLEET.replace("labels.app", "namespace")
     config = accepted(text.replace("min: 1", 'partitions: "${labels.text}"'))
@@ -280,14 +275,12 @@ def test_a_variable_that_the_discovery_left_out_is_a_problem_of_the_member(accep
         ("!!int 8", "expected a whole number, not a string"),
         ("-3", "must be 1 or more"),
         ("100001", "must be at most 100,000, not 100001"),
-        ("9" * 30, "expected a whole number, not a number of more than 18 digits"),
+        ("9" * 41, "expected a whole number, not a number of more than 18 digits"),
     ],
 )
 def test_a_value_of_another_type_is_a_problem_at_its_key(accepted: Accepted, value: str, problem: str) -> None:
     (found,) = problems(accepted(FLEET), member(annotations={"autoscaler/max": value}))
-    where, message = found.split(": ", 1)[0], found.partition(".template.max: ")[2]
-    assert where in ("13", "12")
-    assert message.startswith(problem) or "min" in found
+    assert found.startswith(f"13: fleets.streaming[prod/orders].template.max: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -316,10 +309,8 @@ def test_a_value_is_inserted_as_it_is(accepted: Accepted, value: str) -> None:
 def test_all_problems_of_a_member_come_together(accepted: Accepted) -> None:
     found = problems(accepted(FLEET), member(labels={}, annotations={"autoscaler/max": "x", "autoscaler/within": "9"}))
     assert [problem.partition(": ")[0] for problem in found] == ["9", "11", "13", "18"]
-    assert found[3] == (
-        "18: fleets.streaming[prod/orders].template.policies.calm.within: 9 has no unit; write it like 9s, 5m, 1h30m "
-        "or 500ms"
-    ) or found[3].startswith("18: fleets.streaming[prod/orders].template.policies.calm.within: 9 has no unit")
+    where = "18: fleets.streaming[prod/orders].template.policies.calm.within"
+    assert found[3] == f"{where}: 9 has no unit; write it like 9s, 5m, 1h30m or 500ms"
 
 
 def test_settings_are_checked_together_for_each_member(accepted: Accepted) -> None:
@@ -415,7 +406,7 @@ def test_a_name_that_no_member_could_have_is_refused(refused: Refused, name: str
             "labels, annotations, ZONE; did you mean 'name'?")
         ]),
         ('${name}"}\n      engine', '${HOST}"}\n      engine', [
-            "10: fleets.streaming.template.target.name: the environment variable HOST is not set; set it for this process"
+            "10: fleets.streaming.template.target.name: the environment variable HOST is not set; set it"
         ]),
         ('${name}"}\n      engine', '${HOST | x}"}\n      engine', [
             ("10: fleets.streaming.template.target.name: HOST is an environment variable: write ${HOST}, without a key "
