@@ -1,169 +1,210 @@
-"""Commands on a configuration with fleets: its members are found where something is connected to."""
+"""`status` and `explain` of hundreds of clusters, against a server that answers as a daemon with fleets does."""
 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from autoscaler import cli
-from autoscaler.cli.configuration import summarized
 
-FLEET = """
-daemon: {directory: var, listen: '127.0.0.1:0'}
-fleets:
-  jobs:
-    discover: {type: files, path: jobs}
-    name: "prod/${name}"
-    template:
-      target: {type: advice, size: "${values.size | 2}"}
-      interval: 2s
-      min: "${values.min | 1}"
-      max: "${values.max | 5}"
-      policies: {calendar: {type: schedule, windows: [{name: new-year, start: '0 0 1 1 *', duration: 1s, min: 1}]}}
-"""
-STATIC = """
-clusters:
-  own:
-    target: {type: advice, size: 2}
-    max: 5
-    policies: {calendar: {type: schedule, windows: [{name: new-year, start: '0 0 1 1 *', duration: 1s, min: 1}]}}
-"""
+
+def row(name: str, fleet: str | None, **changes: Any) -> dict[str, Any]:
+    """A row of a cluster that is well."""
+    well = {
+        "name": name,
+        "fleet": fleet,
+        "dry_run": False,
+        "at": "2026-01-31T17:05:00+00:00",
+        "age": 3.0,
+        "min": 1,
+        "max": 8,
+        "current": 2,
+        "ready": 2,
+        "proposed": 2,
+        "desired": 2,
+        "reason": "steady",
+        "rescale": None,
+        "missing": {},
+        "problem": None,
+    }
+    return well | changes
+
+
+def fleet(name: str, **changes: Any) -> dict[str, Any]:
+    well = {
+        "name": name,
+        "answered_at": "2026-01-31T17:05:00+00:00",
+        "age": 4.2,
+        "problem": None,
+        "failures": 0,
+        "members": 200,
+        "clusters": 200,
+        "held": [],
+        "refused": [],
+    }
+    return well | changes
+
+
+class Answers:
+    """What the server answers.
+
+    Attributes:
+        clusters, fleets: the rows; None: as a daemon of an earlier version, which has no fleets.
+        asked: the names of the clusters whose decisions were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.clusters: list[dict[str, Any]] = []
+        self.fleets: list[dict[str, Any]] | None = []
+        self.asked: list[str] = []
+        self.url = ""
+
+    def get(self, path: str) -> dict[str, Any]:
+        if path == "/api/v1/clusters":
+            fleets = {} if self.fleets is None else {"fleets": self.fleets}
+            return {"dry_run": False, "reload": "ok", **fleets, "clusters": self.clusters}
+        name = unquote(path.split("/")[4])
+        self.asked.append(name)
+        return {"cluster": name, "decisions": [{"decision": {"at": "x"}, "explanation": f"why {name} is as it is"}]}
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(FLEET)
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "orders.yaml").write_text("min: 3\n")
-    (tmp_path / "jobs" / "clicks.yaml").write_text("{}\n")
-    return path
+def daemon() -> Iterator[Answers]:
+    answers = Answers()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers.get(self.path.partition("?")[0])).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    answers.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
-def test_check_without_connecting_checks_the_template(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", str(fleet)]) == 0
-    assert capsys.readouterr().out == f"{fleet} is valid: 1 fleet: jobs\n"
-    fleet.write_text(FLEET + STATIC)
-    assert cli.main(["check", str(fleet)]) == 0
-    assert capsys.readouterr().out == f"{fleet} is valid: 1 cluster: own; 1 fleet: jobs\n"
-    assert cli.main(["check", str(fleet), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["clusters"], found["fleets"]) == (["own"], ["jobs"])
-    fleet.write_text(FLEET.replace("${values.min", "${value.min"))
-    assert cli.main(["check", str(fleet)]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"{fleet}:10: fleets.jobs.template.min: unknown variable value in ${{value.min | 1}}; variables: name, values"
-    )
+def status(daemon: Answers, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert cli.main(["status", "--url", daemon.url, *options]) == 0
+    return capsys.readouterr().out
 
 
-def test_check_online_asks_the_discovery_and_lists_the_problems_of_members(
-    fleet: Path, capsys: pytest.CaptureFixture[str]
+def columns(text: str, name: str) -> list[str]:
+    """The cells of the line that begins with this."""
+    return next(line for line in text.splitlines() if line.startswith(name)).split()
+
+
+def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
+    daemon: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["check", "--online", str(fleet)]) == 0
-    out = capsys.readouterr().out
-    assert {line.split()[0] for line in out.splitlines()[1:3]} == {"prod/clicks", "prod/orders"}
-    assert out.endswith("2 clusters, 0 readings failed, 0 findings.\n")
-    (fleet.parent / "jobs" / "clicks.yaml").write_text("min: many\n")
-    (fleet.parent / "jobs" / "views.yaml").write_text("- a\n")
-    (fleet.parent / "jobs" / "orders.json").write_text("{}")
-    assert cli.main(["check", "--online", str(fleet)]) == 1
-    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ERROR: ")]
-    place = f"ERROR: {fleet}"
-    assert errors == [
-        f"{place}:10: fleets.jobs[clicks.yaml].template.min: expected a whole number, not a string",
-        f"{place}:6: fleets.jobs[orders.yaml].name: the member 'orders.json' has the name 'prod/orders' already",
-        (
-            f"{place}:4: fleets.jobs[views.yaml]: {fleet.parent}/jobs/views.yaml:1: (file): expected a mapping of names to "
-            "values"
-        ),
+    daemon.clusters = [row(f"prod/job-{number}", "streaming") for number in range(200)] + [row("own", None)]
+    for number in range(12):
+        daemon.clusters[number] |= {"problem": f"target: no answer from {number}"}
+    rescale = {"before": 2, "to": 8, "phase": "starting"}
+    daemon.clusters[50] |= {"current": 2, "desired": 8, "rescale": rescale}
+    daemon.clusters[51] |= {"current": None, "desired": None}
+    refused = [
+        {"member": f"x{n}", "cluster": None, "problems": [f"c.yaml:7: fleets.streaming[x{n}].template.max: no number"]}
+        for n in range(3)
     ]
-    assert cli.main(["check", "--online", str(fleet), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], list(found["clusters"])) == (False, ["prod/orders"])
-    assert [f"ERROR: {problem}" for problem in found["fleets"]["jobs"]["problems"]] == errors
-
-
-def test_check_online_reports_a_discovery_that_fails(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet.write_text(FLEET.replace("path: jobs", "path: nowhere") + STATIC)
-    assert cli.main(["check", "--online", str(fleet)]) == 1
-    out = capsys.readouterr().out
-    assert f"ERROR: {fleet}: fleets.jobs.discover: {fleet.parent}/nowhere cannot be listed" in out
-    assert "own" in out  # what is not of that fleet is checked nevertheless
-
-
-def test_the_same_problem_of_several_members_is_shown_once(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b", "c"):
-        (fleet.parent / "jobs" / f"{name}.yaml").write_text("min: many\n")
-    assert cli.main(["check", "--online", str(fleet)]) == 1
-    assert (
-        f"{fleet}:10: fleets.jobs[a.yaml].template.min: expected a whole number, not a string (and 2 more like it)\n"
-        in capsys.readouterr().out
-    )
-
-
-def test_problems_that_differ_are_cut_to_a_screen() -> None:
-    one = r'x.yaml:1: fleets.a["say \"]\" x"].name: is bad'
-    assert summarized([one, "x.yaml:1: fleets.a[b/c].name: is bad", "x.yaml:1: fleets.b[b/c].name: is bad"]) == [
-        f"{one} (and 1 more like it)",
-        "x.yaml:1: fleets.b[b/c].name: is bad",
+    kept = {"member": "job-0", "cluster": "prod/job-0", "problems": ["shown with its cluster"]}
+    held = [{"member": "job-1", "cluster": "prod/job-1", "age": 12.0}]
+    daemon.fleets = [
+        fleet("streaming", refused=[*refused, kept], held=held),
+        fleet("batch", age=None, problem="403: no permission", members=0, clusters=0),
     ]
-    many = [f"x.yaml:1: fleets.a[m{number}].name: {number} is bad" for number in range(50)]
-    assert summarized(many) == [*many[:20], "and 30 more problems"]
+    text = status(daemon, capsys)
+    assert len(text.splitlines()) < 30
+    # clusters, troubled, refused, missing, at max, rescaling, sums of the sizes
+    assert columns(text, "streaming") == ["streaming", "200", "12", "4", "1", "1", "1", "398", "404", "4", "s", "ago"]
+    assert columns(text, "batch") == ["batch", "0", "0", "0", "0", "0", "0", "0", "0", "not", "yet"]
+    assert columns(text, "(no fleet)") == ["(no", "fleet)", "1", "0", "-", "-", "0", "0", "2", "2", "-"]
+    assert "12 clusters with a problem or a missing reading; the first 10:" in text
+    assert "prod/job-9: target: no answer from 9" in text
+    assert "prod/job-10: target" not in text
+    assert "Fleet batch: the discovery does not answer, the members stay: 403: no permission" in text
+    assert "Fleet streaming: 1 member not found, kept until that is certain" in text
+    assert "Refused: c.yaml:7: fleets.streaming[x0].template.max: no number (and 2 more like it)" in text
+    assert "shown with its cluster" not in text
 
 
-def test_plan_decides_for_every_member(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (fleet.parent / "jobs" / "views.yaml").write_text("max: many\n")
-    assert cli.main(["plan", str(fleet)]) == 1
-    captured = capsys.readouterr()
-    assert "cluster prod/orders would be scaled up from 2 to 3" in captured.out
-    assert "cluster prod/clicks stays at 2" in captured.out
-    assert captured.err == f"{fleet}:11: fleets.jobs[views.yaml].template.max: expected a whole number, not a string\n"
-    assert cli.main(["plan", str(fleet), "--filter", "prod/o*", "--json"]) == 1
-    assert [plan["decision"]["cluster"] for plan in json.loads(capsys.readouterr().out)] == ["prod/orders"]
-    assert cli.main(["plan", str(fleet), "--filter", "test/*"]) == 1
-    assert "no cluster matches test/*" in capsys.readouterr().err
+def test_a_summary_without_trouble_has_no_more_than_the_fleets(
+    daemon: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.clusters = [row(f"job-{number}", "f") for number in range(41)]
+    daemon.fleets = [fleet("f")]
+    assert len(status(daemon, capsys).splitlines()) == 4
 
 
-def test_hundreds_are_summarized_in_a_screen(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in range(58):
-        text = "min: 3\n" if number < 12 else "max: 1\n" if number < 14 else "{}\n"
-        (fleet.parent / "jobs" / f"m{number:03}.yaml").write_text(text)
-    assert cli.main(["plan", str(fleet)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 14
-    assert [line.split()[:3] for line in lines[1:11]] == [[f"prod/m{number:03}", "2", "3"] for number in range(10)]
-    assert lines[-2:] == [
-        (
-            "60 clusters: 13 would be scaled up, 2 down; 120 replicas, then 131. 0 clusters with a missing reading; "
-            "the first 10 that would change or miss one are above."
-        ),
-        "--filter PATTERN explains the decisions of the clusters whose names match.",
-    ]
-    assert cli.main(["plan", str(fleet), "--filter", "prod/m00*"]) == 0
-    assert capsys.readouterr().out.count("would be scaled up from 2 to 3") == 10
-    assert cli.main(["check", "--online", str(fleet)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"0 of \d+ rows; --json lists all\.", lines[2])
-    assert lines[-1] == "60 clusters, 0 readings failed, 0 findings."
+def test_a_fleet_or_those_in_trouble_are_listed(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.clusters = [row(f"prod/job-{number}", "streaming") for number in range(60)] + [row("own", None)]
+    daemon.clusters[7] |= {"problem": "refused"}
+    daemon.fleets = [fleet("streaming"), fleet("batch", problem="away")]
+    text = status(daemon, capsys, "--fleet", "stream*")
+    assert len(text.splitlines()) == 61
+    assert "own" not in text
+    assert "away" not in text
+    text = status(daemon, capsys, "--troubled")
+    assert text.splitlines()[1].startswith("prod/job-7")
+    assert "Fleet batch: the discovery does not answer" in text
+    assert len(status(daemon, capsys, "--filter", "prod/job-1*").splitlines()) == 12
+    assert json.loads(status(daemon, capsys, "--fleet", "batch", "--json"))["clusters"] == []
+    assert cli.main(["status", "--url", daemon.url, "--fleet", "nobody"]) == 1
+    assert "there is no fleet nobody; there are: streaming, batch" in capsys.readouterr().err
+
+
+def test_before_there_is_any_member_status_says_so(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.fleets = [fleet("f", age=None, problem="the discovery has not answered yet")]
+    text = status(daemon, capsys)
+    assert text.startswith("There is no cluster yet.")
+    assert "the discovery has not answered yet" in text
+
+
+def test_a_daemon_of_an_earlier_version_has_no_fleets(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.fleets = None
+    daemon.clusters = [row(f"job-{number}", None) for number in range(60)]
+    for each in daemon.clusters:
+        del each["fleet"]
+    assert columns(status(daemon, capsys), "(no fleet)")[2] == "60"
+
+
+def test_a_pattern_explains_each_cluster_that_matches(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.clusters = [row(f"prod/job-{number}", "f") for number in range(30)]
+    assert cli.main(["explain", "prod/job-2?", "--url", daemon.url]) == 0
+    assert daemon.asked == [f"prod/job-2{number}" for number in range(10)]
+    assert capsys.readouterr().out.count("why prod/job-2") == 10
+    assert cli.main(["explain", "*-7", "--url", daemon.url, "--json"]) == 0
+    assert [answer["cluster"] for answer in json.loads(capsys.readouterr().out)["clusters"]] == ["prod/job-7"]
+    assert cli.main(["explain", "prod/job-7", "--url", daemon.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"] == "prod/job-7"
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("pattern", "problem"),
     [
-        ["simulate", "{config}", "--load", "sine6h"],
-        ["replay", "{trace}", "{config}"],
-        ["tune", "{trace}", "{config}", "--plant", "k8s"],
-        ["backtest", "{trace}", "{config}", "--plant", "k8s"],
+        ("test/*", "no cluster matches test/*; there are: prod/job-0, prod/job-1,"),
+        ("prod/*", "prod/* matches 30 clusters, expected 1 to 20; such as: prod/job-0,"),
     ],
 )
-def test_commands_that_connect_to_nothing_want_a_cluster_in_the_file(
-    fleet: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_pattern_of_none_or_too_many_clusters_is_refused(
+    daemon: Answers, capsys: pytest.CaptureFixture[str], pattern: str, problem: str
 ) -> None:
-    words = [word.format(config=fleet, trace=fleet.parent) for word in command]
-    assert cli.main(words) == 2
-    assert f"{fleet}: has fleets only, and this command takes clusters that are written in the file" in (
-        capsys.readouterr().err
-    )
+    daemon.clusters = [row(f"prod/job-{number}", "f") for number in range(30)]
+    assert cli.main(["explain", pattern, "--url", daemon.url]) == 1
+    assert problem in capsys.readouterr().err
+    assert daemon.asked == []
