@@ -250,10 +250,12 @@ class Member:
             such as `prod-a/orders`. It names the member while its template cannot be filled.
         values: what the expressions of a template may name: strings, and mappings of strings such as `labels`. They
             come from outside and may be anything, of any length.
+        problem: why its values are not known, or None; then it is in trouble alone, for this reason.
     """
 
     id: str
     values: Mapping[str, str | Mapping[str, str]]
+    problem: str | None = None
 
 
 class Discovery(Protocol):
