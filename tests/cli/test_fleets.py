@@ -16,7 +16,7 @@ from autoscaler import cli
 
 def row(name: str, fleet: str | None, **changes: Any) -> dict[str, Any]:
     """A row of a cluster that is well."""
-    well = {
+    well: dict[str, Any] = {
         "name": name,
         "fleet": fleet,
         "dry_run": False,
@@ -37,7 +37,7 @@ def row(name: str, fleet: str | None, **changes: Any) -> dict[str, Any]:
 
 
 def fleet(name: str, **changes: Any) -> dict[str, Any]:
-    well = {
+    well: dict[str, Any] = {
         "name": name,
         "answered_at": "2026-01-31T17:05:00+00:00",
         "age": 4.2,
