@@ -1,8 +1,8 @@
-"""The interfaces of sources, engines, targets and stores, and their errors.
+"""The interfaces of sources, engines, targets, discoveries and stores, and their errors.
 
-A source, engine or target plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not hold a
-connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and engines
-(same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
+A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not
+hold a connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and
+engines (same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
 cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
 
 A class attribute `packages`, such as `("boto3",)`, names what it imports only to connect: a configuration that uses the
@@ -11,7 +11,7 @@ plug-in is refused while one is not installed, with the extra that brings it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -237,6 +237,50 @@ class TargetPlugin(Protocol):
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:
+        """Connect."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a fleet, as a discovery finds it.
+
+    Attributes:
+        id: identifies it among all members of the discovery, and stays the same for as long as it is the same thing,
+            such as `prod-a/orders`. It names the member while its template cannot be filled.
+        values: what the expressions of a template may name: strings, and mappings of strings such as `labels`. They
+            come from outside and may be anything, of any length.
+        problem: why its values are not known, or None; then it is in trouble alone, for this reason.
+    """
+
+    id: str
+    values: Mapping[str, str | Mapping[str, str]]
+    problem: str | None = None
+
+
+class Discovery(Protocol):
+    """A live discovery: it finds the members of a fleet."""
+
+    async def members(self) -> Sequence[Member]:
+        """All members at present. One that is left out has gone.
+
+        It is asked every few seconds, so it should answer from a watch, or with one request.
+
+        Raises:
+            EdgeError: they are not known now, in whole or in part. Never a part of them without an error.
+        """
+        ...
+
+
+class DiscoveryPlugin(Protocol):
+    """Parameters of a discovery.
+
+    The class attribute `variables`, a tuple of strings, names the `values` that each of its members has.
+    """
+
+    variables: ClassVar[tuple[str, ...]]
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Discovery]:
         """Connect."""
         ...
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
-from autoscaler.cli.configuration import load_live
+from autoscaler.cli.configuration import load_live, summarized
 from autoscaler.cli.options import Commands, config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, print_lines, table
+from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, readings
 from autoscaler.daemon.one_shot import Checked, check
@@ -42,19 +44,30 @@ def run(arguments: argparse.Namespace) -> int:
         return _online(config, as_json=arguments.json)
     names = sorted(config.clusters)
     if arguments.json:
-        print_json({"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": names})
+        found = {"warnings": list(config.warnings), "clusters": names, "fleets": sorted(config.fleets)}
+        print_json({"ok": True, "problems": [], **found})
     else:
         print_lines(*(f"warning: {warning}" for warning in config.warnings))
-        print_lines(f"{config.path} is valid: {count_of(len(names), 'cluster')}: {', '.join(names)}")
+        parts = [
+            f"{count_of(len(known), what)}: {', '.join(known)}"
+            for what, known in (("cluster", names), ("fleet", sorted(config.fleets)))
+            if known
+        ]
+        print_lines(f"{config.path} is valid: {'; '.join(parts)}")
     return OK
 
 
 def _online(config: Config, *, as_json: bool) -> int:
     log_nothing()
     checked = asyncio.run(check(config))
-    ok = not any(_failed(checked, name) for name in checked.untrusted) and not any(
-        examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
-        for examined in checked.examined
+    config = checked.config
+    ok = (
+        not any(checked.fleets.values())
+        and not any(_failed(checked, name) for name in checked.untrusted)
+        and not any(
+            examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
+            for examined in checked.examined
+        )
     )
     if as_json:
         print_json(_json(config, checked, ok=ok))
@@ -81,7 +94,7 @@ def _show(config: Config, checked: Checked) -> None:
             if what not in shown:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
-    table(("cluster", "what", "result", ""), rows)
+    _readings(rows, many=len(checked.observations) > MAX_LISTED)
     clusters: dict[tuple[str, Finding | str], list[str]] = {}  # what is equal for several clusters is shown once
     for examined in checked.examined:
         for found in (*([examined.error] if examined.error else ()), *examined.findings):
@@ -99,6 +112,8 @@ def _show(config: Config, checked: Checked) -> None:
                 hang("  cost:    ", found.cost),
                 hang("  remedy:  ", found.remedy),
             )
+    problems = summarized(problem for found in checked.fleets.values() for problem in found)
+    print_lines(*([""] if problems else []), *(f"ERROR: {problem}" for problem in problems))
     findings = sum(isinstance(found, Finding) for _, found in clusters)
     failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
     print_lines(
@@ -108,10 +123,19 @@ def _show(config: Config, checked: Checked) -> None:
     )
 
 
+def _readings(rows: Sequence[tuple[str, str, str, str]], *, many: bool) -> None:
+    """Print the table of readings; with many clusters only what failed, and not all of that."""
+    shown = [row for row in rows if row[2] not in ("ok", "remark")][:MAX_LISTED] if many else rows
+    table(("cluster", "what", "result", ""), shown)
+    if many:
+        print_lines("", f"{len(shown)} of {len(rows):,} rows; --json lists all.")
+
+
 def _json(config: Config, checked: Checked, *, ok: bool) -> object:
     return {
         "ok": ok,
         "warnings": list(config.warnings),
+        "fleets": {name: {"problems": list(problems)} for name, problems in checked.fleets.items()},
         "clusters": {
             name: {
                 "observation": to_json(observation),

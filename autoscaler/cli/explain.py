@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from autoscaler.cli.daemon_client import cluster_path, find_daemon, get_with_history, url_option
+from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, get_with_history, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
 from autoscaler.core.explain import count_of, explain
-from autoscaler.ports import Record
+from autoscaler.ports import AutoscalerError, Record
 
 _MAX_DECISIONS = 10_000
 """Most decisions that a daemon gives in one answer."""
+
+_MAX_CLUSTERS = 20
+"""Most clusters that one pattern explains."""
 
 
 def register(commands: Commands) -> None:
@@ -24,7 +29,9 @@ def register(commands: Commands) -> None:
         description="Explain the decisions of a running daemon. Those that it does not keep any more are read from "
         "the files of its history, where it runs on this machine.",
     )
-    parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
+    parser.add_argument(
+        "cluster", metavar="CLUSTER", help=f"name of the cluster, or a pattern like 'prod-a/*' of up to {_MAX_CLUSTERS}"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--last", type=count, default=1, metavar="N", help="the last N decisions, newest first")
     which.add_argument(
@@ -38,37 +45,60 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
+    daemon = find_daemon(arguments)
+    name = arguments.cluster
+    if not any(sign in name for sign in "*?["):
+        answer = _explained(daemon, name, arguments)
+        answers = [answer]
+    else:
+        names = [row["name"] for row in get(daemon, "/api/v1/clusters", "clusters")["clusters"]]
+        matching = [each for each in names if fnmatchcase(each, name)]
+        if not 0 < len(matching) <= _MAX_CLUSTERS:
+            shown = ", ".join(sorted(matching or names)[:_MAX_CLUSTERS])
+            raise AutoscalerError(
+                f"{name} matches {count_of(len(matching), 'cluster')}, expected 1 to {_MAX_CLUSTERS}; such as: {shown}"
+                if matching
+                else f"no cluster matches {name}; there are: {shown or 'none'}"
+            )
+        answers = [_explained(daemon, each, arguments) for each in matching]
+    daemon.note_problems()
+    if arguments.json:
+        print_json(answers[0] if name == answers[0]["cluster"] else {"clusters": answers})
+        return OK
+    explained = [decision["explanation"] for answer in answers for decision in answer["decisions"]]
+    if explained:
+        print_lines("\n\n\n".join(explained))
+        return OK
+    when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
+    print_error(f"autoscaler: no decision about cluster {name} is kept{when}")
+    return FAILED
+
+
+def _explained(daemon: Address, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The decisions about a cluster that are asked for, as the daemon gives them, and older ones from its files."""
     wanted = 1 if arguments.at else arguments.last
     query = {"limit": str(min(wanted, _MAX_DECISIONS))}
     if arguments.at:
         query["until"] = arguments.at.isoformat()
-    path = f"{cluster_path(arguments.cluster)}/decisions?{urllib.parse.urlencode(query)}"
-    daemon = find_daemon(arguments)
+    path = f"{cluster_path(name)}/decisions?{urllib.parse.urlencode(query)}"
     answer, history = get_with_history(daemon, path, "decisions")
-    daemon.note_problems()
     decisions = answer["decisions"]
     if len(decisions) < wanted and history is not None:
         oldest = datetime.fromisoformat(decisions[-1]["decision"]["at"]) if decisions else None
-        decisions += _recorded(history, arguments, oldest, wanted - len(decisions))
-    if arguments.json:
-        print_json(answer)
-        return OK
-    if not decisions:
-        when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
-        print_error(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
-        return FAILED
-    print_lines("\n\n\n".join(decision["explanation"] for decision in decisions))
-    return OK
+        until = arguments.at or oldest
+        decisions += _recorded(history, name, until, oldest, wanted - len(decisions))
+    return answer
 
 
 def _recorded(
-    history: Path, arguments: argparse.Namespace, before: datetime | None, number: int
+    history: Path, cluster: str, until: datetime | None, before: datetime | None, number: int
 ) -> list[dict[str, object]]:
     """At most so many of the decisions that are asked for, as in an answer of the daemon, from its history.
 
     Args:
         history: the directory of the files.
-        arguments: of the command.
+        cluster: its name.
+        until: where to begin, going back.
         before: only older decisions.
         number: how many.
     """
@@ -76,7 +106,7 @@ def _recorded(
     from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
     try:
-        records = read_back(history, arguments.cluster, arguments.at or before, print_error)
+        records = read_back(history, cluster, until, print_error)
         newer = None
         older: list[tuple[Record, str | None]] = []
         for record in records:

@@ -9,15 +9,27 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from autoscaler.cli.configuration import summarized
 from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, url_option
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
+from autoscaler.ports import AutoscalerError
+
+MAX_LISTED = 40
+"""Clusters that are listed although nobody asked for a list."""
+
+MAX_TROUBLED = 10
+"""Problems in a summary."""
 
 
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser("status", description="Show the clusters of a running daemon.")
+    parser = commands.add_parser(
+        "status",
+        description=f"Show the clusters of a running daemon. Of more than {MAX_LISTED}, a summary is shown, with those "
+        "that have a problem; the options list them.",
+    )
     parser.add_argument(
         "config", type=Path, nargs="?", metavar="CONFIG", help="the daemon's configuration, to find its address"
     )
@@ -29,6 +41,7 @@ def register(commands: Commands) -> None:
         metavar="PATTERN",
         help="show the clusters whose names match, like 'orders-*'; may be repeated",
     )
+    which.add_argument("--fleet", metavar="PATTERN", help="show the clusters of the fleets whose names match")
     parser.add_argument("--troubled", action="store_true", help="show the clusters with a problem or a missing reading")
     parser.add_argument(
         "--verbose", action="store_true", help="with --cluster: also the numbers that the policies work with"
@@ -58,20 +71,93 @@ def _ask(daemon: Address, arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.cluster is not None:
         return get(daemon, cluster_path(arguments.cluster), "learned")
     answer = get(daemon, "/api/v1/clusters", "clusters")
+    # A daemon of an earlier version has no fleets.
+    fleets = answer.get("fleets", [])
+    if arguments.fleet is not None:
+        names = [fleet["name"] for fleet in fleets]
+        fleets = [fleet for fleet in fleets if fnmatchcase(fleet["name"], arguments.fleet)]
+        if not fleets:
+            raise AutoscalerError(f"there is no fleet {arguments.fleet}; there are: {', '.join(names) or 'none'}")
+    asked = {fleet["name"] for fleet in fleets}
     clusters = [
         row
         for row in answer["clusters"]
         if (not arguments.filter or any(fnmatchcase(row["name"], pattern) for pattern in arguments.filter))
+        and (arguments.fleet is None or row["fleet"] in asked)
         and (not arguments.troubled or _problems(row))
     ]
-    return {**answer, "clusters": clusters}
+    return {**answer, "fleets": fleets, "clusters": clusters}
 
 
 def _lines(answer: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
     if arguments.cluster is not None:
         return [*_clusters([answer]), *_details(answer, verbose=arguments.verbose), *_daemon(answer)]
+    clusters, fleets = answer["clusters"], answer["fleets"]
+    if len(clusters) > MAX_LISTED and not (arguments.filter or arguments.fleet or arguments.troubled):
+        return [*_summary(clusters, fleets), *_daemon(answer)]
     none = "No cluster has a problem or a missing reading." if arguments.troubled else "No cluster matches."
-    return [*(_clusters(answer["clusters"]) if answer["clusters"] else [none]), *_daemon(answer)]
+    if not (clusters or arguments.troubled or arguments.filter):
+        none = "There is no cluster yet."
+    problems = [] if arguments.filter else _fleet_problems(fleets)
+    return [*(_clusters(clusters) if clusters else [none]), *problems, *_daemon(answer)]
+
+
+def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]]) -> list[str]:
+    """The clusters by fleet, and what is wrong with the first of those that have a problem."""
+    rows: dict[str | None, list[dict[str, Any]]] = {fleet["name"]: [] for fleet in fleets}
+    for row in clusters:
+        rows.setdefault(row.get("fleet"), []).append(row)
+    known = {fleet["name"]: fleet for fleet in fleets}
+    head = ("fleet", "clusters", "troubled", "refused", "missing", "at max", "rescaling", "size", "decided", "found")
+    lines = table_lines(head, [_sums(name, of_fleet, known.get(name)) for name, of_fleet in rows.items()])
+    troubled = [f"{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
+    if troubled:
+        shown = troubled[:MAX_TROUBLED]
+        first = f"; the first {len(shown)}" if len(shown) < len(troubled) else ""
+        lines += ["", f"{count_of(len(troubled), 'cluster')} with a problem or a missing reading{first}:", *shown]
+    return [
+        *lines,
+        *_fleet_problems(fleets),
+        "",
+        "--fleet NAME, --filter PATTERN and --troubled list the clusters.",
+    ]
+
+
+def _sums(name: str | None, clusters: Sequence[dict[str, Any]], fleet: dict[str, Any] | None) -> tuple[str, ...]:
+    numbers = (
+        len(clusters),
+        sum(bool(_problems(row)) for row in clusters),
+        *(("-", "-") if fleet is None else (len(fleet["refused"]), len(fleet["held"]))),
+        sum(row["desired"] is not None and row["desired"] >= row["max"] for row in clusters),
+        sum(row["rescale"] is not None for row in clusters),
+        sum(row["current"] or 0 for row in clusters),
+        sum(row["desired"] or 0 for row in clusters),
+    )
+    found = "-" if fleet is None else "not yet" if fleet["age"] is None else f"{fleet['age']:.0f} s ago"
+    return ("(no fleet)" if name is None else name, *map(str, numbers), found)
+
+
+def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
+    """What concerns fleets and members that have no row of their own."""
+    lines = [
+        f"Fleet {fleet['name']}: the discovery does not answer, the members stay: {fleet['problem']}"
+        for fleet in fleets
+        if fleet["problem"]
+    ]
+    lines += [
+        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found, kept until that is certain"
+        for fleet in fleets
+        if fleet["held"]
+    ]
+    refused = summarized(
+        problem
+        for fleet in fleets
+        for each in fleet["refused"]
+        if each["cluster"] is None  # otherwise the row of its cluster says so
+        for problem in each["problems"]
+    )
+    lines += [f"Refused: {line}" for line in refused]
+    return ["", *lines] if lines else []
 
 
 def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:

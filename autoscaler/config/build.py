@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 from urllib.parse import unquote
@@ -41,6 +42,7 @@ from autoscaler.config.document import (
     join,
     read_plain,
 )
+from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope, parse
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
@@ -54,8 +56,7 @@ log = logging.getLogger("autoscaler.config")
 Reader: TypeAlias = Callable[[Node, str], Any]
 
 _LONGEST_ODD = 40
-VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
-_VARIABLE = re.compile(VARIABLE)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 _SHORTEST_HIDDEN, _LONGEST_WORD = 8, 16  # characters of what only looks like a secret; letters alone may be a word
@@ -91,20 +92,34 @@ class Builder:
         environ: the variables that `${NAME}` may name.
         offline: whether nothing is connected to: then variables of secrets (see `_substituted`) need not be set, and
             packages that plug-ins need to connect need not be installed.
+        scope: what the expressions of a fleet's template may name; without it there are none.
 
     Attributes:
         warnings: where former names that are still used, and secrets in clear text, are recorded.
     """
 
     def __init__(
-        self, problems: Problems, directory: Path, environ: abc.Mapping[str, str], *, offline: bool = False
+        self,
+        problems: Problems,
+        directory: Path,
+        environ: abc.Mapping[str, str],
+        *,
+        offline: bool = False,
+        scope: Scope | None = None,
     ) -> None:
         self.problems = problems
         self.warnings = Problems(problems.file)
         self._directory = directory
         self._environ = environ
         self._offline = offline
+        self._scope = scope
         self._classes: dict[tuple[Kind, str], tuple[type[Any] | PluginError, str]] = {}
+
+    def within(self, scope: Scope, problems: Problems) -> Builder:
+        """One like this for a fleet's template, with its own problems and warnings."""
+        other = Builder(problems, self._directory, self._environ, offline=self._offline, scope=scope)
+        other._classes = self._classes  # finding a plug-in takes longer than reading it
+        return other
 
     def fail(self, node: Node, path: str, message: str) -> Invalid:
         """Record a problem at a node and return what to raise."""
@@ -157,7 +172,11 @@ class Builder:
                 default = field.default if base is None else getattr(base, name)
                 try:
                     reader = readers.get(name)
-                    values[name] = reader(inner, where) if reader else self.value(hints[name], inner, where, default)
+                    if reader:
+                        values[name] = reader(inner, where)
+                    else:
+                        read = partial(self.value, hints[name], inner, where, default)
+                        values[name] = self._once((cls, name, id(inner), id(default)), inner, read)
                 except Invalid:
                     complete = False
             elif base is None and is_required(field):
@@ -240,6 +259,7 @@ class Builder:
                 mapping.line, join(path, "type"), f"missing; expected the name of {kind.phrase}; installed: {known}"
             )
         where = join(path, "type")
+        self._refuse_expression(mapping.entries["type"].node, where)
         chosen = self._substituted(str, mapping.entries["type"].node, where)
         # As it is written: a former name of a target is null, which YAML reads as nothing.
         if not isinstance(chosen, Scalar) or not chosen.text:
@@ -262,6 +282,18 @@ class Builder:
 
     def plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         """Build a plug-in from `type` and its parameters."""
+        return self._once((kind, id(node)), node, lambda: self._plugin(kind, node, path))
+
+    def _once(self, key: abc.Hashable, node: Node, read: Callable[[], T]) -> T:
+        """What a node is read as; in a template only once, if it is the same for all members."""
+        if self._scope is None or id(node) in self._scope.varying:
+            return read()
+        if key not in self._scope.fixed:
+            self._scope.fixed[key] = read()
+        value: T = self._scope.fixed[key]
+        return value
+
+    def _plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         cls = self.plugin_class(kind, node, path)
         mapping = self.mapping(node, path, cls)
         read = self.fields(cls, mapping, path, taken=("type",))
@@ -301,11 +333,13 @@ class Builder:
         members = [member for member in args if member is not type(None)]
         if len(members) < len(args) and isinstance(node, Scalar) and node.value is None:
             return None
+        if self._scope is not None and len(members) < len(args) and self._is_empty(node, path):
+            return None
         if len(members) == 1:
             return self.value(members[0], node, path, default)
         self._substituted(str, node, path)  # reports a variable that is not set as such
         for member in members:
-            trial = Builder(Problems(""), self._directory, self._environ, offline=self._offline)
+            trial = Builder(Problems(""), self._directory, self._environ, offline=self._offline, scope=self._scope)
             try:
                 trial.value(member, node, path, default)
             except Invalid:
@@ -317,6 +351,13 @@ class Builder:
             return self.value(matching[0], node, path, default)
         expected = " or ".join(describe(member) for member in members)
         raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
+
+    def _is_empty(self, node: Node, path: str) -> bool:
+        """Whether an expression has the empty default, which stands for nothing."""
+        if not (isinstance(node, Scalar) and "${" in node.text):
+            return False
+        found = self._substituted(str, node, path)
+        return isinstance(found, Scalar) and not found.text
 
     def _choice(self, choices: abc.Mapping[str, Any], node: Node, path: str) -> Any:  # noqa: ANN401 - any member
         if isinstance(node, Scalar) and node.text in choices:
@@ -386,12 +427,14 @@ class Builder:
         raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
 
     def _substituted(self, hint: Any, node: Node, path: str) -> Node:  # noqa: ANN401 - a type of any form
-        """The node with the values of environment variables for `${NAME}`, typed as if they stood in the file.
+        """The node with the values of variables for `${NAME}` and expressions, typed as if they stood in the file.
 
         A value is a secret, and hidden, where the field is a `Secret`, or the key or the variable is called like one.
         """
         if not (isinstance(node, Scalar) and isinstance(node.value, str)):
             return node
+        if self._scope is not None and _container(hint) is not Scalar:
+            return node  # an expression stands for a scalar only
         secret = hint is Secret
         text = node.value
         if "${" not in text:
@@ -406,24 +449,67 @@ class Builder:
                 if _SECRET_NAME.search(name):
                     self._suspect(node, path, name, value)
             return node
-        if "${" in _VARIABLE.sub("", text):
-            raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
         secret = secret or _SECRET_NAME.search(path.rpartition(".")[2]) is not None
-        values = {}
-        for name in _VARIABLE.findall(text):
-            hidden = secret or _SECRET_NAME.search(name) is not None
-            unused = hidden and self._offline and hint in (str, Path, Secret)
-            values[name] = self._environ.get(name) or (_UNUSED if unused else "")
-            if not values[name]:
-                state = "is empty" if name in self._environ else "is not set"
-                why = " (only secrets may be unset where nothing is connected to)" if self._offline else ""
-                raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process{why}")
-            if hidden:
-                self.problems.hide(values[name])
-        text = _VARIABLE.sub(lambda match: values[match[1]], text)
-        return Scalar(node.line, text, text if hint in (str, Path, Secret) else read_plain(text))
+        filled = []
+        for part in self._parts(node, path):
+            if isinstance(part, Environment):
+                filled.append(self._environment(part.name, hint, node, path, secret=secret))
+            elif isinstance(part, Expression):
+                filled.append(self._expression(part, hint, node, path, secret=secret))
+            else:
+                filled.append(part)
+        text = "".join(filled)
+        return Scalar(node.line, text, text if hint in _TEXTS else read_plain(text))
+
+    def _parts(self, node: Scalar, path: str) -> abc.Sequence[Part]:
+        if self._scope is not None:
+            try:
+                return parse(node.text, self._scope.variables)
+            except ValueError as error:
+                raise self.fail(node, path, str(error)) from error
+        if "${" in _VARIABLE.sub("", node.text):
+            raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
+        # Every second one is the name of a variable.
+        return [Environment(part) if index % 2 else part for index, part in enumerate(_VARIABLE.split(node.text))]
+
+    def _environment(self, name: str, hint: Any, node: Node, path: str, *, secret: bool) -> str:  # noqa: ANN401 - any type
+        """The value of an environment variable."""
+        hidden = secret or _SECRET_NAME.search(name) is not None
+        unused = hidden and self._offline and hint in _TEXTS
+        value = self._environ.get(name) or (_UNUSED if unused else "")
+        if not value:
+            state = "is empty" if name in self._environ else "is not set"
+            why = " (only secrets may be unset where nothing is connected to)" if self._offline else ""
+            raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process{why}")
+        if hidden:
+            self.problems.hide(value)
+        return value
+
+    def _expression(self, expression: Expression, hint: Any, node: Node, path: str, *, secret: bool) -> str:  # noqa: ANN401 - any type
+        """The value of a member that an expression stands for; without a member a placeholder, where text is wanted."""
+        assert self._scope is not None  # noqa: S101 - there are no expressions without it
+        try:
+            value = self._scope.value(expression)
+        except ValueError as error:
+            raise self.fail(node, path, str(error)) from error
+        if value is None:
+            self._scope.unknown.add(path)
+            if hint not in _TEXTS:
+                raise Invalid  # nothing is wrong as far as it is known
+            return PLACEHOLDER
+        if secret and value != expression.default:
+            self.problems.hide(value)
+        return value
+
+    def _refuse_expression(self, node: Node, path: str) -> None:
+        """Refuse one where every member must have the same value."""
+        if self._scope is None or not isinstance(node, Scalar) or "${" not in node.text:
+            return
+        if any(isinstance(part, Expression) for part in self._parts(node, path)):
+            raise self.fail(node, path, "all members of a fleet have the same type of plug-in; write its name")
 
 
+_TEXTS = (str, Path, Secret)
 # A cache: resolving the types of a class takes as long as reading it, and there may be a thousand clusters.
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 MAPPINGS = (dict, abc.Mapping)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import yaml
 
@@ -59,12 +59,21 @@ class Line(int):
         return line
 
 
+class Problem(NamedTuple):
+    """One problem: where it is, and what it is."""
+
+    file: str
+    line: int
+    path: str
+    message: str
+
+
 class Problems:
     """Collects the problems of one file, and of those that it includes."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._found: dict[tuple[str, int, str, str], None] = {}  # an ordered set
+        self._found: dict[Problem, None] = {}  # an ordered set
         self.secrets: set[str] = set()
         self._mask = Mask()
 
@@ -74,12 +83,21 @@ class Problems:
     def add(self, line: int, path: str, message: str) -> None:
         """Record a problem."""
         file = line.file if isinstance(line, Line) else self.file
-        self._found[file, line, path or FILE, " ".join(message.split())] = None
+        self._found[Problem(file, line, path or FILE, " ".join(message.split()))] = None
 
     def fail(self, line: int, path: str, message: str) -> Invalid:
         """Record a problem and return what to raise."""
         self.add(line, path, message)
         return Invalid()
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._found)
+
+    def adopt(self, other: Problems, unless: Callable[[Problem], bool]) -> None:
+        """Record the problems of another collection too, except for some, and hide its secrets."""
+        self._found |= {problem: None for problem in other if not unless(problem)}
+        for secret in other.secrets:
+            self.hide(secret)
 
     def hide(self, secret: str) -> None:
         """Mask this string in all messages."""

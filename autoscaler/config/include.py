@@ -1,4 +1,4 @@
-"""Files that the configuration file includes: their sources and clusters, as if they stood in it."""
+"""Files that the configuration file includes: their sources, clusters and fleets, as if they stood in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from autoscaler.config import document
 from autoscaler.config.document import MAX_NODES, Entry, Invalid, Line, Mapping, Node, Problems, Scalar, Sequence, join
 
 INCLUDE = "include"
-SECTIONS = ("sources", "clusters")
+SECTIONS = ("sources", "clusters", "fleets")
+_LISTED = f"{', '.join(SECTIONS[:-1])} and {SECTIONS[-1]}"
 OWN = "x-"
 """Top-level keys that begin so are for the user's own anchors."""
 
@@ -88,14 +89,12 @@ def _files(pattern: str) -> list[str]:
 def _merge(root: Mapping, included: Node, file: str, problems: Problems) -> None:
     """Add the sections of an included file to those of the root."""
     if not isinstance(included, Mapping):
-        raise problems.fail(included.line, "", f"expected a mapping with {' and '.join(SECTIONS)}")
+        raise problems.fail(included.line, "", f"expected a mapping with {_LISTED}")
     for key, entry in included.entries.items():
         if key.startswith(OWN):
             continue
         if key not in SECTIONS:
-            problems.add(
-                entry.line, key, f"an included file has {' and '.join(SECTIONS)} only; write this in {problems.file}"
-            )
+            problems.add(entry.line, key, f"an included file has {_LISTED} only; write this in {problems.file}")
             continue
         section = root.entries.setdefault(key, Entry(entry.line, Mapping(entry.line))).node
         if not isinstance(entry.node, Mapping):

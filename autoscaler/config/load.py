@@ -1,52 +1,22 @@
-"""The configuration file as a whole: its sections, plug-ins, and the checks across fields."""
+"""The configuration file as a whole: its sections, and what belongs to more than one of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from autoscaler import plugins
-from autoscaler.config import combine, document, include
+from autoscaler.config import include
 from autoscaler.config.build import Builder
+from autoscaler.config.cluster import ClusterReader, Owners, check_name, read_source, source_classes
 from autoscaler.config.document import Invalid, Node, Problems, join
+from autoscaler.config.fleets import Template
 from autoscaler.config.include import OWN
-from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
-from autoscaler.config.sections import DIRECTORY, LONGEST_TIMEOUT, ClusterSection, FileSections
-from autoscaler.core.durations import format_duration
-from autoscaler.core.foreign import format_exception
-from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
-from autoscaler.core.parameters import ParameterError
+from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec
+from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
 from autoscaler.plugins import Kind
-from autoscaler.ports import ChecksQueries
-
-# Names of clusters, sources, metrics and policies: they become file names, URL parts and metric labels.
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
-
-_NAME = re.compile(NAME)
-_RESERVED = ("target", "engine")  # their names in `Observation.missing`
-# Settings that the core takes unchanged.
-_PASSED_ON = (
-    *("up", "down", "settle", "capacity", "slots_per_replica", "partitions"),
-    *("interval", "max_age", "max_ahead"),
-)
-# Settings that name a metric.
-_METRIC_NAMES = (
-    *(("settle", "lag"), ("settle", "throughput")),
-    *(("capacity", "throughput"), ("capacity", "saturation")),
-)
-_SHORTEST_INTERVAL = timedelta(milliseconds=100)
-_MOST_REPLICAS = 100_000
-_ZERO = timedelta(0)
-# A metric of such a name may be a share from 0 to 1, or a percentage; not `busy_threads`, `shared_queue`.
-_SHARE_NAME = re.compile(r"(?:^|[_.-])(?:(?:cpu|utili[sz]ation|saturation)(?:[_.-]|$)|(?:busy|share)$)", re.IGNORECASE)
-_MOST_CORES = 10
-_PERCENT = 100
-_LEAST_PERCENTAGE = 2  # what is above 1 and below it is rather the load of more than one
+from autoscaler.ports import SourcePlugin
 
 
 def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
@@ -67,7 +37,6 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
         config = file.read(include.read(path, problems) if root is None else root)
-        config = dataclasses.replace(config, warnings=file.warnings(config))
     except Invalid:
         config = None
     if problems or config is None:
@@ -82,436 +51,77 @@ class _File:
         self._path = path
         self._problems = problems
         self._build = build
-        # Source name -> its class, to check metrics against; None when it could not be loaded.
-        self._sources: dict[str, type[Any] | None] = {}
-        self._targets: list[tuple[Any, str]] = []
-        # Cluster name -> line and path of its time-out, or of itself when that is left out.
-        self._timeouts: dict[str, tuple[int, str]] = {}
-        # Cluster name -> line and path of its expression.
-        self._expressions: dict[str, tuple[int, str]] = {}
-        # Path of a metric -> its node.
-        self._queries: dict[str, document.Mapping] = {}
-        # Path of a metric -> whether it is a share; None: its source does not say.
-        self._shares: dict[str, bool | None] = {}
-        # Path of a policy -> its node, and each metric that it compares with a level.
-        self._levels: dict[str, tuple[Node, list[tuple[str, float]]]] = {}
+        self._classes: dict[str, type[Any] | None] = {}
+        self._sources: dict[str, SourcePlugin] = {}
 
     def read(self, node: Node) -> Config:
+        """Read it. Raises Invalid when problems were recorded that leave nothing to go on with."""
         build = self._build
         root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
-        self._sources = self._source_classes(root)
+        self._classes = source_classes(build, root, "")
+        clusters = ClusterReader(build, self._classes, Owners())
         default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         readers = {
             "daemon": lambda node, path: build.dataclass(DaemonSpec, node, path, default),
             "sources": lambda node, path: build.entries(node, path, self._source),
-            "clusters": self._clusters,
+            "clusters": lambda node, path: self._clusters(node, path, clusters),
+            "fleets": lambda node, path: build.entries(node, path, self._fleet),
         }
         read = build.fields(FileSections, root, "", taken=own, readers=readers)
+        if root.entries.keys().isdisjoint(SCALED):
+            raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, here or in fleets")
         if not read.complete:
             raise Invalid
-        values = read.values
-        sources, clusters = values.get("sources", {}), values["clusters"]
-        self._check_queries(sources, clusters)
-        return Config(
+        config = Config(
             path=self._path,
-            daemon=values.get("daemon", default),
-            sources=sources,
-            clusters=clusters,
-            secrets=frozenset(self._problems.secrets),
+            daemon=read.values.get("daemon", default),
+            sources=self._sources,
+            clusters=read.values.get("clusters", {}),
+            fleets=read.values.get("fleets", {}),
+        )
+        for name, cluster in config.clusters.items():
+            clusters.check_queries(cluster, config.sources, join("clusters", name))
+        for name, cluster in config.clusters.items():
+            clusters.warn(cluster, config.sources, join("clusters", name))
+        return dataclasses.replace(
+            config, warnings=build.warnings.error().problems, secrets=frozenset(self._problems.secrets)
         )
 
-    def _check_queries(self, sources: Mapping[str, Any], clusters: Mapping[str, Cluster]) -> None:
-        """Have sources refuse the metrics that do not fit their own parameters."""
-        for name, cluster in clusters.items():
-            for called, metric in cluster.metrics.items():
-                source = sources[metric.source]
-                if not isinstance(source, ChecksQueries):
-                    continue
-                path = join(join(join("clusters", name), "metrics"), called)
-                mapping = self._queries[path]
-                try:
-                    with _contained(source, self._problems, mapping.line, path, ParameterError):
-                        source.check_query(metric.query)
-                except ParameterError as error:
-                    place = mapping.place(error.name, path) if error.name in mapping.entries else (mapping.line, path)
-                    self._problems.add(*place, error.message)
+    def _source(self, name: str, node: Node, path: str) -> SourcePlugin:
+        source: SourcePlugin = read_source(self._build, name, node, path)
+        self._sources[name] = source
+        return source
 
-    def _source_classes(self, root: document.Mapping) -> dict[str, type[Any] | None]:
-        if "sources" not in root.entries or not isinstance(root.entries["sources"].node, document.Mapping):
-            return {}
-        classes: dict[str, type[Any] | None] = {}
-        for name, entry in root.entries["sources"].node.entries.items():
-            try:
-                classes[name] = self._build.plugin_class(Kind.SOURCE, entry.node, join("sources", name))
-            except Invalid:  # recorded; and once more, in the same words, when the source itself is read
-                classes[name] = None
-        return classes
+    def _clusters(self, node: Node, path: str, reader: ClusterReader) -> dict[str, Cluster]:
+        def read(name: str, node: Node, path: str) -> Cluster:
+            check_name(name, node, path, self._build)
+            return reader.read(name, node, path)
 
-    def _name(self, name: str, node: Node, path: str) -> None:
-        if not _NAME.fullmatch(name):
-            raise self._build.fail(node, path, "a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first")
-
-    def _source(self, name: str, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
-        self._name(name, node, path)
-        return self._build.plugin(Kind.SOURCE, node, path)
-
-    def _clusters(self, node: Node, path: str) -> dict[str, Cluster]:
-        clusters = self._build.entries(node, path, self._cluster)
+        clusters = self._build.entries(node, path, read)
         if not clusters:
             raise self._build.fail(node, path, "at least one cluster is needed")
         return clusters
 
-    def _cluster(self, name: str, node: Node, path: str) -> Cluster:
-        self._name(name, node, path)
+    def _fleet(self, name: str, node: Node, path: str) -> FleetSpec:
         build = self._build
-        mapping = build.mapping(node, path, ClusterSection)
-        known = _names("metrics", mapping)
-        readers = {
-            "metrics": lambda node, path: build.entries(node, path, self._metric),
-            "policies": lambda node, path: build.entries(
-                node, path, lambda name, node, path: self._policy(name, node, path, known)
-            ),
-        }
-        read = build.fields(ClusterSection, mapping, path, readers=readers)
-        if "target" in read.values:
-            self._check_owner(read.values["target"], *mapping.place("target", path), name)
-        self._timeouts[name] = mapping.place("timeout", path) if "timeout" in mapping.entries else (mapping.line, path)
-        if "combine" in mapping.entries:
-            self._expressions[name] = mapping.place("combine", path)
-        settings = _Settings(mapping, path, read.values, self._problems)
-        valid = settings.check(known)
-        if not (read.complete and valid):
+        check_name(name, node, path, build)
+        mapping = build.mapping(node, path, FleetSection)
+        as_it_is = dict.fromkeys(("name", "template"), lambda node, _: node)
+        read = build.fields(FleetSection, mapping, path, readers=as_it_is)
+        if not {"discover", "name", "template"} <= mapping.entries.keys():
             raise Invalid
-        spec = build.construct(ClusterSpec, mapping, path, settings.spec(name))
-        down = mapping.entries.get("down")
-        if down is not None and spec.stabilized and "window" not in build.mapping(down.node, path).entries:
-            # A missing key keeps its default, also when another key of `down` is set.
-            spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
-        self._check_levels(spec, mapping, path)
-        return Cluster(
-            spec=spec,
-            target=settings["target"],
-            engine=settings["engine"],
-            metrics=read.values.get("metrics", {}),
-            interval=settings["interval"],
-            timeout=settings.timeout,
-            max_values=settings["max_values"],
-        )
-
-    def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:
-        """Find what policies compare a share with that is meant as a percentage."""
-        shares = {name: self._shares[join(join(path, "metrics"), name)] for name in spec.metrics}
-        saturation = spec.capacity.saturation
-        if "saturation" in _names("capacity", mapping):
-            shares[saturation] = True  # it is said to be one
-        for named in spec.policies:
-            where = join(join(path, "policies"), named.name)
-            node, levels = self._levels[where]
-            for metric, level in levels:
-                share = shares.get(metric, False)
-                # A name says little: a CPU may be counted in cores, or be a percentage already.
-                likely = metric == saturation or _SHARE_NAME.search(metric)
-                least = _MOST_CORES if "cpu" in metric.lower() else 1
-                doubtful = share is None and likely and least < level <= _PERCENT
-                if not doubtful and not (share and level > 1):
-                    continue
-                place = _parameter_with(level, node, where) or (node.line, where)
-                write = f"{level / _PERCENT:g}" if _LEAST_PERCENTAGE <= level <= _PERCENT else "at most 1"
-                if share:
-                    message = f"{level:g} for the metric {metric}, which is a share from 0 to 1; write {write}"
-                    raise self._problems.fail(*place, message)
-                self._build.warnings.add(
-                    *place, f"{level:g} for the metric {metric}: if that is a share from 0 to 1, write {write}"
-                )
-
-    def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
-        """Refuse a target that another cluster has."""
-        with _contained(target, self._problems, line, path):
-            if getattr(target, "shareable", False):
-                return
-            subject = (type(target), getattr(target, "subject", target))
-            owner = next((owner for other, owner in self._targets if other == subject), None)
-        if owner is not None:
-            message = (
-                f"cluster {owner!r} has the same target: each would undo the changes of the other; give each its own"
-            )
-            self._problems.add(line, path, message)
-        self._targets.append((subject, cluster))
-
-    def warnings(self, config: Config) -> tuple[str, ...]:
-        """Probable mistakes and former names, in the form and order of problems."""
-        found = self._build.warnings
-        for name, cluster in config.clusters.items():
-            line, path = self._timeouts[name]
-            sources = {metric.source: config.sources[metric.source] for metric in cluster.metrics.values()}
-            parts = {"target": cluster.target, "engine": cluster.engine}
-            for part, plugin in {**parts, **{f"source {key}": source for key, source in sources.items()}}.items():
-                with _contained(plugin, self._problems, line, path):
-                    theirs = getattr(plugin, "timeout", None)
-                if isinstance(theirs, timedelta) and theirs > cluster.timeout:
-                    found.add(
-                        line,
-                        path,
-                        f"the timeout of the {part} ({format_duration(theirs)}) is above that of the cluster "
-                        f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can "
-                        "report what is wrong",
-                    )
-            if isinstance(cluster.spec.combine, combine.Expression):
-                unheard = combine.unheard(cluster.spec.combine, cluster.spec.policies)
-                if unheard:
-                    found.add(*self._expressions[name], unheard)
-        return found.error().problems
-
-    def _metric(self, name: str, node: Node, path: str) -> Metric:
-        self._name(name, node, path)
-        build = self._build
-        if name in _RESERVED:
-            raise build.fail(node, path, f"a metric may not be called {name}: the name is reserved for the {name}")
-        entry = build.mapping(node, path).entries.get("source")
-        if entry is None:
-            raise build.fail(node, join(path, "source"), f"missing; sources: {self._source_names()}")
-        source = build.value(str, entry.node, join(path, "source"))
-        if source not in self._sources:
-            hint = plugins.guess(source, self._sources)
-            message = f"unknown source {source!r}; sources: {self._source_names()}{hint}"
-            raise build.fail(entry.node, join(path, "source"), message)
-        cls = self._sources[source]
-        if cls is None:
-            raise Invalid  # the source has a problem of its own; its queries cannot be checked
-        mapping = build.mapping(node, path, cls.Query)
-        read = build.fields(cls.Query, mapping, path, taken=("source",))
+        discover = mapping.entries["discover"].node
+        variables = build.plugin_class(Kind.DISCOVERY, discover, join(path, "discover")).variables
+        template = Template(path, mapping, variables, self._classes, self._sources, build)
+        template.check()
         if not read.complete:
             raise Invalid
-        query = build.construct(cls.Query, mapping, path, read.values)
-        self._queries[path] = mapping
-        with _contained(query, self._problems, mapping.line, path):
-            share = getattr(query, "share", None)
-            doubts = list(_pairs(query, "doubts", str))
-        self._shares[path] = share if isinstance(share, bool) else None
-        for key, message in doubts:
-            place = mapping.place(key, path) if key in mapping.entries else (mapping.line, path)
-            build.warnings.add(*place, message)
-        return Metric(source, query)
-
-    def _source_names(self) -> str:
-        return ", ".join(self._sources) or "none are defined"
-
-    def _policy(self, name: str, node: Node, path: str, known: Sequence[str]) -> NamedPolicy:
-        self._name(name, node, path)
-        policy = self._build.plugin(Kind.POLICY, node, path)
-        with _contained(policy, self._problems, node.line, path):
-            reads, _, named = _reads(policy), _lookback(policy), NamedPolicy(name, policy)
-            self._levels[path] = (
-                node,
-                [(metric, float(level)) for metric, level in _pairs(policy, "levels", int, float)],
-            )
-        unknown = [metric for metric in reads if metric not in known]
-        for metric in unknown:
-            line, where = _parameter_with(metric, node, path) or (node.line, path)
-            message = (
-                f"the policy reads the metric {metric!r}, which the cluster does not have{_suggest(metric, known)}"
-            )
-            self._problems.add(line, where, message)
-        if unknown:
-            raise Invalid
-        return named
-
-
-class _Settings:
-    """A cluster's settings as far as they could be read, and the checks across them."""
-
-    def __init__(self, mapping: document.Mapping, path: str, values: Mapping[str, Any], problems: Problems) -> None:
-        self._mapping = mapping
-        self._path = path
-        self._values = values
-        self._problems = problems
-        self._valid = True
-        self._defaults = {item.name: item.default for item in dataclasses.fields(ClusterSection)}
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - settings have many types
-        return self._values.get(name, self._defaults[name])
-
-    @property
-    def timeout(self) -> timedelta:
-        """The timeout that is set, or the one that follows from the interval."""
-        set_to: timedelta | None = self["timeout"]
-        interval: timedelta = self["interval"]
-        return min(LONGEST_TIMEOUT, interval * 2 / 3) if set_to is None else set_to
-
-    def spec(self, name: str) -> dict[str, Any]:
-        """The arguments of the core's `ClusterSpec`."""
-        policies: Mapping[str, NamedPolicy] = self["policies"]
-        return {
-            "name": name,
-            "limits": Limits(self["min"], self["max"]),
-            "policies": tuple(policies.values()),
-            "metrics": tuple(self._values.get("metrics", ())),
-            "engine": self["engine"] is not None,
-            "combine": None if self["combine"] is None else combine.read(self["combine"], policies),
-            "lookback": max([self["lookback"], *(_lookback(named.policy) for named in policies.values())]),
-            **{key: self[key] for key in _PASSED_ON},
-        }
-
-    def check(self, metrics: Sequence[str]) -> bool:
-        """Record what is inconsistent; True when nothing is."""
-        self._check_sizes()
-        self._check_times()
-        self._check_metrics(metrics)
-        self._check_combine()
-        if self._usable("policies") and "policies" in self._mapping.entries and not self["policies"]:
-            self._reject("at least one policy is needed", "policies")
-        return self._valid
-
-    def _check_sizes(self) -> None:
-        for name in ("slots_per_replica", "partitions", "max_values"):
-            if self._usable(name) and self[name] is not None and self[name] < 1:
-                self._reject(f"must be 1 or more, not {self[name]}", name)
-        if self._usable("max") and "max" in self._values and self["max"] > _MOST_REPLICAS:
-            self._reject(f"must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
-        if self._usable("min") and "max" in self._values:
-            try:
-                Limits(self["min"], self["max"])
-            except ParameterError as error:
-                self._reject(error.message, error.name, "max")
-
-    def _check_times(self) -> None:
-        if self._usable("interval") and self["interval"] < _SHORTEST_INTERVAL:
-            self._reject(f"must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
-            return
-        if self._usable("timeout") and self["timeout"] is not None and self["timeout"] <= _ZERO:
-            self._reject("must be above 0s", "timeout")
-            return
-        if not (self._usable("interval") and self._usable("timeout")):
-            return
-        timeout, interval = format_duration(self.timeout), format_duration(self["interval"])
-        if self.timeout >= self["interval"]:
-            self._reject(f"must be shorter than the interval ({interval}), not {timeout}", "timeout", "interval")
-        elif self._usable("max_age") and self["max_age"] < self.timeout:
-            age = format_duration(self["max_age"])
-            message = f"must be at least the timeout ({timeout}), not {age}: slow answers would be stale"
-            self._reject(message, "max_age", "timeout")
-        if self._usable("max_age") and self._usable("metrics"):
-            self._check_ages()
-
-    def _check_ages(self) -> None:
-        """A source may state how old its values get in normal operation: see `SourcePlugin`."""
-        for name, metric in self._values.get("metrics", {}).items():
-            with _contained(metric.query, self._problems, *self._mapping.place("metrics", self._path)):
-                ages = getattr(metric.query, "ages", None)
-            if _is_span(ages) and self["max_age"] <= ages[0]:
-                self._reject(
-                    f"{format_duration(self['max_age'])} is too short for the metric {name}: just before the "
-                    f"next value, the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
-                    f"would count as missing; set max_age: {format_duration(ages[1])}",
-                    "max_age",
-                    "metrics",
-                    inside=name,
-                )
-                return
-
-    def _check_metrics(self, metrics: Sequence[str]) -> None:
-        # Only a default may name a metric that does not exist; that part is then unknown.
-        for section, key in _METRIC_NAMES:
-            node = self._mapping.entries[section].node if section in self._mapping.entries else None
-            inner = node.entries.get(key) if isinstance(node, document.Mapping) else None
-            if inner is None or not isinstance(inner.node, document.Scalar):
-                continue
-            metric = getattr(self._values.get(section), key, inner.node.value)
-            if isinstance(metric, str) and metric not in metrics:
-                self._reject(f"the cluster has no metric {metric!r}{_suggest(metric, metrics)}", section, inside=key)
-
-    def _check_combine(self) -> None:
-        expression: str | None = self["combine"]
-        names = _names("policies", self._mapping)
-        if expression is None or not names:
-            return
-        read: Mapping[str, NamedPolicy] = self._values.get("policies", {})
-        try:
-            combine.read(expression, names, combine.silent(read.values()))
-        except ValueError as error:
-            self._reject(str(error), "combine")
-
-    def _usable(self, name: str) -> bool:
-        """Whether the setting is valid or has its default."""
-        return name in self._values or name not in self._mapping.entries
-
-    def _reject(self, message: str, *names: str, inside: str | None = None) -> None:
-        """Record a problem at the first of these keys that is in the file."""
-        self._valid = False
-        for name in names:
-            if name not in self._mapping.entries:
-                continue
-            line, path = self._mapping.place(name, self._path)
-            node = self._mapping.entries[name].node
-            if inside is not None and isinstance(node, document.Mapping) and inside in node.entries:
-                line, path = node.place(inside, path)
-            self._problems.add(line, path, message)
-            return
-        self._problems.add(self._mapping.line, self._path, message)
-
-
-@contextmanager
-def _contained(plugin: object, problems: Problems, line: int, path: str, *allowed: type[Exception]) -> Iterator[None]:
-    """What a plug-in raises when it is asked must name it instead of ending us; what is allowed is raised as it is."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except allowed:
-        raise
-    except BaseException as error:
-        raise problems.fail(line, path, f"{type(plugin).__name__} failed: {format_exception(error)}") from error
-
-
-def _pairs(plugin: object, name: str, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The pairs in an optional attribute of a plug-in. A parameter of that name may be anything else."""
-    found = getattr(plugin, name, ())
-    for item in found if isinstance(found, Iterable) else ():
-        match item:
-            case (str(key), value) if isinstance(value, kinds):
-                yield key, value
-
-
-def _is_span(ages: object) -> TypeGuard[tuple[timedelta, timedelta]]:
-    """Whether these are the least and the greatest age of a value, and not a parameter called so."""
-    return isinstance(ages, tuple) and len(ages) == 2 and all(isinstance(age, timedelta) for age in ages)  # noqa: PLR2004
-
-
-def _suggest(metric: str, known: Sequence[str]) -> str:
-    return plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
-
-
-def _names(section: str, mapping: document.Mapping) -> list[str]:
-    """The names in a section, also of invalid entries."""
-    node = mapping.entries[section].node if section in mapping.entries else None
-    return list(node.entries) if isinstance(node, document.Mapping) else []
-
-
-def _reads(policy: object) -> tuple[str, ...]:
-    """The metrics that a policy requires, by its optional attribute `metrics`."""
-    names = getattr(policy, "metrics", ())
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise TypeError(f"its attribute metrics is {names!r}, expected a tuple of names")
-    return tuple(map(str, names))
-
-
-def _lookback(policy: object) -> timedelta:
-    """How much past a policy needs, by its optional attribute `lookback`."""
-    span = getattr(policy, "lookback", _ZERO)
-    if not isinstance(span, timedelta):
-        raise TypeError(f"its attribute lookback is {span!r}, expected a timedelta")
-    return span
-
-
-def _parameter_with(value: str | float, node: Node, path: str) -> tuple[int, str] | None:
-    """Where the parameters of a policy have this value, such as the name of a metric; None when it is a default."""
-    if isinstance(node, document.Scalar):
-        return (node.line, path) if node.value == value else None
-    inner: Iterable[tuple[str | int, Node]]
-    if isinstance(node, document.Mapping):
-        inner = [(key, entry.node) for key, entry in node.entries.items() if key != "type"]
-    else:
-        inner = enumerate(node.items)
-    found = (_parameter_with(value, child, join(path, key)) for key, child in inner)
-    return next((place for place in found if place), None)
+        section = build.construct(FleetSection, mapping, path, read.values)
+        return FleetSpec(
+            name=name,
+            discover=section.discover,
+            interval=section.interval,
+            confirm=section.confirm,
+            template=template,
+        )

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
+from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, SourcePlugin, TargetPlugin
 
 _HIGHEST_PORT = 65535
 
@@ -85,10 +86,63 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberCluster:
+    """A member of a fleet with its template filled.
+
+    Attributes:
+        id: that of the member.
+        name: the name of its cluster.
+        sources: the sources that the template adds, under their names in the whole configuration: `CLUSTER/SOURCE`.
+        warnings: probable mistakes that the template itself does not have, each as `file:line: path: message`.
+        secrets: those that its variables stand for.
+    """
+
+    id: str
+    name: str
+    cluster: Cluster
+    sources: Mapping[str, SourcePlugin]
+    warnings: tuple[str, ...] = ()
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+
+
+class FleetTemplate(Protocol):
+    """The template of a fleet's clusters."""
+
+    def expand(self, member: Member) -> MemberCluster:
+        """Fill it with the values of a member. It takes no I/O, and about a millisecond.
+
+        Raises:
+            ConfigurationError: it cannot be filled; its lines are `file:line: fleets.FLEET[ID].KEY: message`.
+        """
+        ...
+
+    def problem(self, member: str, message: str, key: str = "name") -> str:
+        """A problem of a member, by its id, as a line like those of `expand`; `key` is `name` or `target`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """One fleet: clusters that a discovery finds.
+
+    Attributes:
+        interval: time between two questions to the discovery.
+        confirm: how long a loss of half of the members or more must last before they are removed.
+    """
+
+    name: str
+    discover: DiscoveryPlugin
+    interval: timedelta
+    confirm: timedelta
+    template: FleetTemplate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A whole configuration file, validated.
 
     Attributes:
+        clusters: those that are written in it; with the members of fleets where `fleets.assemble` has added them.
         warnings: probable mistakes and former names, each as `file:line: path: message`.
         secrets: those that are written in it or that its variables stand for.
     """
@@ -97,5 +151,6 @@ class Config:
     daemon: DaemonSpec
     sources: Mapping[str, SourcePlugin]
     clusters: Mapping[str, Cluster]
+    fleets: Mapping[str, FleetSpec] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     secrets: frozenset[str] = field(default=frozenset(), repr=False)

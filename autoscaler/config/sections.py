@@ -10,13 +10,18 @@ from typing import Annotated, Any
 
 from autoscaler.config.build import Plugin
 from autoscaler.config.model import DaemonSpec
+from autoscaler.core.durations import format_duration
 from autoscaler.core.model import Behaviour, CapacitySpec, ClusterSpec, Policy, SettleSpec
+from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
-from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
+from autoscaler.ports import DiscoveryPlugin, EnginePlugin, SourcePlugin, TargetPlugin
 
 INTERVAL = timedelta(seconds=15)
 LONGEST_TIMEOUT = timedelta(seconds=10)
+SHORTEST_DISCOVERY = timedelta(seconds=1)
 DIRECTORY = "autoscaler-state"
+SCALED = ("clusters", "fleets")
+"""Sections of which a file has at least one."""
 
 
 # The core's own defaults, so that each is written in one place.
@@ -83,19 +88,58 @@ class ClusterSection:
     lookback: timedelta = _CORE["lookback"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TemplateSection(ClusterSection):
+    """The cluster of each member of a fleet; every value may have expressions such as `${labels.app}`.
+
+    Attributes:
+        sources: metric sources of each member, by name; its metrics may use these and those of the file.
+    """
+
+    sources: Mapping[str, Annotated[SourcePlugin, Plugin(Kind.SOURCE)]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSection:
+    """A fleet: one template for all the clusters that a discovery finds.
+
+    Attributes:
+        discover: finds the members.
+        name: the name of each member's cluster, such as `${namespace}/${name}`: the parts between `/` have letters,
+            digits, `.`, `_` and `-`; at most 200 characters.
+        template: the cluster of each member.
+        interval: time between two questions to the discovery; at least 1s.
+        confirm: how long a loss of half of the members or more, or of the last one, must last before they are
+            removed.
+    """
+
+    discover: Annotated[DiscoveryPlugin, Plugin(Kind.DISCOVERY)]
+    name: str
+    template: TemplateSection
+    interval: timedelta = timedelta(seconds=10)
+    confirm: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        if self.interval < SHORTEST_DISCOVERY:
+            raise ParameterError("interval", f"must be at least {format_duration(SHORTEST_DISCOVERY)}")
+
+
 @dataclass(frozen=True)
 class FileSections:
     """The configuration of the autoscaler.
 
     Attributes:
-        clusters: the clusters by name; a name has letters, digits, `.`, `_` and `-`.
+        clusters: the clusters by name; a name has letters, digits, `.`, `_` and `-`. At least one cluster or fleet
+            is needed.
         sources: the metric sources by name; clusters refer to them by it.
         daemon: settings of the daemon itself.
-        include: files, folders or patterns such as `conf.d/*.yaml`, relative to this file: their `clusters` and
-            `sources` are read as if they stood here.
+        include: files, folders or patterns such as `conf.d/*.yaml`, relative to this file: their `clusters`,
+            `fleets` and `sources` are read as if they stood here.
+        fleets: the fleets by name: clusters that a discovery finds, by one template.
     """
 
-    clusters: Mapping[str, ClusterSection]
+    clusters: Mapping[str, ClusterSection] = field(default_factory=dict)
     sources: Mapping[str, Annotated[SourcePlugin, Plugin(Kind.SOURCE)]] = field(default_factory=dict)
     daemon: DaemonSpec = DaemonSpec(directory=Path(DIRECTORY))  # noqa: RUF009 - it is frozen
     include: str | tuple[str, ...] = ()
+    fleets: Mapping[str, FleetSection] = field(default_factory=dict)

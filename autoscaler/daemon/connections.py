@@ -87,11 +87,13 @@ class Connection:
     """One plug-in, kept connected by a task until it is released.
 
     Attributes:
+        key: under which it is open.
         users: how many clusters use it.
     """
 
-    def __init__(self, plugin: Plugin, shared: Shared) -> None:
+    def __init__(self, plugin: Plugin, shared: Shared, key: tuple[Hashable, ...]) -> None:
         self.plugin = plugin
+        self.key = key
         self.users = 0
         self._shared = shared
         self._live: Any = None
@@ -216,7 +218,7 @@ class Connections:
         key = self._key(plugin, of)
         connection = self._open.get(key)
         if connection is None:
-            connection = self._open[key] = Connection(plugin, self)
+            connection = self._open[key] = Connection(plugin, self, key)
         connection.users += 1
         return connection
 
@@ -224,7 +226,7 @@ class Connections:
         """Return a leased connection; the last user closes it."""
         connection.users -= 1
         if connection.users == 0:
-            self._open = {key: other for key, other in self._open.items() if other is not connection}
+            del self._open[connection.key]
             await connection.close()
 
     async def tried(self) -> None:

@@ -149,6 +149,7 @@ class Controller:
         finished: loop time when the last tick ended without a failure, or when the controller was made.
         problem: why the last tick has no persisted decision, or None.
         refusal: the scale calls that have failed since the last success, while another size is needed; or None.
+        template_problem: why it goes on with earlier values in the template of its fleet, or None.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class Controller:
         self.status: TargetStatus | None = None
         self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
+        self.template_problem: str | None = None
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
@@ -190,6 +192,7 @@ class Controller:
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
         self.status, self.problem = before.status, before.problem
+        self.template_problem = before.template_problem
         self.refusal = None if self.dry_run else before.refusal
 
     @property

@@ -35,6 +35,12 @@ MAX_CALLS_OF_ONE = 128
 MAX_LOOKUPS_OF_ONE = 16
 """Names that one plug-in resolves at a time, each once, however many ask for it; the next ones wait for their turn."""
 
+SLICE = 0.01
+"""Seconds of the loop that long work takes at a time."""
+
+SLICE_PIECES = 100
+"""Pieces of it at a time: each may start a task, all of which run at once after the slice."""
+
 caller: ContextVar[object] = ContextVar("caller")
 """The connected plug-in that this context runs in."""
 
@@ -131,3 +137,22 @@ class EventLoop(asyncio.SelectorEventLoop):
                 if typed or self._main is None or self._main.done():
                     raise
                 log.exception("plug-in tried to end the process", extra={"error": type(error).__name__})
+
+
+class Slices:
+    """Divides long work in the loop, so that ticks in between are not late. The first slice begins when it is made."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin()
+
+    async def turn(self) -> None:
+        """Let the others have their turn, if this slice has taken long enough. To be called before each piece."""
+        self._pieces += 1
+        if self._pieces > SLICE_PIECES or self._loop.time() >= self._until:
+            await asyncio.sleep(0)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._pieces = 0
+        self._until = self._loop.time() + SLICE

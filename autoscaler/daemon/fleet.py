@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, TickRecorder
+from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.observer import utc_now
 from autoscaler.ports import DecisionSink, StateStore
 
@@ -31,6 +33,32 @@ class _Running:
         self.controller.interrupt()
 
 
+@dataclass(slots=True)
+class _Ending:
+    """A controller that ends, which takes as long as its scale call.
+
+    Attributes:
+        running: the controller.
+        successor: the cluster that follows under its name, with its connections; None: there is none any more.
+        unused: connections of successors that will not be.
+        task: waits for the end, and starts the successor.
+    """
+
+    running: _Running
+    successor: tuple[Cluster, ClusterConnections] | None = None
+    unused: list[ClusterConnections] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Changes(NamedTuple):
+    """What a configuration has changed: names of clusters, and tasks that end when their controllers have."""
+
+    added: set[str]
+    removed: set[str]
+    changed: set[str]
+    ending: list[asyncio.Task[None]]
+
+
 class Fleet:
     """The running controllers, by the names of their clusters."""
 
@@ -48,6 +76,8 @@ class Fleet:
         self.connections = Connections(dry_run=dry_run)
         self._config: Config | None = None
         self._running: dict[str, _Running] = {}
+        self._ending: dict[str, _Ending] = {}
+        self._stopped = False
         self._store = store
         self._sink = sink
         self._tick_recorder = tick_recorder
@@ -56,45 +86,48 @@ class Fleet:
         self._decide = decide
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
-        """Make the controllers those of the configuration. Clusters that it does not change are not disturbed.
+        """Make the controllers those of the configuration, and wait until those that end have ended.
 
         Returns:
             The names of the clusters that were added, removed and changed.
         """
-        before = self._config
-        added = set(config.clusters) - set(self._running)
-        removed = set(self._running) - set(config.clusters)
-        changed = {
-            name
-            for name in set(config.clusters) & set(self._running)
-            if before is None or _parts(before, name) != _parts(config, name)
-        }
-        leaving = {name: self._running[name] for name in sorted(removed | changed)}
-        for running in leaving.values():
-            running.end()
-        # Leased before the old ones are released: what both use stays connected.
-        leased = {
-            name: ClusterConnections(config, config.clusters[name], self.connections)
-            for name in sorted(added | changed)
-        }
+        changes = await self.change(config)
+        await asyncio.gather(*changes.ending)
+        return changes.added, changes.removed, changes.changed
+
+    async def change(self, config: Config) -> Changes:
+        """Make the controllers those of the configuration. Clusters that it does not change are not disturbed.
+
+        However many it changes, ticks of the others are not late. One in the middle of a scale call delays only its own
+        successor, which is not waited for. To be called by one task at a time.
+        """
+        before, slices = self._config, Slices()
+        added, changed = set(), set()
+        for name in config.clusters:
+            await slices.turn()
+            if before is None or name not in before.clusters:
+                added.add(name)
+            elif _parts(before, name) != _parts(config, name):
+                changed.add(name)
+        removed = set() if before is None else set(before.clusters) - set(config.clusters)
         self._config = config
-        for name in sorted(added):
-            self._start(config.clusters[name], leased[name], None)
-
-        async def replace(name: str, before: _Running) -> None:
-            await before.task
-            if name in changed:
-                self._start(config.clusters[name], leased[name], before)
-            else:
-                del self._running[name], self.controllers[name]
-            await before.connections.release()
-
-        # Independently: one in the middle of a scale call delays only its own successor.
-        await asyncio.gather(*(replace(name, before) for name, before in leaving.items()))
-        return added, removed, changed
+        for name in removed | changed:
+            await slices.turn()
+            self._end(name)
+        # Leased before the old ones are released: what both use stays connected.
+        for name in sorted(changed) + sorted(added):
+            await slices.turn()
+            cluster = config.clusters[name]
+            self._follow(name, (cluster, ClusterConnections(config, cluster, self.connections)))
+        for name in sorted(removed):
+            await slices.turn()
+            self._follow(name, None)
+        tasks = [self._ending[name].task for name in added | removed | changed if name in self._ending]
+        return Changes(added, removed, changed, [task for task in tasks if task is not None])
 
     async def stop(self) -> None:
         """End all controllers between two ticks and close their connections."""
+        self._stopped = True
         for running in self._running.values():
             running.end()
         await asyncio.gather(*(running.task for running in self._running.values()))
@@ -107,6 +140,39 @@ class Fleet:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT)
+
+    def _end(self, name: str) -> _Ending | None:
+        """Have the controller of that name end; None: there is none."""
+        if name in self._running and name not in self._ending:
+            self._running[name].end()
+            self._ending[name] = _Ending(self._running[name])
+        return self._ending.get(name)
+
+    def _follow(self, name: str, successor: tuple[Cluster, ClusterConnections] | None) -> None:
+        """Have this follow the controller of that name, or nothing."""
+        ending = self._end(name)
+        if ending is None:
+            if successor is not None:
+                self._start(*successor, None)
+            return
+        if ending.successor is not None:
+            ending.unused.append(ending.successor[1])
+        ending.successor = successor
+        if ending.task is None:
+            ending.task = asyncio.create_task(self._replace(name, ending), name=f"end of controller {name}")
+
+    async def _replace(self, name: str, ending: _Ending) -> None:
+        before = ending.running
+        await before.task
+        if self._stopped:
+            return
+        del self._ending[name]
+        if ending.successor is None:
+            del self._running[name], self.controllers[name]
+        else:
+            self._start(*ending.successor, before)
+        for connections in (before.connections, *ending.unused):
+            await connections.release()
 
     def _start(self, cluster: Cluster, connections: ClusterConnections, before: _Running | None) -> None:
         controller = Controller(

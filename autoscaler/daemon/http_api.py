@@ -36,8 +36,9 @@ from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller
+from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
-from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot, trouble
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json
@@ -132,8 +133,10 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
             web.get("/metrics", _metrics),
             web.get("/metrics/policies", _metrics_of_policies),
             web.get("/api/v1/clusters", _clusters),
-            web.get("/api/v1/clusters/{name}", _cluster),
-            web.get("/api/v1/clusters/{name}/decisions", _decisions),
+            # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
+            web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
+            web.get("/api/v1/clusters/{name:.+}", _cluster),
+            web.get("/api/v1/fleets", _fleets),
         ]
     )
     return app
@@ -267,16 +270,28 @@ async def _ready(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
     problems = {c.name: why for c in status.controllers.values() if (why := trouble(c)) not in (None, NOT_OBSERVED)}
-    ok = not (waiting or problems or status.store_failure)
+    fleets = {fleet.name: why for fleet in status.fleets if (why := _fleet_problem(fleet)) is not None}
+    ok = not (waiting or problems or fleets or status.store_failure)
     body = {
         "ok": ok,
         "not_observed": waiting,
         "problems": problems,
+        "fleets": fleets,
         "store": status.store_failure or "ok",
         "history": status.history_failure or "ok",
         "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
+
+
+def _fleet_problem(fleet: FleetStatus) -> str | None:
+    """Why not all members of a fleet are under control as they are now, or None."""
+    if fleet.failure is not None:
+        return fleet.failure
+    for member, problems in fleet.problems.items():
+        more = f"; {len(fleet.problems) - 1} more members have problems" if len(fleet.problems) > 1 else ""
+        return f"member {member}: {problems[0]}{more}"
+    return None
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -305,12 +320,14 @@ async def _clusters(request: web.Request) -> web.Response:
     status, renderer = request.app[_STATUS], request.app[_RENDERER]
 
     async def make() -> bytes:
-        clusters = await snapshot(status)
+        clusters, fleets = await snapshot(status), status.fleets
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
+        loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
             rows = [_row(cluster, now) for cluster in clusters]
-            return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+            found = [_fleet(fleet, loop_time, now) for fleet in fleets]
+            return _json({"dry_run": dry_run, "reload": reload, "fleets": found, "clusters": rows})
 
         return await renderer.render(rendered)
 
@@ -318,11 +335,45 @@ async def _clusters(request: web.Request) -> web.Response:
     return web.Response(body=_parts(body), content_type="application/json")
 
 
+async def _fleets(request: web.Request) -> web.Response:
+    status, renderer = request.app[_STATUS], request.app[_RENDERER]
+    loop_time, now = asyncio.get_running_loop().time(), status.utc()
+
+    async def make() -> bytes:
+        return await renderer.render(
+            lambda: _json({"fleets": [_fleet(fleet, loop_time, now) for fleet in status.fleets]})
+        )
+
+    body = await renderer.share("fleets", make)
+    return web.Response(body=_parts(body), content_type="application/json")
+
+
+def _fleet(fleet: FleetStatus, loop_time: float, now: datetime) -> dict[str, object]:
+    return {
+        "name": fleet.name,
+        "answered_at": None if fleet.answered_at is None else fleet.answered_at.isoformat(),
+        "age": None if fleet.answered_at is None else (now - fleet.answered_at).total_seconds(),
+        "problem": fleet.failure,
+        "failures": fleet.failures,
+        "members": fleet.members,
+        "clusters": len(fleet.clusters),
+        "held": [
+            {"member": member, "cluster": fleet.clusters.get(member), "age": loop_time - since}
+            for member, since in fleet.held.items()
+        ],
+        "refused": [
+            {"member": member, "cluster": fleet.clusters.get(member), "problems": list(problems)}
+            for member, problems in fleet.problems.items()
+        ],
+    }
+
+
 async def _cluster(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     controller = _controller(status, request.match_info["name"])
     connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
-    cluster, now = ClusterSnapshot.of(controller), status.utc()
+    cluster = ClusterSnapshot.of(controller, fleet_of(status.members, controller.name))
+    now = status.utc()
     known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
     body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now)))
     return web.Response(body=_parts(body), content_type="application/json")
@@ -397,6 +448,10 @@ def _json(document: object) -> bytes:
 def _controller(status: DaemonStatus, name: str) -> Controller:
     controller = status.controllers.get(name)
     if controller is None:
+        for fleet in status.fleets:
+            if name in fleet.problems:
+                why = "; ".join(fleet.problems[name])
+                raise web.HTTPNotFound(text=f"there is no cluster {name!r}; the fleet {fleet.name} has refused: {why}")
         known = ", ".join(sorted(status.controllers)[:20]) or "none"
         raise web.HTTPNotFound(text=f"there is no cluster {name!r}; there are: {known}")
     return controller
@@ -454,6 +509,7 @@ def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
     limits = cluster.limits
     return {
         "name": cluster.name,
+        "fleet": cluster.fleet,
         "dry_run": cluster.dry_run,
         "at": None if decision is None else decision.at.isoformat(),
         "age": None if decision is None else (now - decision.at).total_seconds(),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from importlib.metadata import version
 from statistics import median
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import Reading, SizeCapacity
+from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -91,10 +94,50 @@ class DaemonCollector(Collector):
             ("last_reload_timestamp_seconds", "When the configuration was last loaded.", status.loaded_at.timestamp()),
         ):
             yield GaugeMetricFamily(f"autoscaler_{name}", text, value=float(value))
+        fleets, now = status.fleets, status.utc()
+        for kind, name, text, number in _FLEETS:
+            family = kind(f"autoscaler_fleet_{name}", text, labels=["fleet"])
+            for fleet in fleets:
+                family.add_metric([fleet.name], number(fleet, now))
+            if fleets:
+                yield family
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: `collect` gives the families."""
         return ()
+
+
+def _answer_age(fleet: FleetStatus, now: datetime) -> float:
+    return math.inf if fleet.answered_at is None else (now - fleet.answered_at).total_seconds()
+
+
+_FLEETS: tuple[tuple[type[Any], str, str, Callable[[FleetStatus, datetime], float]], ...] = (
+    (GaugeMetricFamily, "members", "Members that the fleet has.", lambda fleet, _: fleet.members),
+    (
+        GaugeMetricFamily,
+        "members_refused",
+        "Members for which the template cannot be filled, or whose name or target another cluster has.",
+        lambda fleet, _: len(fleet.problems),
+    ),
+    (
+        GaugeMetricFamily,
+        "members_held",
+        "Members that are not found any more and stay until their loss is certain.",
+        lambda fleet, _: len(fleet.held),
+    ),
+    (
+        CounterMetricFamily,
+        "discovery_failures",
+        "How often the discovery did not answer.",
+        lambda fleet, _: fleet.failures,
+    ),
+    (
+        GaugeMetricFamily,
+        "answer_age_seconds",
+        "How long ago the discovery answered; infinite before the first answer.",
+        _answer_age,
+    ),
+)
 
 
 _AT_ONCE = 100

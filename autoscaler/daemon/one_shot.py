@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.capacity import beyond_use
@@ -14,6 +16,7 @@ from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
 from autoscaler.daemon.connections import ClusterConnections, Connection, Connections, contained, format_error
+from autoscaler.daemon.discovery import find_members
 from autoscaler.daemon.observer import Observer, utc_now
 from autoscaler.daemon.state_store import read_state
 from autoscaler.ports import Doctor, Finding, Record, Severity
@@ -44,6 +47,8 @@ class Checked:
     """The outcome of an online check.
 
     Attributes:
+        config: the configuration, with the members of its fleets.
+        fleets: fleet -> what is wrong with its discovery and with members that cannot be added.
         observations: cluster -> its observation.
         untrusted: cluster -> name -> why it could not be read or cannot be trusted.
         awaited: cluster -> those of them that have no value yet, without anything being wrong.
@@ -51,6 +56,8 @@ class Checked:
         examined: the findings of plug-ins.
     """
 
+    config: Config
+    fleets: dict[str, tuple[str, ...]]
     observations: dict[str, Observation]
     untrusted: dict[str, dict[str, str]]
     awaited: dict[str, frozenset[str]]
@@ -58,25 +65,32 @@ class Checked:
     examined: tuple[Examined, ...]
 
 
-async def plan(config: Config) -> list[Record]:
+async def plan(config: Config, patterns: Sequence[str] = ()) -> tuple[list[Record], dict[str, tuple[str, ...]]]:
     """Observe and decide once for every cluster, from the state that a daemon has persisted, if any.
+
+    Args:
+        config: the configuration.
+        patterns: of the names of clusters; without one, all.
+
+    Returns:
+        The decisions; fleet -> what is wrong with its discovery and with members that cannot be added.
 
     Raises:
         StoreError: a persisted state cannot be read.
     """
-    async with _observers(config) as (observers, _):
+    async with _observers(config, patterns) as (config, fleets, observers, _):  # noqa: PLR1704 - with its members
         observations = await _observe(observers)
     records = []
     for name, observation in observations.items():
         state = read_state(config.daemon.directory, name) or ClusterState()
         after, decision = step(config.clusters[name].spec, state, observation)
         records.append(Record(after.past[-1], decision, dry_run=True))
-    return records
+    return records, fleets
 
 
 async def check(config: Config) -> Checked:
     """Connect everything, read everything once, and let every plug-in that can do so examine itself."""
-    async with _observers(config) as (observers, connections):
+    async with _observers(config) as (config, fleets, observers, connections):  # noqa: PLR1704 - with its members
         observations = await _observe(observers)
         parts: dict[Connection, tuple[str, str]] = {}
         for name, used in connections.items():
@@ -85,6 +99,8 @@ async def check(config: Config) -> Checked:
         examined = await asyncio.gather(*(_examine(connection, *parts[connection]) for connection in parts))
     limits = [_limits(config.clusters[name], observation) for name, observation in observations.items()]
     return Checked(
+        config,
+        fleets,
         observations,
         {name: trusted(config.clusters[name].spec, observation)[1] for name, observation in observations.items()},
         {name: observer.awaited for name, observer in observers.items()},
@@ -93,16 +109,37 @@ async def check(config: Config) -> Checked:
     )
 
 
+class _Observed(NamedTuple):
+    """What observes the clusters of a configuration.
+
+    Attributes:
+        config: with the members of its fleets.
+        fleets: fleet -> what is wrong with its discovery and with members that cannot be added.
+        observers, connections: by the names of the clusters, in their order.
+    """
+
+    config: Config
+    fleets: dict[str, tuple[str, ...]]
+    observers: dict[str, Observer]
+    connections: dict[str, ClusterConnections]
+
+
 @asynccontextmanager
-async def _observers(config: Config) -> AsyncIterator[tuple[dict[str, Observer], dict[str, ClusterConnections]]]:
-    """An observer for each cluster, and its connections, in the order of the names."""
+async def _observers(config: Config, patterns: Sequence[str] = ()) -> AsyncIterator[_Observed]:
+    """What observes each cluster whose name matches one of the patterns, if there are any."""
     mask.hide(*config.secrets)
     connections = Connections(dry_run=True)
     try:
-        clusters = {name: config.clusters[name] for name in sorted(config.clusters)}
+        config, fleets = await find_members(config, connections)
+        clusters = {
+            name: config.clusters[name]
+            for name in sorted(config.clusters)
+            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+        }
         used = {name: ClusterConnections(config, cluster, connections) for name, cluster in clusters.items()}
         await connections.tried()
-        yield {name: Observer(cluster, used[name], utc_now) for name, cluster in clusters.items()}, used
+        observers = {name: Observer(cluster, used[name], utc_now) for name, cluster in clusters.items()}
+        yield _Observed(config, fleets, observers, used)
     finally:
         await connections.close()
 

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from autoscaler.core.foreign import mask
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
@@ -35,6 +36,9 @@ from autoscaler.ports import ConfigurationError
 log = logging.getLogger("autoscaler.daemon")
 
 NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
+
+MAX_NAMED = 100
+"""Names of clusters that a log line has."""
 
 OK = 0
 INTERRUPTED = 130
@@ -81,6 +85,7 @@ class Daemon:
         self.loaded_at = utc()
         self.url: str | None = None
         self.fleet = Fleet(store, history, TickHistograms(self.registry), utc=utc, dry_run=dry_run, decide=decide)
+        self.discoveries = Discoveries(self.fleet, store, utc=utc)
         self._config = config
         self._load = load
         self._notifier = notifier or Notifier()
@@ -92,6 +97,16 @@ class Daemon:
     def controllers(self) -> dict[str, Controller]:
         """The controllers by the names of their clusters."""
         return self.fleet.controllers
+
+    @property
+    def fleets(self) -> Sequence[FleetStatus]:
+        """What is known of the fleets, by their names."""
+        return self.discoveries.status
+
+    @property
+    def members(self) -> Mapping[str, tuple[str, str]]:
+        """The fleet and the member's id of every cluster that is a member, by its name."""
+        return self.discoveries.members
 
     @property
     def config_path(self) -> Path:
@@ -141,12 +156,13 @@ class Daemon:
                     extra={
                         "url": self.url,
                         "clusters": len(self._config.clusters),
+                        "fleets": len(self._config.fleets),
                         "directory": str(daemon.directory),
                         "dry_run": self.dry_run,
                     },
                 )
                 _warn(self._config)
-                await self.fleet.apply(self._config)
+                await self.discoveries.apply(self._config)
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:
                         await self._reload.wait()
@@ -158,8 +174,10 @@ class Daemon:
                         await self._notifier.ready()
                 log.info("stopping")
                 await self._notifier.stopping()
+                await self.discoveries.stop()
                 await self.fleet.stop()
         except asyncio.CancelledError:
+            await self.discoveries.stop()
             await self.fleet.cancel()
             log.warning("cancelled")
             raise
@@ -190,14 +208,20 @@ class Daemon:
             setup(new.log)
         self.store.decisions = new.decisions
         self.history.keep, self.history.compress = new.history, new.pack
-        added, removed, changed = await self.fleet.apply(config)
+        added, removed, changed = await self.discoveries.apply(config)
         self._config = config
         self.reload_problems = ()
         self.loaded_at = self.utc()
         log.info(
             "configuration reloaded",
-            extra={"added": sorted(added), "removed": sorted(removed), "changed": sorted(changed)},
+            extra={"added": _few(added), "removed": _few(removed), "changed": _few(changed)},
         )
+
+
+def _few(names: Collection[str]) -> list[str]:
+    """The first names for a log line: a template may change thousands of clusters."""
+    more = len(names) - MAX_NAMED
+    return [*sorted(names)[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _warn(config: Config) -> None:

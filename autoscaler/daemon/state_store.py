@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from typing import TypeVar
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.state import rebase
 from autoscaler.daemon.write_batcher import WriteBatcher
-from autoscaler.ports import Record, StoreError
+from autoscaler.ports import Member, Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
 
 R = TypeVar("R")
@@ -45,6 +46,12 @@ CREATE TABLE IF NOT EXISTS decision (
     at REAL NOT NULL,
     record BLOB NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS member (
+    fleet TEXT NOT NULL,
+    id BLOB NOT NULL,
+    found BLOB NOT NULL,
+    PRIMARY KEY (fleet, id)
+) STRICT, WITHOUT ROWID;
 """
 
 _SPAN = 2**32
@@ -88,6 +95,7 @@ class SqliteStateStore:
         self._file: tuple[int, int] | None = None
         self._batcher: WriteBatcher[_Save] = WriteBatcher("state-store", self._commit)
         self._numbers: dict[str, tuple[int, int]] = {}
+        self._members: dict[str, Mapping[str, Member]] = {}
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The state last saved, its past included, or None. Raises StoreError."""
@@ -132,6 +140,18 @@ class SqliteStateStore:
             yield page
             limit -= len(page)
 
+    async def load_members(self, fleet: str) -> dict[str, Member]:
+        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
+        return await self._read(lambda: _load_members(self._connection, fleet), f"the members of fleet {fleet!r}")
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Persist all members of a fleet. Only what differs from the last time is written. Raises StoreError."""
+        await self._read(lambda: self._write_members(fleet, members), f"the members of fleet {fleet!r}")
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Delete the members of all fleets but these. Raises StoreError."""
+        await self._read(lambda: self._delete_members(fleets), "the members of fleets")
+
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
         return await self._batcher.call(lambda: function(self._connection))
@@ -160,6 +180,7 @@ class SqliteStateStore:
         self._connection = _open(self.path)
         self._file = _identity(self.path)
         self._numbers.clear()
+        self._members.clear()
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -178,17 +199,10 @@ class SqliteStateStore:
 
     def _commit(self, saves: Sequence[_Save]) -> None:
         self._reopen_if_gone()
-        connection = self._connection
         numbers: dict[str, tuple[int, int]] = {}
-        try:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             for save in saves:
                 numbers[save.cluster] = self._write(save, numbers.get(save.cluster))
-            connection.execute("COMMIT")
-        except sqlite3.Error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         self._numbers.update(numbers)
 
     def _write(self, save: _Save, known: tuple[int, int] | None) -> tuple[int, int]:
@@ -214,6 +228,49 @@ class SqliteStateStore:
             (save.state, save.past, number, identity),
         )
         return identity, number
+
+    def _write_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        self._reopen_if_gone()
+        before = self._members.get(fleet)
+        with self._transaction() as connection:
+            if before is None:
+                before = {}
+                connection.execute("DELETE FROM member WHERE fleet = ?", (fleet,))
+            connection.executemany(
+                "DELETE FROM member WHERE fleet = ? AND id = ?",
+                [(fleet, _bytes(key)) for key in before.keys() - members.keys()],
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
+                [
+                    (fleet, _bytes(key), json.dumps(member.values, default=_plain).encode())
+                    for key, member in members.items()
+                    if before.get(key) != member
+                ],
+            )
+        self._members[fleet] = members
+
+    def _delete_members(self, fleets: Collection[str]) -> None:
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            known = [fleet for (fleet,) in connection.execute("SELECT DISTINCT fleet FROM member")]
+            gone = [fleet for fleet in known if fleet not in fleets]
+            connection.executemany("DELETE FROM member WHERE fleet = ?", [(fleet,) for fleet in gone])
+        for fleet in gone:
+            self._members.pop(fleet, None)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing of what is written inside."""
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     def _prune(self, first: int, last: int, past: int) -> None:
         """Delete decisions above the limits of number and size, and never the past of the state."""
@@ -363,6 +420,27 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
         if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
             raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
     return replace(state, past=_past(past))
+
+
+def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Member]:
+    found = {}
+    for key, text in connection.execute("SELECT id, found FROM member WHERE fleet = ?", (fleet,)):
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("a member has no values")  # noqa: TRY004 - it is what is stored that is wrong
+        member = Member(key.decode(errors="surrogatepass"), values)
+        found[member.id] = member
+    return found
+
+
+def _bytes(key: str) -> bytes:
+    """The id of a member, which comes from outside, as it is stored: it may be no text that SQLite takes."""
+    return key.encode(errors="surrogatepass")
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for: a plug-in may give any mapping."""
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _times(thing: object) -> Iterator[datetime]:

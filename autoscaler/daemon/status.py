@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +12,10 @@ from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Decision, Limits, Observation
 from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller, Counters
+from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.event_loop import Slices
 
 _MAX_NAMED = 5
-
-_SLICE = 0.01
-"""Seconds of the loop that a snapshot takes at a time."""
 
 
 class DaemonStatus(Protocol):
@@ -26,6 +24,16 @@ class DaemonStatus(Protocol):
     @property
     def controllers(self) -> Mapping[str, Controller]:
         """The controllers by the names of their clusters."""
+        ...
+
+    @property
+    def fleets(self) -> Sequence[FleetStatus]:
+        """What is known of the fleets, by their names. It may be read in another thread."""
+        ...
+
+    @property
+    def members(self) -> Mapping[str, tuple[str, str]]:
+        """The fleet and the member's id of every cluster that is a member, by its name."""
         ...
 
     @property
@@ -77,7 +85,10 @@ class DaemonStatus(Protocol):
 
 
 def trouble(controller: Controller) -> str | None:
-    """Why a cluster is not under control now, or None: nothing decided, its target does not answer or refuses."""
+    """Why a cluster is not under control now, or not as it is configured; or None.
+
+    Nothing is decided, its target does not answer or refuses, or the template of its fleet cannot be filled any more.
+    """
     if controller.problem is not None:
         return controller.problem
     missing = {} if controller.observation is None else controller.observation.missing
@@ -85,7 +96,7 @@ def trouble(controller: Controller) -> str | None:
         return f"{TARGET}: {missing[TARGET]}"
     refusal = controller.refusal
     if refusal is None:
-        return None
+        return controller.template_problem
     return (
         f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
         f"the last one, to {refusal.replicas}: {refusal.error}"
@@ -105,9 +116,10 @@ class ClusterSnapshot(NamedTuple):
     trouble: str | None
     limits: Limits
     counters: Counters
+    fleet: str | None
 
     @classmethod
-    def of(cls, c: Controller, *, ask: bool = True) -> Self:
+    def of(cls, c: Controller, fleet: str | None, *, ask: bool = True) -> Self:
         """That of a controller, in the loop's thread; unless policies are asked, with the limits of the file."""
         spec, decision = c.cluster.spec, c.decision
         limits = spec.limits
@@ -115,19 +127,32 @@ class ClusterSnapshot(NamedTuple):
             # They are asked here, as they are not made for several threads.
             limits = allowed(spec.policies, decision.at, limits)[0].limits
         return cls(
-            c.name, c.cluster, c.dry_run, c.observation, decision, c.state, c.problem, trouble(c), limits, c.counters
+            c.name,
+            c.cluster,
+            c.dry_run,
+            c.observation,
+            decision,
+            c.state,
+            c.problem,
+            trouble(c),
+            limits,
+            c.counters,
+            fleet,
         )
+
+
+def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None:
+    """The fleet that a cluster is a member of, or None."""
+    return members[cluster][0] if cluster in members else None
 
 
 async def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
     """All clusters, by their names, a few milliseconds at a time between the ticks; see `ClusterSnapshot.of`."""
-    loop = asyncio.get_running_loop()
-    found, until = [], loop.time() + _SLICE
-    for _, controller in sorted(status.controllers.items()):
-        if loop.time() >= until:
-            await asyncio.sleep(0)
-            until = loop.time() + _SLICE
-        found.append(ClusterSnapshot.of(controller, ask=ask))
+    found, slices = [], Slices()
+    members = status.members
+    for name, controller in sorted(status.controllers.items()):
+        await slices.turn()
+        found.append(ClusterSnapshot.of(controller, fleet_of(members, name), ask=ask))
     return found
 
 
@@ -150,8 +175,20 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     if waiting:
         parts.append(f"{len(waiting)} not observed yet")
     if failing:
-        more = ", …" if len(failing) > _MAX_NAMED else ""
-        parts.append(f"{len(failing)} failing: {', '.join(failing[:_MAX_NAMED])}{more}")
+        parts.append(f"{len(failing)} failing: {_few(failing)}")
+    fleets = status.fleets
+    if fleets:
+        parts[0] += f", {len(fleets)} fleet{'' if len(fleets) == 1 else 's'}"
+    unanswered = [fleet.name for fleet in fleets if fleet.failure is not None]
+    if unanswered:
+        parts.append(f"no answer of the discovery of {_few(unanswered)}")
+    refused = sum(len(fleet.problems) for fleet in fleets)
+    if refused:
+        parts.append(f"{refused} member{'' if refused == 1 else 's'} refused")
     if status.reload_problems:
         parts.append("new configuration invalid, the previous one stays in use")
     return len(overdue) < len(controllers) or not controllers, "; ".join(parts)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")

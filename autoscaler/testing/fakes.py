@@ -1,4 +1,4 @@
-"""Live sources, engines and targets in memory, with scripted values, failures and delays, for tests of anything above.
+"""Live sources, engines, targets and discoveries in memory, with scripted values, failures and delays, for tests.
 
 Each is a live object and, through `Fake`, a plug-in that connects to it. Delays are `asyncio.sleep`, so in a
 virtual-time loop they cost nothing.
@@ -7,14 +7,14 @@ virtual-time loop they cost nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
 from autoscaler.core.model import Bound, ClusterState, EngineStatus, JobState, Reading
-from autoscaler.ports import Record, Shared, StoreError, TargetStatus, UnavailableError
+from autoscaler.ports import Member, Record, Shared, StoreError, TargetStatus, UnavailableError
 
 T = TypeVar("T")
 Value = float | tuple[float, ...]
@@ -141,6 +141,32 @@ class FakeTarget:
         self.ready = self.desired
 
 
+@dataclass
+class FakeDiscovery:
+    """A discovery that finds what the test sets.
+
+    Attributes:
+        found: what it finds.
+        failure: the error it raises instead.
+        delay: seconds an answer takes.
+        asked: how often it was asked.
+    """
+
+    found: Sequence[Member] = ()
+    failure: BaseException | None = None
+    delay: float = 0.0
+    asked: int = 0
+
+    async def members(self) -> Sequence[Member]:
+        """Answer what is scripted."""
+        self.asked += 1
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        return self.found
+
+
 @dataclass(frozen=True, eq=False)
 class Fake(Generic[T]):
     """A plug-in that connects to a given live object. Two fakes are never equal.
@@ -153,6 +179,7 @@ class Fake(Generic[T]):
     """
 
     Query: ClassVar[type] = FakeQuery
+    variables: ClassVar[tuple[str, ...]] = ("name",)
 
     live: T
     failures: list[BaseException] = field(default_factory=list)
@@ -180,12 +207,14 @@ class FakeStore:
     Attributes:
         states: cluster -> the state last kept.
         records: every record kept, oldest first.
-        failure: the error text with which `save` refuses, or empty.
+        members: fleet -> the members last kept.
+        failure: the error text with which everything is refused, or empty.
         journal: what happened, for tests of the order: `save` entries are added by the store.
     """
 
     states: dict[str, ClusterState] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    members: dict[str, Mapping[str, Member]] = field(default_factory=dict)
     failure: str = ""
     journal: list[Any] = field(default_factory=list)
 
@@ -203,6 +232,24 @@ class FakeStore:
         self.journal.append(("save", cluster))
         if record is not None:
             self.records.append(record)
+
+    async def load_members(self, fleet: str) -> Mapping[str, Member]:
+        """The members last saved."""
+        if self.failure:
+            raise StoreError(self.failure)
+        return self.members.get(fleet, {})
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Keep them."""
+        if self.failure:
+            raise StoreError(self.failure)
+        self.members[fleet] = members
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Forget those of other fleets."""
+        if self.failure:
+            raise StoreError(self.failure)
+        self.members = {fleet: members for fleet, members in self.members.items() if fleet in fleets}
 
     async def write(self, record: Record) -> None:
         """Be a decision sink too."""

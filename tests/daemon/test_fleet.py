@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import pytest
 
+from autoscaler.config.model import Cluster
 from autoscaler.core.model import Limits
 from autoscaler.daemon.connections import Connections
 from autoscaler.daemon.controller import splay
@@ -436,3 +439,112 @@ def test_what_a_reload_removes_is_freed_without_the_garbage_collector() -> None:
         await world.fleet.stop()
 
     virtual_time.run(main())
+
+
+def test_a_cluster_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None:
+    async def main() -> None:
+        world = World("slow", "other")
+        world.targets["slow"].scale_delay = 25.0
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(splay("slow", 10.0) + 1)
+        assert world.targets["slow"].scaling == 1
+        del world.clusters["slow"]
+        world.targets["new"] = FakeTarget()
+        world.clusters["new"] = make_cluster("new", Fake(world.targets["new"]))
+        at = asyncio.get_running_loop().time()
+        changes = await world.fleet.change(world.config)
+        assert asyncio.get_running_loop().time() == at
+        assert (changes.added, changes.removed, changes.changed) == ({"new"}, {"slow"}, set())
+        assert "slow" in world.fleet.controllers
+        await asyncio.gather(*changes.ending)
+        assert asyncio.get_running_loop().time() == pytest.approx(splay("slow", 10.0) + 25)
+        assert set(world.fleet.controllers) == {"other", "new"}
+        assert world.targets["slow"].requests == [3]
+        assert world.plugins["slow"].closed == [pytest.approx(splay("slow", 10.0) + 25)]
+        await world.until(100)
+        await world.fleet.stop()
+        assert world.ticks("other") == pytest.approx([splay("other", 10.0) + 10 * number for number in range(10)])
+        assert len(world.ticks("new")) >= 9
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("changes", ["back", "changed", "changed twice", "changed and gone", "gone and stopped"])
+def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_configured_last(changes: str) -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].scale_delay = 25.0
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        before = world.fleet.controllers["a"]
+        first = world.clusters.pop("a")
+        cluster = make_cluster("a", world.plugins["a"], limits=Limits(2, 10))
+        third = make_cluster("a", world.plugins["a"], limits=Limits(4, 10))
+        plans: dict[str, list[Cluster | None]] = {
+            "back": [None, first],
+            "changed": [cluster],
+            "changed twice": [cluster, third],
+            "changed and gone": [cluster, None],
+            "gone and stopped": [None],
+        }
+        steps = plans[changes]
+        for step in steps:
+            if step is None:
+                world.clusters.pop("a", None)
+            else:
+                world.clusters["a"] = step
+            last = await world.fleet.change(world.config)
+            await asyncio.sleep(1)
+        if changes == "gone and stopped":
+            await world.fleet.stop()
+            assert world.targets["a"].requests == [3]
+            assert len(world.plugins["a"].closed) == 1
+            return
+        await asyncio.gather(*last.ending)
+        if steps[-1] is None:
+            assert not world.fleet.controllers
+            assert len(world.plugins["a"].closed) == 1
+        else:
+            after = world.fleet.controllers["a"]
+            assert after is not before
+            assert after.cluster is steps[-1]
+            assert after.counters is before.counters
+            assert not world.plugins["a"].closed  # what both use stays connected
+        await world.until(100)
+        await world.fleet.stop()
+        assert len(world.plugins["a"].opened) == len(world.plugins["a"].closed) == 1
+        assert len(world.source_plugin.opened) == len(world.source_plugin.closed) == 1
+
+    virtual_time.run(main())
+
+
+async def test_ten_thousand_clusters_that_appear_at_once_do_not_keep_the_loop() -> None:
+    world = World(*(f"c{number}" for number in range(10_000)), interval=timedelta(hours=1))
+    longest, at = 0.0, time.perf_counter()
+
+    async def watch() -> None:
+        nonlocal longest, at
+        while True:
+            await asyncio.sleep(0)
+            longest, at = max(longest, time.perf_counter() - at), time.perf_counter()
+
+    config = world.config
+    gc.disable()  # as the daemon does, which collects by itself
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    at = time.perf_counter()
+    changes = await world.fleet.change(config)
+    appeared, longest = longest, 0.0
+    at = time.perf_counter()
+    gone = await world.fleet.change(make_config({}, world.source_plugin))
+    await asyncio.gather(*gone.ending)
+    gc.enable()
+    watching.cancel()
+    assert len(changes.added) == len(gone.removed) == 10_000
+    assert not world.fleet.controllers
+    # Many times what a slice takes, as the machine may be slow; all of them take seconds.
+    assert appeared < 0.5
+    assert longest < 1.0
+    await world.fleet.stop()

@@ -31,7 +31,7 @@ from autoscaler.core.model import (
     Recommendation,
     SizeCapacity,
 )
-from autoscaler.daemon import http_api, state_store, status
+from autoscaler.daemon import event_loop, http_api, state_store, status
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
@@ -144,6 +144,7 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
         "ok": True,
         "not_observed": [],
         "problems": {},
+        "fleets": {},
         "store": "ok",
         "history": "ok",
         "reload": "ok",
@@ -948,7 +949,7 @@ async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tm
 async def test_a_snapshot_of_many_clusters_lets_others_run_in_between(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_SLICE", 0.0)
+    monkeypatch.setattr(event_loop, "SLICE", 0.0)
     await house.ready()
     ran: list[int] = []
 

@@ -13,6 +13,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -40,7 +41,7 @@ from autoscaler.core.state import rebase
 from autoscaler.core.step import step
 from autoscaler.daemon import state_store
 from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_store, read_state
-from autoscaler.ports import Record, StoreError
+from autoscaler.ports import Member, Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
 
 from .conftest import spec
@@ -508,3 +509,73 @@ async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_n
             await store.save("b", replace(a_state(), past=(a_record().observation,) * 20), a_record())
         assert len(await store.records("a", 1000)) == 10
         assert len(await store.records("b", 1000)) == 20
+
+
+ODD = Member("prod/a\ud800", {"name": "a\x00b", "labels": MappingProxyType({"app": "<b>\udcff"})})
+
+
+async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(tmp_path: Path) -> None:
+    a, b = Member("a", {"name": "a", "labels": {"x": "1"}}), Member("b", {"name": "b"})
+    async with open_state_store(tmp_path, decisions=9) as store:
+        assert await store.load_members("f") == {}
+        await store.save_members("f", {"a": a, "b": b, ODD.id: ODD})
+        await store.save_members("other", {"a": b})
+        changed = replace(a, values={"name": "a", "labels": {"x": "2"}})
+        await store.save_members("f", {"a": changed, ODD.id: ODD})
+    async with open_state_store(tmp_path, decisions=9) as store:
+        assert await store.load_members("f") == {"a": changed, ODD.id: ODD}
+        # What was saved before this start is replaced as a whole.
+        await store.save_members("f", {"b": b})
+        assert await store.load_members("f") == {"b": b}
+        await store.forget_members({"f"})
+        assert await store.load_members("f") == {"b": b}
+        assert await store.load_members("other") == {}
+
+
+async def test_only_members_that_differ_are_written(tmp_path: Path) -> None:
+    members = {str(number): Member(str(number), {"name": str(number)}) for number in range(100)}
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", members)
+        before = await store.call(lambda connection: connection.total_changes)
+        await store.save_members("f", {**members, "7": Member("7", {"name": "other"}), "new": Member("new", {})})
+        assert await store.call(lambda connection: connection.total_changes) - before == 2
+
+
+async def test_a_directory_of_a_version_without_fleets_is_still_read(tmp_path: Path) -> None:
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save("a", ClusterState(), a_record())
+        await store.call(lambda connection: connection.execute("DROP TABLE member"))
+    async with open_state_store(tmp_path, decisions=9) as store:
+        assert await store.load_members("f") == {}
+        assert len(await store.records("a", 9)) == 1
+
+
+async def test_all_members_are_written_anew_where_the_file_was_deleted(tmp_path: Path) -> None:
+    a, b = Member("a", {"name": "a"}), Member("b", {"name": "b"})
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", {"a": a})
+        (tmp_path / FILE).unlink()
+        await store.save_members("f", {"a": a, "b": b})
+        assert await store.load_members("f") == {"a": a, "b": b}
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]"])
+async def test_members_that_cannot_be_read_are_an_error(tmp_path: Path, damage: bytes) -> None:
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", {"a": Member("a", {})})
+        await store.call(lambda connection: connection.execute("UPDATE member SET found = ?", (damage,)))
+        with pytest.raises(StoreError, match="the members of fleet 'f' cannot be read"):
+            await store.load_members("f")
+
+
+async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_persisted(tmp_path: Path) -> None:
+    a = Member("a", {"name": "a"})
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", {"a": a})
+        await store.call(lambda connection: connection.execute("PRAGMA query_only = 1"))
+        with pytest.raises(StoreError, match="cannot be used"):
+            await store.save_members("f", {"b": a})
+        with pytest.raises(StoreError, match="cannot be used"):
+            await store.forget_members(set())
+        await store.call(lambda connection: connection.execute("PRAGMA query_only = 0"))
+        assert await store.load_members("f") == {"a": a}

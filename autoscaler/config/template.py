@@ -1,0 +1,212 @@
+"""Expressions in a fleet's template, such as `${labels.app}` or `${annotations['autoscaler/max'] | 8}`.
+
+The values come from outside: each is inserted as text, is never read for expressions or as YAML structure, and has a
+limited length and printable characters only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import abc
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from autoscaler.config.document import Mapping, Node, Scalar, Sequence
+from autoscaler.core.foreign import shorten
+from autoscaler.plugins import guess
+from autoscaler.ports import Member
+
+MAX_VALUE = 1000
+"""Characters that a value may have."""
+
+PLACEHOLDER = "member"
+"""Stands for every value while a template is checked without members."""
+
+_MAX_LISTED = 10
+_LONGEST_SHOWN = 60
+_EXPRESSION = re.compile(
+    r"""\$\{\s*(?P<variable>[A-Za-z_]\w*)
+    (?:\.(?P<plain>[A-Za-z_][\w-]*)|\[\s*(?:'(?P<single>[^'\n]+)'|"(?P<double>[^"\n]+)")\s*\])?\s*
+    (?:\|\s*+(?:'(?P<text>[^'\n]*)'|"(?P<quoted>[^"\n]*)"|(?P<bare>(?!['"])(?:(?!\$\{)[^}\n])*?))\s*)?\}""",
+    re.VERBOSE | re.ASCII,
+)
+_ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`${NAME}`: an environment variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A value of the member.
+
+    Attributes:
+        written: as it is written in the file.
+        variable: one of the discovery's variables.
+        key: of the variable, if that is a mapping.
+        default: what stands for a value that is missing or empty; None: that is a problem of the member.
+    """
+
+    written: str
+    variable: str
+    key: str | None
+    default: str | None
+
+
+Part: TypeAlias = str | Environment | Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the expressions of a template may name.
+
+    Attributes:
+        variables: the names of the values that each member of the discovery has.
+        member: whose values they stand for; None: the template is checked without members.
+        varying: the ids of the nodes that are not the same for all members.
+        fixed: what the others were read as; shared by the scopes of one template.
+        unknown: the paths of scalars whose value is not known without a member.
+    """
+
+    variables: tuple[str, ...]
+    member: Member | None
+    varying: abc.Set[int]
+    fixed: dict[Hashable, Any]
+    unknown: set[str] = field(default_factory=set)
+
+    def value(self, expression: Expression) -> str | None:
+        """The text that an expression stands for; None if it is not known without a member.
+
+        Raises:
+            ValueError: the member has no such value, or one that is refused; the message says which.
+        """
+        if self.member is None:
+            return expression.default
+        return _value(expression, self.member.values)
+
+    def hides(self, path: str) -> bool:
+        """Whether a problem at this path may be one of a value that is not known: it is there, or further in."""
+        return any(known == path or known.startswith((f"{path}.", f"{path}[")) for known in self.unknown)
+
+
+@lru_cache(maxsize=10_000)  # of the texts of configuration files only, never of values
+def parse(text: str, variables: tuple[str, ...]) -> abc.Sequence[Part]:
+    """The parts of a scalar of a template.
+
+    Raises:
+        ValueError: an expression is malformed, or names an unknown variable.
+    """
+    parts: list[Part] = []
+    done = 0
+    while (at := text.find("${", done)) >= 0:
+        if at > done:
+            parts.append(text[done:at])
+        match = _EXPRESSION.match(text, at)
+        if match is None:
+            written = shorten(text[at : text.find("}", at) + 1 or None], _LONGEST_SHOWN)
+            raise ValueError(
+                f"{written} is not an expression; write ${{name}}, ${{labels.app}}, ${{labels['a.b/c']}}, "
+                "with a default ${name | 8}, or ${NAME} for an environment variable"
+            )
+        parts.append(_part(match, variables))
+        done = match.end()
+    return (*parts, text[done:]) if done < len(text) else tuple(parts)
+
+
+def varying(node: Node, variables: tuple[str, ...]) -> abc.Set[int]:
+    """The ids of the nodes of a tree that have an expression of a member's values in them, or a malformed one."""
+    found: dict[int, bool] = {}  # of nodes that YAML aliases share, once
+
+    def varies(node: Node) -> bool:
+        if id(node) not in found:
+            match node:
+                case Scalar():
+                    found[id(node)] = "${" in node.text and _names_member(node.text, variables)
+                case Sequence():
+                    found[id(node)] = True in [varies(item) for item in node.items]
+                case Mapping():
+                    found[id(node)] = True in [varies(entry.node) for entry in node.entries.values()]
+        return found[id(node)]
+
+    varies(node)
+    return {known for known, it_does in found.items() if it_does}
+
+
+def _names_member(text: str, variables: tuple[str, ...]) -> bool:
+    try:
+        return any(isinstance(part, Expression) for part in parse(text, variables))
+    except ValueError:
+        return True
+
+
+def _part(match: re.Match[str], variables: tuple[str, ...]) -> Part:
+    variable = match["variable"]
+    key = _first(match, "plain", "single", "double")
+    default = _first(match, "text", "quoted", "bare")
+    if variable in variables:
+        return Expression(match[0], variable, key, default)
+    if not _ENVIRONMENT.fullmatch(variable):
+        raise ValueError(
+            f"unknown variable {variable} in {shorten(match[0], _LONGEST_SHOWN)}; variables: "
+            f"{', '.join(variables) or 'none'}{guess(variable, variables)}"
+        )
+    if key is not None or default is not None:
+        raise ValueError(f"{variable} is an environment variable: write ${{{variable}}}, without a key or a default")
+    return Environment(variable)
+
+
+def _first(match: re.Match[str], *groups: str) -> str | None:
+    return next((match[group] for group in groups if match[group] is not None), None)
+
+
+def _value(expression: Expression, values: abc.Mapping[str, object]) -> str:
+    found = values.get(expression.variable)
+    if expression.key is None:
+        if isinstance(found, abc.Mapping):
+            name = expression.variable
+            raise ValueError(f"{expression.written}: {name} has keys; write ${{{name}['KEY']}}{_listed(found)}")
+    elif isinstance(found, abc.Mapping):
+        found = found.get(expression.key)
+    elif found is not None:
+        raise ValueError(f"{expression.written}: {expression.variable} is a text and has no keys")
+    if found is None or found == "":
+        if expression.default is not None:
+            return expression.default
+        known = values.get(expression.variable) if expression.key is not None else values
+        state = "is empty" if found == "" else "has no value"
+        raise ValueError(f"{expression.written} {state} and no default{_listed(known)}")
+    fault = fault_of(found, expression.written)
+    if fault is not None:
+        raise ValueError(fault)
+    return str(found)
+
+
+def fault_of(value: object, what: str) -> str | None:
+    """Why a value of a member is refused, or None: it is no text, too long, or not printable."""
+    if not isinstance(value, str):
+        return f"{what} is of the type {type(value).__name__}, expected a text"
+    if len(value) > MAX_VALUE:
+        return f"{what} has {len(value):,} characters, at most {MAX_VALUE:,} are allowed"
+    if not value.isprintable():
+        odd = next(character for character in value if not character.isprintable())
+        return f"{what} has the character U+{ord(odd):04X}, which is not printable"
+    return None
+
+
+def _listed(known: object) -> str:
+    """The keys that there are, as far as they can be shown."""
+    if not isinstance(known, Collection):
+        return ""
+    keys = [shorten(key, _LONGEST_SHOWN) for key in _texts(known) if key.isprintable()]
+    more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
+    return f"; there are: {', '.join(sorted(keys)[:_MAX_LISTED])}{more}" if keys else "; there are none"
+
+
+def _texts(found: Iterable[object]) -> Iterable[str]:
+    return (item for item in found if isinstance(item, str))

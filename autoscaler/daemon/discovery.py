@@ -1,0 +1,507 @@
+"""The fleets of a running daemon: their discoveries are asked regularly, and members come and go without a reload.
+
+Each fleet has a task. What it finds changes the clusters under control at once (`Fleet.change`), a reload does the same
+for all fleets; one of them at a time. The members last accepted are persisted, so that a start while the discovery does
+not answer goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from autoscaler.config.fleets import assemble
+from autoscaler.config.model import Config, FleetSpec, MemberCluster
+from autoscaler.core.durations import format_duration
+from autoscaler.core.foreign import foreign_text, mask
+from autoscaler.daemon.connections import (
+    CANCELLED,
+    Connection,
+    Connections,
+    contained,
+    format_error,
+    sleep_until_stopped,
+)
+from autoscaler.daemon.controller import LogState
+from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
+from autoscaler.daemon.membership import Membership, accept
+from autoscaler.ports import ConfigurationError, EdgeError, Member, RefusedError, StoreError, UnavailableError
+
+log = logging.getLogger("autoscaler.daemon.discovery")
+
+ASK_TIMEOUT = 30.0
+"""Seconds a discovery may take to answer."""
+
+MAX_LINES = 10
+"""Log lines about single members at a time; the others are counted in one line."""
+
+NOT_ASKED = "the discovery has not answered yet"
+
+
+class MemberStore(Protocol):
+    """Persists the members of fleets."""
+
+    async def load_members(self, fleet: str) -> Mapping[str, Member]:
+        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
+        ...
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Persist all members of a fleet. Raises StoreError."""
+        ...
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Delete the members of all fleets but these. Raises StoreError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A member and the cluster that the template makes of it.
+
+    Attributes:
+        member: as it was found last.
+        good: as it was when the template could be filled last; None: never.
+        cluster: made of `good`, with the template of that time.
+        problems: why the template cannot be filled now; empty when it can.
+    """
+
+    member: Member
+    good: Member | None
+    cluster: MemberCluster | None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """What is known of a fleet after an answer or a reload. It never changes: it can be read in another thread.
+
+    Attributes:
+        members: how many it has, those without a cluster included.
+        held: ids of members that are not found any more and are kept until that is certain -> loop time since when.
+        clusters: id of a member -> its cluster, for those that are under control.
+        problems: id of a member -> what is wrong with it; one that has a cluster goes on as it was before.
+        failure: why the discovery does not answer, or None.
+        failures: how often it did not.
+        answered_at: when it answered last, or None.
+    """
+
+    name: str
+    members: int = 0
+    held: Mapping[str, float] = field(default_factory=dict)
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    failure: str | None = NOT_ASKED
+    failures: int = 0
+    answered_at: datetime | None = None
+
+
+class Discoveries:
+    """All fleets of a configuration, and the clusters that they and its own section make.
+
+    Attributes:
+        members: name of a member's cluster -> its fleet and the member's id.
+    """
+
+    def __init__(self, fleet: Fleet, store: MemberStore, *, utc: Callable[[], datetime]) -> None:
+        self.members: Mapping[str, tuple[str, str]] = {}
+        self._fleet = fleet
+        self._store = store
+        self._utc = utc
+        self._config: Config
+        self._watches: dict[str, _Watch] = {}
+        self._lock = asyncio.Lock()
+        self._applied = True
+        self._store_failure: str | None = None
+        self._background: set[asyncio.Task[object]] = set()
+
+    @property
+    def status(self) -> list[FleetStatus]:
+        """That of every fleet, by their names. It may be read in another thread."""
+        return [watch.status for _, watch in sorted(self._watches.copy().items())]
+
+    async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
+        """Make the clusters those of the configuration and of the members that are known, and watch its fleets.
+
+        The members stay, whatever a changed template makes of them; the discoveries are asked at once.
+
+        Returns:
+            The names of the clusters that were added, removed and changed.
+        """
+        async with self._lock:
+            known = [(config.fleets[name], watch) for name, watch in self._watches.items() if name in config.fleets]
+            filled = [await _fill(config, spec, watch.membership, watch.filled, anew=True) for spec, watch in known]
+            for name in self._watches.keys() - config.fleets.keys():
+                await self._watches[name].end()
+                self._release(self._watches.pop(name).connection)
+            for (spec, watch), found in zip(known, filled, strict=True):
+                if spec.discover != watch.spec.discover:
+                    self._release(watch.connection)
+                    watch.connection = self._fleet.connections.lease(spec.discover)
+                watch.renew(spec, found)
+            new = [spec for name, spec in config.fleets.items() if name not in self._watches]
+            for spec in new:
+                self._watches[spec.name] = _Watch(spec, self._fleet.connections.lease(spec.discover))
+            self._config = config
+            changes = await self._change()
+            for spec in new:
+                self._watches[spec.name].start(self._run)
+        self._in_background(self._persist(self._store.forget_members(config.fleets)))
+        await asyncio.gather(*changes.ending)
+        return changes.added, changes.removed, changes.changed
+
+    async def stop(self) -> None:
+        """Ask no more. The controllers go on until they are stopped."""
+        await asyncio.gather(*(watch.end() for watch in self._watches.values()))
+
+    async def _run(self, watch: _Watch) -> None:
+        """Ask a discovery until this is cancelled."""
+        loop = asyncio.get_running_loop()
+        restored = False
+        while True:
+            begun = loop.time()
+            watch.asked_for.clear()
+            try:
+                if not restored:
+                    restored = True
+                    await self._restore(watch)
+                await self._poll(watch)
+            except Exception as error:
+                # A defect of a plug-in or of ours: the other fleets go on, and it is tried again.
+                if watch.fail(format_error(error)):
+                    log.exception("fleet cannot be updated", extra={"fleet": watch.name})
+            interval = watch.spec.interval.total_seconds()
+            await sleep_until_stopped(watch.asked_for, max(begun + interval - loop.time(), interval / 2))
+
+    async def _restore(self, watch: _Watch) -> None:
+        """Go on with the members of before the start."""
+        try:
+            members = await self._store.load_members(watch.name)
+        except StoreError as error:
+            log.error("cannot restore members", extra={"fleet": watch.name, "error": str(error)})  # noqa: TRY400 - it is complete
+            return
+        if members:
+            log.info("members restored", extra={"fleet": watch.name, "members": len(members)})
+            watch.reported = dict.fromkeys(members, ())
+            await self._take(watch, lambda _: Membership(members))
+
+    async def _poll(self, watch: _Watch) -> None:
+        """Ask the discovery once, and take what it answers."""
+        try:
+            found = await watch.ask()
+        except EdgeError as error:
+            text = format_error(error)
+            if watch.fail(text):
+                log.warning("discovery fails: the members stay", extra={"fleet": watch.name, "error": text})
+            return
+        now = asyncio.get_running_loop().time()
+        await self._take(watch, lambda spec: accept(watch.membership, found, now, spec.confirm.total_seconds()))
+        watch.succeed(self._utc())
+
+    async def _take(self, watch: _Watch, members: Callable[[FleetSpec], Membership]) -> None:
+        """Make the clusters those of these members, and persist them."""
+        while True:
+            spec, before = watch.spec, watch.filled
+            membership = members(spec)
+            filled = await _fill(self._config, spec, membership, before, anew=False)
+            async with self._lock:
+                if watch.spec is not spec:
+                    continue  # there was a reload meanwhile
+                watch.take(membership, filled)
+                if filled is not before or not self._applied:
+                    await self._change()
+                break
+        if watch.unsaved:
+            good = {key: each.good for key, each in watch.filled.items() if each.good is not None}
+            watch.unsaved = not await self._persist(self._store.save_members(watch.name, good))
+
+    async def _change(self) -> Changes:
+        """Have the controllers follow."""
+        self._applied = False
+        found = {name: _clusters(watch.filled) for name, watch in self._watches.items()}
+        # In a thread: with ten thousand members it takes longer than a tick may be late.
+        with contained():
+            assembled = await asyncio.to_thread(assemble, self._config, found, self.members)
+        mask.hide(*assembled.config.secrets)
+        changes = await self._fleet.change(assembled.config)
+        self._applied = True
+        self.members = assembled.members
+        controllers = self._fleet.controllers
+        for name, (fleet, member) in assembled.members.items():
+            controllers[name].template_problem = next(iter(self._watches[fleet].filled[member].problems), None)
+        for name, watch in self._watches.items():
+            watch.refused = assembled.refused.get(name, {})
+            watch.report()
+        return changes
+
+    async def _persist(self, call: Coroutine[None, None, None]) -> bool:
+        """Wait for a call of the store. Returns whether it succeeded; that it does not is logged once."""
+        try:
+            await call
+        except StoreError as error:
+            if str(error) != self._store_failure:
+                log.error("cannot persist members", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+            self._store_failure = str(error)
+            return False
+        self._store_failure = None
+        return True
+
+    def _release(self, connection: Connection) -> None:
+        """Close the connection of a discovery that is not asked any more."""
+        self._in_background(self._fleet.connections.release(connection))
+
+    def _in_background(self, work: Coroutine[None, None, object]) -> None:
+        """Do what a reload need not wait for, however long a disk or a plug-in takes."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+class _Watch:
+    """One fleet: its members, and what is known of its discovery.
+
+    Attributes:
+        connection: of the discovery.
+        membership: the members.
+        filled: by their ids; another mapping whenever one of them changes.
+        refused: id of a member that has no cluster although its template could be filled -> why.
+        reported: id of a member -> its problems, as they were logged.
+        unsaved: whether the members differ from what is persisted.
+        asked_for: set to have the discovery asked now.
+    """
+
+    def __init__(self, spec: FleetSpec, connection: Connection) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.connection = connection
+        self.membership = Membership()
+        self.filled: Mapping[str, Filled] = {}
+        self.refused: Mapping[str, str] = {}
+        self.reported: Mapping[str, tuple[str, ...]] = {}
+        self.unsaved = False
+        self.asked_for = asyncio.Event()
+        self._failure: str | None = NOT_ASKED
+        self._failures = 0
+        self._answered_at: datetime | None = None
+        self._logged = LogState()
+        self._warned: Collection[str] = ()
+        self._asked: asyncio.Task[Sequence[Member]] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> FleetStatus:
+        """What is known now."""
+        filled, refused = self.filled, self.refused
+        return FleetStatus(
+            name=self.name,
+            members=len(filled),
+            held=self.membership.held,
+            clusters={
+                key: each.cluster.name
+                for key, each in filled.items()
+                if each.cluster is not None and key not in refused
+            },
+            problems=_problems(filled, refused),
+            failure=self._failure,
+            failures=self._failures,
+            answered_at=self._answered_at,
+        )
+
+    def start(self, run: Callable[[_Watch], Coroutine[None, None, None]]) -> None:
+        """Begin to ask."""
+        self._task = asyncio.create_task(run(self), name=f"fleet {self.name}")
+
+    async def end(self) -> None:
+        """Ask no more. A discovery that does not end when it is cancelled is abandoned."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=CANCEL_TIMEOUT)
+
+    async def ask(self) -> Sequence[Member]:
+        """Ask the discovery.
+
+        Raises:
+            EdgeError: it gives no members.
+        """
+        if self._asked is not None and not self._asked.done():
+            raise UnavailableError("the previous request still hangs")
+        self._asked = task = asyncio.create_task(_members(self.connection), name=f"discovery of fleet {self.name}")
+        try:
+            await asyncio.wait((task,), timeout=ASK_TIMEOUT)
+        finally:
+            if not task.done():
+                task.cancel()
+                task.add_done_callback(_ignore)
+        if not task.done():
+            raise UnavailableError(f"no answer within {ASK_TIMEOUT:g} s")
+        if task.cancelled():
+            raise UnavailableError(CANCELLED)
+        return task.result()
+
+    def take(self, membership: Membership, filled: Mapping[str, Filled]) -> None:
+        """Have these members."""
+        extra = {"fleet": self.name, "members": len(self.membership.members), "missing": len(membership.held)}
+        if membership.held and not self.membership.held:
+            confirm = format_duration(self.spec.confirm)
+            log.warning("many members are missing: kept until it is certain", extra={**extra, "confirm": confirm})
+        elif self.membership.held and not membership.held:
+            log.info("no member is missing any more", extra=extra)
+        self.unsaved = self.unsaved or filled is not self.filled
+        self.membership, self.filled = membership, filled
+
+    def renew(self, spec: FleetSpec, filled: Mapping[str, Filled]) -> None:
+        """Have another specification, and what it makes of the members."""
+        self.spec = spec
+        self.take(self.membership, filled)
+        self.asked_for.set()
+
+    def fail(self, error: str) -> bool:
+        """Note that there was no answer. Returns whether this was not logged yet."""
+        self._failure = error
+        self._failures += 1
+        return self._logged.is_new_refusal(error)
+
+    def succeed(self, at: datetime) -> None:
+        """Note an answer."""
+        if self._logged.refused:
+            log.info("discovery answers again", extra={"fleet": self.name, "members": len(self.filled)})
+            self._logged.refused.clear()
+        if not self.filled and self._answered_at is None:
+            log.warning("no member was found", extra={"fleet": self.name})
+        self._failure, self._answered_at = None, at
+
+    def report(self) -> None:
+        """Log who has joined, left, was refused and is not any more."""
+        before, problems = self.reported, _problems(self.filled, self.refused)
+        self.reported = now = {key: problems.get(key, ()) for key in self.filled}
+        joined = [key for key in now.keys() - before.keys() if not now[key]]
+        self._log(logging.INFO, "member joined", [self._row(key) for key in joined])
+        self._log(logging.INFO, "member left", [{"member": key} for key in before.keys() - now.keys()])
+        refused = [key for key, found in now.items() if found and found != before.get(key)]
+        for kept, message in (
+            (False, "member refused"),
+            (True, "change of a member refused: it goes on as before"),
+        ):
+            rows = [
+                {"member": key, "problem": problem}
+                for key in refused
+                if kept is (self.filled[key].cluster is not None and key not in self.refused)
+                for problem in now[key]
+            ]
+            self._log(logging.WARNING, message, rows)
+        warnings = {
+            warning: key
+            for key, each in self.filled.items()
+            if each.cluster is not None
+            for warning in each.cluster.warnings
+        }
+        rows = [{"member": key, "warning": text} for text, key in warnings.items() if text not in self._warned]
+        self._log(logging.WARNING, "probable mistake in a member", rows)
+        self._warned = warnings.keys()
+        accepted = [key for key, found in before.items() if found and key in now and not now[key]]
+        self._log(logging.INFO, "member accepted", [self._row(key) for key in accepted])
+
+    def _row(self, key: str) -> dict[str, str]:
+        cluster = self.filled[key].cluster
+        return {"member": key, **({} if cluster is None else {"cluster": cluster.name})}
+
+    def _log(self, level: int, message: str, rows: Sequence[Mapping[str, str]]) -> None:
+        """A line for each row, and one for those that are too many."""
+        for row in sorted(rows, key=lambda row: row["member"])[:MAX_LINES]:
+            log.log(level, message, extra={"fleet": self.name, **row})
+        if len(rows) > MAX_LINES:
+            log.log(level, message, extra={"fleet": self.name, "more": len(rows) - MAX_LINES})
+
+
+def _problems(filled: Mapping[str, Filled], refused: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """What is wrong with members, by their ids."""
+    failed = {key: each.problems for key, each in filled.items() if each.problems}
+    return failed | {key: (*failed.get(key, ()), problem) for key, problem in refused.items()}
+
+
+async def find_members(config: Config, connections: Connections) -> tuple[Config, dict[str, tuple[str, ...]]]:
+    """Ask every discovery once, for commands that look at everything once.
+
+    Returns:
+        The configuration with the members that could be added; fleet -> what is wrong with it and the others.
+    """
+
+    async def find(spec: FleetSpec) -> tuple[Mapping[str, Filled], tuple[str, ...]]:
+        watch = _Watch(spec, connections.lease(spec.discover))
+        try:
+            found = await watch.ask()
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            return {}, (f"{config.path}: fleets.{spec.name}.discover: {format_error(error)}",)
+        return await _fill(config, spec, accept(Membership(), found, 0.0, 0.0), {}, anew=True), ()
+
+    specs = config.fleets.values()
+    answers = dict(zip(config.fleets, await asyncio.gather(*map(find, specs)), strict=True))
+    assembled = assemble(config, {name: _clusters(filled) for name, (filled, _) in answers.items()})
+    mask.hide(*assembled.config.secrets)
+    problems = {}
+    for name, (filled, failure) in answers.items():
+        of_members = _problems(filled, assembled.refused[name])
+        problems[name] = (*failure, *(line for _, lines in sorted(of_members.items()) for line in lines))
+    return assembled.config, problems
+
+
+def _clusters(filled: Mapping[str, Filled]) -> list[MemberCluster]:
+    return [each.cluster for each in filled.values() if each.cluster is not None]
+
+
+async def _members(connection: Connection) -> Sequence[Member]:
+    with contained():
+        await connection.tried()
+        members = tuple(await connection.get().members())
+    for member in members:
+        if not (isinstance(member, Member) and isinstance(member.id, str)):
+            raise RefusedError(f"{connection.name} gave {foreign_text(member)}, which is no member")
+    return members
+
+
+def _ignore(task: asyncio.Task[Sequence[Member]]) -> None:
+    """Take what came too late, which keeps the loop from reporting it."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _fill(
+    config: Config, spec: FleetSpec, membership: Membership, before: Mapping[str, Filled], *, anew: bool
+) -> Mapping[str, Filled]:
+    """Fill the template for every member whose values have changed, or `anew` for all.
+
+    Returns:
+        By their ids; the very mapping of before if all are the same.
+    """
+    slices = Slices()
+    filled = {}
+    same = len(before) == len(membership.members)
+    for key, member in membership.members.items():
+        await slices.turn()
+        known = before.get(key)
+        if known is None or anew or known.member != member:
+            filled[key] = _filled(config, spec, member, known)
+            same = same and filled[key] == known
+        else:
+            filled[key] = known
+    return before if same else filled
+
+
+def _filled(config: Config, spec: FleetSpec, member: Member, known: Filled | None) -> Filled:
+    try:
+        with contained():
+            return Filled(member, member, spec.template.expand(member))
+    except ConfigurationError as error:
+        problems = tuple(error.problems)
+    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+        problems = (spec.template.problem(member.id, format_error(error)),)
+    if known is None or known.cluster is None:
+        return Filled(member, None, None, problems)
+    sources = {metric.source for metric in known.cluster.cluster.metrics.values()}
+    if not sources <= config.sources.keys() | known.cluster.sources.keys():
+        return Filled(member, known.good, None, problems)
+    return Filled(member, known.good, known.cluster, problems)

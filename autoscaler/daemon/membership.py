@@ -1,0 +1,47 @@
+"""Which members a fleet has: those that its discovery finds, and those whose loss is not certain yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autoscaler.ports import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The members of a fleet after an answer of its discovery.
+
+    Attributes:
+        members: by their ids. Each has the values of the last answer it was in.
+        held: ids of members that are not found any more and are kept until their loss is certain -> the time, in
+            seconds, of the first answer without them.
+    """
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
+
+
+def accept(before: Membership, found: Iterable[Member], now: float, confirm: float) -> Membership:
+    """The members after an answer of the discovery.
+
+    New ones are members at once. Those that are not found leave at once while they are fewer than half of all: that is
+    how members go. Half or more at once, which includes the last one and one of two, are rather a discovery that sees
+    less than there is: each of them stays until it was missing in every answer for `confirm`, also when others return
+    meanwhile.
+
+    Args:
+        before: the members before. An answer that failed has not changed them.
+        found: the members in the answer; of two with the same id the first one counts.
+        now: the time of the answer in seconds, of a clock that is never set.
+        confirm: seconds that a large loss must last.
+    """
+    answer: dict[str, Member] = {}
+    for member in found:
+        answer.setdefault(member.id, member)
+    missing = [key for key in before.members if key not in answer]
+    uncertain = 2 * len(missing) >= len(before.members)
+    held = {key: before.held.get(key, now) for key in missing if uncertain or key in before.held}
+    held = {key: since for key, since in held.items() if now - since < confirm}
+    members = {key: answer.pop(key, member) for key, member in before.members.items() if key in answer or key in held}
+    return Membership(members | answer, held)

@@ -1,0 +1,1 @@
+"""What finds the members of a fleet."""

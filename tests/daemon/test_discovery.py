@@ -1,0 +1,632 @@
+"""Fleets in virtual time: members come and go, discoveries fail, and clusters that have nothing to do with it go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from autoscaler.config.model import MemberCluster
+from autoscaler.core.model import Limits, NamedPolicy
+from autoscaler.daemon.controller import splay
+from autoscaler.daemon.status import trouble
+from autoscaler.ports import ConfigurationError, Member, UnavailableError
+from autoscaler.testing import virtual_time
+from autoscaler.testing.fakes import Fake, FakeDiscovery
+
+from .conftest import Fleets, Remembers, Template
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(main())
+
+
+def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, object]]:
+    """The fields of the lines with this message."""
+    return [vars(record) for record in caplog.records if record.message == message]
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "autoscaler")
+
+
+def test_members_come_and_go_without_a_reload_and_without_disturbing_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        before = dict(world.controllers)
+        assert set(before) == {"static", "a", "b", "c"}
+        assert world.status.clusters == {"id-a": "a", "id-b": "b", "id-c": "c"}
+        assert world.discoveries.members["a"] == ("f", "id-a")
+        world.find("abd")
+        await world.until(200)
+        assert set(world.controllers) == {"static", "a", "b", "d"}
+        assert all(world.controllers[name] is before[name] for name in ("static", "a", "b"))
+        assert world.plugins["c"].closed
+        assert len(world.plugins["a"].opened) == len(world.source_plugin.opened) == 1
+        await world.stop()
+        for name in ("static", "a", "b"):
+            assert len(world.ticks(name)) == 20
+        assert len(world.discover.opened) == len(world.discover.closed) == 1
+        assert world.discovery.asked in (20, 21)
+
+    run(main)
+    assert [(line["member"], line["cluster"]) for line in said(caplog, "member joined")] == [
+        ("id-a", "a"),
+        ("id-b", "b"),
+        ("id-c", "c"),
+        ("id-d", "d"),
+    ]
+    assert [line["member"] for line in said(caplog, "member left")] == ["id-c"]
+
+
+def test_what_was_learned_survives_the_return_of_a_member() -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.of_members = {"policies": (NamedPolicy("remembers", Remembers()),)}
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        state = world.controllers["c"].state
+        assert state is not None
+        learned = state.learned.memory["remembers"]
+        world.find("ab")
+        await world.until(200)
+        assert "c" not in world.controllers
+        world.find("abc")
+        await world.until(300)
+        again = world.controllers["c"].state
+        assert again is not None
+        assert again.learned.memory["remembers"]["first_at"] == learned["first_at"]
+        assert again.learned.memory["remembers"]["seen"] == learned["seen"] + 10
+        await world.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "problem"),
+    [
+        ("lots", "config.yaml:7: fleets.f[id-b].template.max: 'lots' is no number"),
+        ("defect", "config.yaml:7: fleets.f[id-b].name: RuntimeError: the plug-in cannot stand this"),
+    ],
+)
+def test_one_bad_member_is_in_trouble_alone_with_the_path_that_is_wrong(
+    maximum: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("abc")
+        world.discovery.found = [
+            replace(member, values={**member.values, "max": maximum}) if member.id == "id-b" else member
+            for member in world.discovery.found
+        ]
+        await world.start()
+        await world.until(100)
+        assert set(world.controllers) == {"static", "a", "c"}
+        assert world.status.members == 3
+        assert world.status.problems == {"id-b": (problem,)}
+        assert all(trouble(controller) is None for controller in world.controllers.values())
+        assert [(line["member"], line["problem"]) for line in said(caplog, "member refused")] == [("id-b", problem)]
+        world.find("abc")
+        await world.until(200)
+        assert "b" in world.controllers
+        assert world.status.problems == {}
+        assert [line["member"] for line in said(caplog, "member accepted")] == ["id-b"]
+        await world.stop()
+
+    run(main)
+
+
+def test_a_member_whose_values_become_wrong_goes_on_as_before_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("a", max="8")
+        await world.start()
+        await world.until(100)
+        before = world.controllers["a"]
+        world.find("a", max="lots")
+        await world.until(200)
+        assert world.controllers["a"] is before
+        problem = "config.yaml:7: fleets.f[id-a].template.max: 'lots' is no number"
+        assert trouble(before) == problem
+        assert world.status.clusters == {"id-a": "a"}
+        assert world.status.problems == {"id-a": (problem,)}
+        lines = said(caplog, "change of a member refused: it goes on as before")
+        assert [(line["member"], line["problem"]) for line in lines] == [("id-a", problem)]
+        # What is persisted is what it goes on with.
+        await world.stop()
+        world.restart()
+        await world.start()
+        await world.until(210)
+        assert world.controllers["a"].cluster.spec.limits == Limits(1, 8)
+        await world.until(300)
+        assert world.status.problems == {"id-a": (problem,)}
+        world.find("a", max="9")
+        await world.until(400)
+        assert world.controllers["a"].cluster.spec.limits == Limits(1, 9)
+        assert trouble(world.controllers["a"]) is None
+        await world.stop()
+
+    run(main)
+
+
+def test_a_discovery_that_fails_removes_nobody_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("abcd")
+        await world.start()
+        await world.until(100)
+        before = dict(world.controllers)
+        world.discovery.failure = UnavailableError("403: no permission to list deployments")
+        await world.until(2000)
+        assert world.controllers == before
+        assert world.status.failure == "403: no permission to list deployments"
+        assert world.status.failures >= 180
+        assert world.status.answered_at is not None
+        lines = said(caplog, "discovery fails: the members stay")
+        assert [line["error"] for line in lines] == ["403: no permission to list deployments"]
+        world.discovery.failure = None
+        await world.until(2020)
+        assert world.status.failure is None
+        assert world.controllers == before
+        assert len(said(caplog, "discovery answers again")) == 1
+        await world.stop()
+
+    run(main)
+
+
+def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_lasted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("abcd")
+        await world.start()
+        await world.until(95)
+        world.find("ab")
+        await world.until(300)
+        assert set(world.controllers) == set("abcd")
+        assert set(world.status.held) == {"id-c", "id-d"}
+        # A failure in between neither counts nor begins it anew.
+        world.discovery.failure = UnavailableError("away")
+        await world.until(350)
+        world.discovery.failure = None
+        # c is back once.
+        world.find("abc")
+        await world.until(361)
+        world.find("ab")
+        await world.until(395)
+        assert set(world.controllers) == set("abcd")
+        await world.until(411)
+        assert set(world.controllers) == set("abc")
+        await world.until(675)
+        # With three members left, one is fewer than half; but c was held when it went.
+        assert set(world.controllers) == set("ab")
+        await world.stop()
+
+    run(main)
+    assert [(line["members"], line["missing"], line["confirm"]) for line in said(caplog, _HELD)] == [(4, 2, "5m")]
+
+
+_HELD = "many members are missing: kept until it is certain"
+
+
+def test_a_restart_while_the_discovery_is_down_goes_on_with_the_last_members(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        await world.stop()
+        world.restart()
+        world.discovery.failure = UnavailableError("away")
+        caplog.clear()
+        await world.start()
+        await world.until(200)
+        assert set(world.controllers) == {"static", "a", "b", "c"}
+        assert world.status.answered_at is None
+        assert [line["members"] for line in said(caplog, "members restored")] == [3]
+        assert not said(caplog, "member joined")
+        world.discovery.failure = None
+        world.find("abd")
+        await world.until(300)
+        assert set(world.controllers) == {"static", "a", "b", "d"}
+        await world.stop()
+
+    run(main)
+
+
+def test_a_member_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        world.targets["c"].scale_delay = 25.0
+        world.source.values["load"] = 300.0
+        await world.until(100 + splay("c", 10.0) + 0.5)
+        assert world.targets["c"].scaling == 1
+        world.find("abd")
+        await world.until(100 + splay("c", 10.0) + 11)
+        assert world.targets["c"].scaling == 1
+        assert "d" in world.controllers
+        world.find("abde")
+        await world.until(100 + splay("c", 10.0) + 22)
+        assert world.targets["c"].scaling == 1
+        assert "e" in world.controllers
+        await world.until(100 + splay("c", 10.0) + 26)
+        assert set(world.controllers) == set("abde")
+        assert world.targets["c"].requests == [3]
+        await world.until(200)
+        await world.stop()
+        assert world.ticks("a") == pytest.approx([splay("a", 10.0) + 10 * number for number in range(20)])
+
+    run(main)
+
+
+def test_of_two_members_with_one_name_the_first_keeps_it_and_the_other_follows_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        first = [Member("z", {"name": "same"}), Member("y", {"name": "y"}), Member("x", {"name": "x"})]
+        world.discovery.found = first
+        await world.start()
+        await world.until(100)
+        before = world.controllers["same"]
+        world.discovery.found = [Member("a", {"name": "same"}), Member("b", {"name": "static"}), *first]
+        await world.until(200)
+        assert world.controllers["same"] is before
+        assert world.discoveries.members["same"] == ("f", "z")
+        assert {key: len(found) for key, found in world.status.problems.items()} == {"a": 1, "b": 1}
+        assert "'z'" in world.status.problems["a"][0]
+        assert "'static'" in world.status.problems["b"][0]
+        assert [line["member"] for line in said(caplog, "member refused")] == ["a", "b"]
+        world.discovery.found = [member for member in world.discovery.found if member.id != "z"]
+        await world.until(300)
+        assert world.discoveries.members["same"] == ("f", "a")
+        assert set(world.status.problems) == {"b"}
+        await world.stop()
+
+    run(main)
+
+
+def test_members_with_equal_targets_do_not_fight_over_it() -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.found = [Member(key, {"name": key, "target": "shared"}) for key in "ab"]
+        await world.start()
+        await world.until(100)
+        assert set(world.controllers) == {"a"}
+        assert set(world.status.problems) == {"b"}
+        await world.stop()
+
+    run(main)
+
+
+def test_a_reload_with_a_changed_template_changes_only_what_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("ab")
+        await world.start()
+        await world.until(95)
+        before = dict(world.controllers)
+        # Another template that makes the same of its members.
+        world.specs["f"] = world.spec("f", world.discover)
+        assert await world.discoveries.apply(world.config) == (set(), set(), set())
+        assert world.controllers == before
+        world.specs["f"] = world.spec("f", world.discover, minimum=2)
+        assert await world.discoveries.apply(world.config) == (set(), set(), {"a", "b"})
+        await world.until(200)
+        assert world.controllers["static"] is before["static"]
+        assert world.controllers["a"].cluster.spec.limits == Limits(2, 10)
+        assert world.controllers["a"].counters is before["a"].counters
+        assert world.targets["a"].requests == [2]
+        assert len(world.discover.opened) == 1
+        await world.stop()
+
+    run(main)
+    assert len(said(caplog, "member joined")) == 2
+    assert not said(caplog, "member left")
+
+
+def test_a_reload_asks_the_discovery_at_once_and_another_one_keeps_the_members() -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.specs["f"] = replace(world.specs["f"], interval=timedelta(hours=1))
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        before = dict(world.controllers)
+        other = FakeDiscovery([*world.discovery.found, Member("id-d", {"name": "d"})])
+        world.specs["f"] = replace(world.specs["f"], discover=Fake(other))
+        await world.discoveries.apply(world.config)
+        await world.until(101)
+        assert {name: world.controllers[name] for name in "abc"} == before
+        assert "d" in world.controllers
+        assert other.asked == 1
+        assert world.discover.closed == [pytest.approx(100)]
+        await world.stop()
+
+    run(main)
+
+
+def test_a_reload_adds_and_removes_fleets_with_their_members() -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("a")
+        await world.start()
+        await world.until(100)
+        second = FakeDiscovery([Member("id-b", {"name": "b"})])
+        world.specs = {"g": world.spec("g", Fake(second))}
+        await world.discoveries.apply(world.config)
+        assert "a" not in world.controllers
+        await world.until(200)
+        assert set(world.controllers) == {"static", "b"}
+        assert set(world.store.members) == {"g"}
+        assert world.discover.closed == [pytest.approx(100)]
+        await world.stop()
+
+    run(main)
+
+
+def test_a_member_that_the_changed_template_does_not_fit_goes_on_unless_its_source_is_gone() -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.sources["other"] = Fake(world.source)
+        world.specs["f"] = world.spec("f", world.discover, source="other")
+        own = Fake(world.source)
+        world.specs["g"] = world.spec("g", Fake(FakeDiscovery([Member("h", {"name": "h"})])), own=own)
+        world.find("ab")
+        await world.start()
+        await world.until(100)
+
+        class Strict(Template):
+            def expand(self, member: Member) -> MemberCluster:
+                if member.id in ("id-a", "h"):
+                    raise ConfigurationError([self.problem(member.id, "does not fit")])
+                return super().expand(member)
+
+        world.specs["f"] = replace(world.specs["f"], template=Strict(world, "f"))
+        world.specs["g"] = replace(world.specs["g"], template=Strict(world, "g"))
+        await world.discoveries.apply(world.config)
+        assert set(world.controllers) == {"static", "a", "b", "h"}
+        assert trouble(world.controllers["a"]) is not None
+        del world.sources["other"]
+        await world.discoveries.apply(world.config)
+        assert set(world.controllers) == {"static", "b", "h"}
+        await world.until(200)
+        await world.stop()
+
+    run(main)
+
+
+def test_a_discovery_that_hangs_is_timed_out_and_delays_nobody() -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.find("a")
+        hanging = FakeDiscovery(delay=1e9)
+        world.specs["g"] = world.spec("g", Fake(hanging))
+        await world.start()
+        await world.until(300)
+        f, g = world.discoveries.status
+        assert f.failure is None
+        assert g.failure == "no answer within 30 s"
+        assert 5 <= hanging.asked <= 10
+        assert set(world.controllers) == {"static", "a"}
+        assert len(world.ticks("static")) == 30
+        at = asyncio.get_running_loop().time()
+        await world.stop()
+        assert asyncio.get_running_loop().time() == at
+
+    run(main)
+
+
+def test_a_discovery_that_cannot_be_cancelled_is_not_asked_again_before_it_has_ended() -> None:
+    async def main() -> None:
+        world = Fleets()
+        asked = 0
+
+        async def members() -> Sequence[Member]:
+            nonlocal asked
+            asked += 1
+            for _ in range(10):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(100)
+            raise UnavailableError("too late")
+
+        world.discovery.members = members  # type: ignore[method-assign]
+        await world.start()
+        await world.until(100)
+        assert asked == 1
+        assert world.status.failure == "the previous request still hangs"
+        await world.until(1200)
+        assert asked == 2
+        at = asyncio.get_running_loop().time()
+        await world.stop()
+        assert asyncio.get_running_loop().time() <= at + 1
+        await asyncio.sleep(2000)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (ZeroDivisionError("a defect"), "ZeroDivisionError: a defect"),
+        (SystemExit("I want out"), "RuntimeError: the plug-in raised SystemExit: I want out"),
+    ],
+)
+def test_a_defect_of_a_discovery_is_logged_once_with_its_traceback(
+    failure: BaseException, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.discovery.failure = failure
+        await world.start()
+        await world.until(100)
+        assert world.status.failure == text
+        world.discovery.failure = None
+        world.find("a")
+        await world.until(200)
+        assert set(world.controllers) == {"static", "a"}
+        await world.stop()
+
+    run(main)
+    (line,) = said(caplog, "fleet cannot be updated")
+    assert line["exc_info"]
+
+
+def test_a_discovery_that_cancels_itself_is_one_that_fails() -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.failure = asyncio.CancelledError()
+        await world.start()
+        await world.until(100)
+        assert world.status.failure == "the plug-in cancelled itself"
+        await world.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])  # type: ignore[arg-type]  # such are refused
+def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("a")
+        await world.start()
+        await world.until(100)
+        world.discovery.found = found
+        await world.until(200)
+        assert "which is no member" in str(world.status.failure)
+        assert set(world.controllers) == {"a"}
+        await world.stop()
+
+    run(main)
+
+
+def test_that_members_cannot_be_persisted_is_logged_once_and_made_up_for(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.store.failure = "the disk is full"
+        world.find("a")
+        await world.start()
+        await world.until(100)
+        assert set(world.controllers) == {"a"}
+        assert world.store.members == {}
+        world.store.failure = ""
+        await world.until(200)
+        assert set(world.store.members["f"]) == {"id-a"}
+        await world.stop()
+
+    run(main)
+    assert len(said(caplog, "cannot restore members")) == 1
+    assert len(said(caplog, "cannot persist members")) == 1
+
+
+def test_a_fleet_without_members_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        await world.start()
+        await world.until(100)
+        assert world.status.failure is None
+        assert not world.controllers
+        await world.stop()
+
+    run(main)
+    assert len(said(caplog, "no member was found")) == 1
+
+
+def test_many_members_that_join_leave_or_are_refused_are_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        names = [f"m{number:03}" for number in range(100)]
+        good = [Member(name, {"name": name}) for name in names]
+        world.discovery.found = [*good, *(Member(f"x{name}", {"name": name, "max": "lots"}) for name in names[:12])]
+        await world.start()
+        await world.until(100)
+        world.discovery.found = good[:75]
+        await world.until(200)
+        await world.stop()
+
+    run(main)
+    for message, more in (("member joined", 90), ("member refused", 2), ("member left", 27)):
+        lines = said(caplog, message)
+        assert len(lines) == 11
+        assert lines[-1]["more"] == more
+
+
+async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> None:
+    """In real time: what must not take long is the work between two ticks."""
+    world = Fleets("static", interval=timedelta(seconds=1), timeout=timedelta(milliseconds=500))
+    longest, at = 0.0, time.perf_counter()
+
+    async def watch() -> None:
+        nonlocal longest, at
+        while True:
+            await asyncio.sleep(0.001)
+            longest, at = max(longest, time.perf_counter() - at), time.perf_counter()
+
+    world.of_members = {"interval": timedelta(hours=1)}
+    await world.start()
+    gc.disable()  # as the daemon does, which collects by itself
+    watching = asyncio.create_task(watch())
+    world.specs["f"] = replace(world.specs["f"], interval=timedelta(milliseconds=100))
+    world.discovery.found = [Member(f"m{number}", {"name": f"m{number}"}) for number in range(10_000)]
+    at = time.perf_counter()
+    await world.discoveries.apply(world.config)
+    while len(world.discoveries.members) < 10_000:  # noqa: ASYNC110 - nothing says so
+        await asyncio.sleep(0.1)
+    gc.enable()
+    watching.cancel()
+    assert longest < 1.0
+    assert max(world.tick_times.late) < 1.0
+    await world.discoveries.stop()
+    await world.fleet.cancel()
+
+
+def test_a_probable_mistake_of_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.found = [Member(name, {"name": name, "warn": "config.yaml:9: odd"}) for name in "ab"]
+        await world.start()
+        await world.until(100)
+        world.discovery.found = [*world.discovery.found, Member("c", {"name": "c"})]
+        await world.until(200)
+        await world.stop()
+
+    run(main)
+    (line,) = said(caplog, "probable mistake in a member")
+    assert line["warning"] == "config.yaml:9: odd"
+
+
+def test_a_defect_while_members_are_restored_is_no_end_of_the_fleet(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("a")
+        load, world.store.load_members = world.store.load_members, broken  # type: ignore[method-assign]
+        await world.start()
+        await world.until(100)
+        world.store.load_members = load  # type: ignore[method-assign]
+        assert set(world.controllers) == {"a"}
+        await world.stop()
+
+    async def broken(fleet: str) -> dict[str, Member]:
+        raise ZeroDivisionError(fleet)
+
+    run(main)
+    assert len(said(caplog, "fleet cannot be updated")) == 1
