@@ -597,3 +597,36 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
     assert max(world.tick_times.late) < 1.0
     await world.discoveries.stop()
     await world.fleet.cancel()
+
+
+def test_a_probable_mistake_of_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.found = [Member(name, {"name": name, "warn": "config.yaml:9: odd"}) for name in "ab"]
+        await world.start()
+        await world.until(100)
+        world.discovery.found = [*world.discovery.found, Member("c", {"name": "c"})]
+        await world.until(200)
+        await world.stop()
+
+    run(main)
+    (line,) = said(caplog, "probable mistake in a member")
+    assert line["warning"] == "config.yaml:9: odd"
+
+
+def test_a_defect_while_members_are_restored_is_no_end_of_the_fleet(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("a")
+        load, world.store.load_members = world.store.load_members, broken  # type: ignore[method-assign]
+        await world.start()
+        await world.until(100)
+        world.store.load_members = load  # type: ignore[method-assign]
+        assert set(world.controllers) == {"a"}
+        await world.stop()
+
+    async def broken(fleet: str) -> dict[str, Member]:
+        raise ZeroDivisionError(fleet)
+
+    run(main)
+    assert len(said(caplog, "fleet cannot be updated")) == 1
