@@ -21,14 +21,15 @@ __all__ = ["java"]
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.skipif(
-        "AUTOSCALER_BENCH_LARGE" not in os.environ, reason="AUTOSCALER_BENCH_LARGE is not set: 5 minutes"
+        "AUTOSCALER_BENCH_LARGE" not in os.environ, reason="AUTOSCALER_BENCH_LARGE is not set: 9 minutes"
     ),
 ]
 
-SETTLE = float(os.environ.get("AUTOSCALER_BENCH_SETTLE", "90"))
+SETTLE = float(os.environ.get("AUTOSCALER_BENCH_SETTLE", "150"))
 """Seconds until the JVMs have compiled most of what they do each second."""
 
-SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "120"))
+SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "300"))
+"""Seconds that are measured: over 120 the difference of two JVMs that do the same varies by some 0.6 % of a core."""
 
 # A batch fills 9 MB of each driver's heap, most of it by arrays of more than half a region of G1, such as the blocks of
 # a broadcast. By itself G1 shrinks the heap to about twice what lives in it; where more than 45 % of it does, each such
