@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from autoscaler.clients.answer import Answer
 from autoscaler.clients.http import Endpoint, Fetched, JsonClient, StatusError, check_url
@@ -47,6 +47,8 @@ class Report(Answer):
         now: the driver's clock when it answered.
         steady: the same on a clock that is never set.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     format: int
     now: Instant

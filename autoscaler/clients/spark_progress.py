@@ -6,21 +6,42 @@ It is read in drivers too, so nothing here needs an HTTP client.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
-
-from autoscaler.clients.answer import Answer
+from annotated_types import Ge, Lt
 
 # The bounds keep sums and dates of wrong answers from overflowing.
-Instant = Annotated[float, Field(allow_inf_nan=False, ge=0, lt=1e11)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Position = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Instant = Annotated[float, Ge(0), Lt(1e11)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Position = Annotated[int, Ge(-(2**63)), Lt(2**63)]
+
+T = TypeVar("T")
+
+_NAMES = {
+    "number": "batchId",
+    "durations": "durationMs",
+    "start_partitions": "startPartitions",
+    "query": "id",
+    "run": "runId",
+}
+
+# What `clients.answer` sets for other answers; a driver need not load pydantic for it, 6 MB.
+_STRICT: dict[str, Any] = {
+    "extra": "ignore",
+    "strict": True,
+    "allow_inf_nan": False,
+    "populate_by_name": True,
+    "alias_generator": lambda name: _NAMES.get(name, name),
+}
 
 
-class SourceProgress(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceProgress:
     """One source in a batch; offsets are summed over the source's partitions, None where it does not report."""
+
+    __pydantic_config__ = _STRICT
 
     description: str = ""
     rows: Count | None = None
@@ -28,18 +49,22 @@ class SourceProgress(Answer):
     end: Position | None = None
     latest: Position | None = None
     partitions: Count | None = None
-    start_partitions: Annotated[Count | None, Field(alias="startPartitions")] = None
+    start_partitions: Count | None = None
 
 
-class StateProgress(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateProgress:
     """One stateful operator in a batch."""
+
+    __pydantic_config__ = _STRICT
 
     operator: str | None = None
     rows: int | None = None
     partitions: Count | None = None
 
 
-class Batch(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
     """One completed batch; times are the driver's, in seconds since 1970.
 
     Attributes:
@@ -47,13 +72,15 @@ class Batch(Answer):
         idle: when the query last reported that it was idle before this batch ended.
     """
 
-    number: Annotated[int, Field(alias="batchId")]
+    __pydantic_config__ = _STRICT
+
+    number: int
     start: Instant
     received: Instant
     steady: Instant | None = None
     idle: Instant | None = None
     rows: Count | None = None
-    durations: Annotated[dict[str, Position], Field(alias="durationMs", default_factory=dict)]
+    durations: dict[str, Position] = field(default_factory=dict)
     sources: tuple[SourceProgress, ...] = ()
     state: tuple[StateProgress, ...] = ()
 
@@ -107,17 +134,37 @@ class Batch(Answer):
         return max((operator.partitions for operator in self.state if operator.partitions), default=None)
 
 
+def read_batch(entry: Mapping[str, Any]) -> Batch:
+    """The batch of an entry of the report, where that was made in this process: it is not checked."""
+    sources = tuple(_read(SourceProgress, one) for one in entry["sources"])
+    state = tuple(_read(StateProgress, one) for one in entry["state"])
+    return _read(Batch, {**entry, "sources": sources, "state": state})
+
+
+_KEYS: Mapping[type, Mapping[str, str]] = {
+    kind: {each.name: _NAMES.get(each.name, each.name) for each in fields(kind)}
+    for kind in (Batch, SourceProgress, StateProgress)
+}
+
+
+def _read(kind: type[T], entry: Mapping[str, Any]) -> T:
+    return kind(**{name: entry[key] for name, key in _KEYS[kind].items() if key in entry})
+
+
 def _sum(values: Iterable[int | None]) -> int | None:
     given = list(values)
     known = [value for value in given if value is not None]
     return sum(known) if known and len(known) == len(given) else None
 
 
-class Run(Answer):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
     """One run of one query; times are the driver's, in seconds since 1970."""
 
-    query: Annotated[str, Field(alias="id")]
-    run: Annotated[str, Field(alias="runId")]
+    __pydantic_config__ = _STRICT
+
+    query: str
+    run: str
     name: str | None = None
     trigger: str | None = None
     started: Instant

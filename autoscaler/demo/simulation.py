@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from autoscaler.clients.spark_progress import Batch
+from autoscaler.clients.spark_progress import Batch, read_batch
 from autoscaler.clients.spark_progress import Run as Query
 from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
 from autoscaler.core.step import step
@@ -263,14 +263,12 @@ class _Query:
 
     def observed(self, now: float, plant: Observation) -> Observation:
         """What the daemon would have observed."""
-        run = Query.model_validate(
-            {
-                "id": "simulated",
-                "runId": "simulated",
-                "trigger": "ProcessingTimeTrigger(0)",
-                "started": _EPOCH,
-                "progress": tuple(self.batches[-REPORTED_BATCHES:]),
-            }
+        run = Query(
+            query="simulated",
+            run="simulated",
+            trigger="ProcessingTimeTrigger(0)",
+            started=_EPOCH,
+            progress=tuple(self.batches[-REPORTED_BATCHES:]),
         )
         seen = Snapshot(
             run=run, now=_EPOCH + now, window=self.window, working=self.began is not None, changes=tuple(self.changes)
@@ -310,6 +308,7 @@ class _Query:
             "rows": self.rows,
             "durationMs": {"triggerExecution": round((now - began) * 1000)},
             "sources": ({**source, "partitions": PARTITIONS, "startPartitions": PARTITIONS},),
+            "state": (),
         }
-        self.batches.append(Batch.model_validate(batch))
+        self.batches.append(read_batch(batch))
         self.done, self.began = end, None

@@ -21,14 +21,22 @@ __all__ = ["java"]
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.skipif(
-        "AUTOSCALER_BENCH_LARGE" not in os.environ, reason="AUTOSCALER_BENCH_LARGE is not set: 5 minutes"
+        "AUTOSCALER_BENCH_LARGE" not in os.environ, reason="AUTOSCALER_BENCH_LARGE is not set: 9 minutes"
     ),
 ]
 
-SETTLE = float(os.environ.get("AUTOSCALER_BENCH_SETTLE", "90"))
+SETTLE = float(os.environ.get("AUTOSCALER_BENCH_SETTLE", "150"))
 """Seconds until the JVMs have compiled most of what they do each second."""
 
-SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "120"))
+SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "300"))
+"""Seconds that are measured: over 120 the difference of two JVMs that do the same varies by some 0.6 % of a core."""
+
+# A batch fills 9 MB of each driver's heap, most of it by arrays of more than half a region of G1, such as the blocks of
+# a broadcast. By itself G1 shrinks the heap to about twice what lives in it; where more than 45 % of it does, each such
+# array begins a marking of the whole heap, together 1 to 2 % of a core. Which driver comes there is chance, and says
+# nothing of a `ReactiveJob`, which fills 0.05 MB a second.
+HEAP = "-Xms640m"
+"""Options of the drivers' JVMs: a heap of one size."""
 
 # A batch each second with a few rows and no state: what a driver does beside it is seen best.
 JOB = """
@@ -108,13 +116,14 @@ def test_a_reactive_job_costs_little_of_its_driver(tmp_path: Path, java: Path) -
                     "spark.executor.cores": "2",
                     "spark.executor.memory": "640m",
                     "spark.driver.memory": "640m",
+                    "spark.driver.extraJavaOptions": HEAP,
                     "spark.driver.host": "127.0.0.1",
                     "spark.ui.port": "0",
                 },
             }
             argv = [sys.executable, "-c", JOB, json.dumps(settings)]
             cluster.processes.start(kind, argv, {**cluster.environment, "PYTHONPATH": str(root)})
-        until(lambda: all(len(list((tmp_path / kind / "commits").glob("[0-9]*"))) > 3 for kind in KINDS))
+        until(lambda: all(len(list((tmp_path / kind / "commits").glob("[0-9]*"))) > 3 for kind in KINDS), 400)
         time.sleep(SETTLE)
         found = measured({kind: psutil.Process(cluster.processes.pid(kind)) for kind in KINDS})
         cluster.processes.check()

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from autoscaler.clients.spark import Executor, Master, milliseconds, seconds
 from autoscaler.clients.spark_progress import Run
@@ -24,7 +25,7 @@ def run(state: int | None = None, trigger: str = "ProcessingTimeTrigger(0)", lat
         "state": [] if state is None else [{"operator": "stateStoreSave", "rows": 5, "partitions": state}],
     }
     known = {"id": "q", "runId": "r", "name": "q1", "trigger": trigger, "started": 0.0, "progress": [batch]}
-    return Run.model_validate_json(json.dumps(known))
+    return TypeAdapter(Run).validate_json(json.dumps(known))
 
 
 def executors(count: int) -> list[Executor]:

@@ -16,6 +16,7 @@ from autoscaler.injob.reactive.job import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive.kept import Kept, KeptError
 from autoscaler.injob.reactive.repartition import UNFINISHED
 from autoscaler.injob.reactive.rest_answers import start_time
+from autoscaler.injob.reactive.scheduler import Slots
 from autoscaler.injob.reactive.snapshot import Executor, State, Step
 from autoscaler.schedulers.slots import Bounds
 
@@ -33,6 +34,8 @@ class Driver:
         on_stop: what happens when the query is stopped.
         refuses: how often the cluster does not take a number of executors; each time it returns False or raises.
         limits: the numbers that it has taken.
+        looks: how often the executors were read.
+        others: whether an executor has come or gone, by their number.
     """
 
     def __init__(self) -> None:
@@ -41,6 +44,8 @@ class Driver:
         self.on_stop: Callable[[], None] = lambda: None
         self.refuses: list[Exception | None] = []
         self.limits: list[int] = []
+        self.looks = 0
+        self.others = False
         driver = self
 
         class Query:
@@ -72,8 +77,14 @@ class Driver:
 
     # as `Executors` is
 
+    def changed(self) -> bool:
+        self.ask()
+        others, self.others = self.others, False
+        return others
+
     def seen(self) -> tuple[Executor, ...]:
         self.ask()
+        self.looks += 1
         return (Executor(id="0", address="a:1", slots=2),)
 
     def stopped(self) -> bool:
@@ -227,6 +238,55 @@ def test_executors_that_cannot_be_read_once_after_a_long_start_do_not_fail_the_j
     for _ in range(3):
         job._turn_or_fail()
     assert job.snapshot().state is State.EXECUTING
+
+
+def quiet(job: ReactiveJob, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it run until nothing is known to change; then nothing does of itself for an hour."""
+    executing(job)
+    turns(job, lambda: driver.looks > 1)
+    monkeypatch.setattr(module, "CLOSE", 3600.0)
+    job._close_until = 0.0
+
+
+def looks(job: ReactiveJob, driver: Driver) -> int:
+    """How often the executors are read in five polls."""
+    before = driver.looks
+    for _ in range(5):
+        job._looked = -1.0
+        job._turn_or_fail()
+    return driver.looks - before
+
+
+def test_executors_are_read_seldom_while_nothing_is_known_to_change(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made(driver, monkeypatch)
+    quiet(job, driver, monkeypatch)
+    assert looks(job, driver) == 0
+    monkeypatch.setattr(module, "CLOSE", 0.0)
+    assert looks(job, driver) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _, driver: setattr(driver, "others", True),
+        lambda job, _: job.snapshot(),
+        lambda job, _: job._look_closely(),
+        lambda job, _: setattr(job, "_unlimited", True),
+        lambda job, _: setattr(job, "_failing_since", time.monotonic()),
+        lambda job, _: job._handle(Slots(time.monotonic(), 5)),
+        lambda _, driver: setattr(driver, "changed", None),
+    ],
+    ids=["executor", "question", "query ended", "bounds refused", "look failed", "slots to decide on", "unknown"],
+)
+def test_executors_are_read_at_each_poll_once_something_has_changed(
+    change: Callable[[ReactiveJob, Driver], object], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made(driver, monkeypatch)
+    quiet(job, driver, monkeypatch)
+    change(job, driver)
+    assert looks(job, driver) > 0
 
 
 def kept(**changes: Any) -> Kept:

@@ -15,6 +15,7 @@ import pytest
 from autoscaler.injob import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive import OptionsError
 from autoscaler.injob.reactive.choice import Choice
+from autoscaler.injob.reactive.cluster import Executors
 from autoscaler.injob.reactive.job import _share, _takes_two
 from autoscaler.injob.reactive.scheduler import Failed
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Query, Snapshot, State
@@ -348,6 +349,33 @@ def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_pat
     job._executors.stopped = lambda: True  # type: ignore[method-assign]
     with pytest.raises(JobFailedError, match="Spark has stopped the application"):
         job.run()
+
+
+@pytest.mark.e2e
+def test_the_number_of_executors_is_the_same_while_none_comes_or_goes(spark: Any) -> None:
+    executors = Executors(spark)
+    assert [executors.changed() for _ in range(3)] == [True, False, False]
+
+
+@pytest.mark.e2e
+def test_a_query_that_ends_is_seen_between_two_whole_looks(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ReactiveJob(spark, counting(tmp_path, processingTime="1 hour"))
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed >= 1)
+        monkeypatch.setattr("autoscaler.injob.reactive.job.CLOSE", 3600.0)
+        job._looked_closely, job._close_until = time.monotonic(), 0.0
+        (query,) = spark.streams.active
+        query.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        job.cancel()
+        thread.join(60)
+    assert job.snapshot().state is State.FINISHED
 
 
 @pytest.mark.e2e

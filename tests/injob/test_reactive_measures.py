@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.clients.spark_progress import Batch, Run
+from autoscaler.clients.spark_progress import Batch, Run, read_batch
 from autoscaler.injob.reactive import measures
 from autoscaler.injob.reactive.measures import KEPT, Meter, Meters
 from autoscaler.injob.reactive.snapshot import Executor, Measures
@@ -26,7 +26,7 @@ PROGRESS: dict[str, Any] = json.loads(
 
 def started(interval: float = 0.0) -> Meter:
     trigger = f"ProcessingTimeTrigger({round(interval * 1000)})"
-    run = Run.model_validate({"id": "query", "runId": "run", "trigger": trigger, "started": T0})
+    run = Run(query="query", run="run", trigger=trigger, started=T0)
     return Meter(run=run, begun=0.0, read=0.0)
 
 
@@ -34,7 +34,7 @@ def followed(meter: Meter, batches: Sequence[Batch], changes: Sequence[float] = 
     """The measures when each batch has ended, from the first whole one on."""
     found = []
     for each in batches:
-        meter = meter.after(each.model_copy(update={"steady": each.received - T0}), changes)
+        meter = meter.after(replace(each, steady=each.received - T0), changes)
         found += [meter.measures] if meter.measures else []
     return found
 
@@ -83,7 +83,7 @@ def test_the_time_between_batches_that_do_not_follow_each_other_is_idle() -> Non
         batch(number, T0 + 5 * number, length, 400 * number, 400 * number + round(200 * length), 400 * (number + 1))
         for number, length in enumerate(lengths)
     ]
-    found = followed(started(), [Batch.model_validate(each, strict=False) for each in batches])
+    found = followed(started(), [read_batch(each) for each in batches])
     first, last = found[0], found[-1]
     _, busy = between(first, last)
     assert 0 < busy < sum(lengths[2:]) / (5 * 6), "no more than the batches themselves"
@@ -108,7 +108,7 @@ def test_a_query_that_has_nothing_to_do_grows_older_and_is_idle() -> None:
     shown, _ = Query(lambda t: 100.0 if t < 10 else 0.0).until(30)
     meter = started()
     for each in shown.run.progress:
-        meter = meter.after(each.model_copy(update={"steady": each.received - T0}), ())
+        meter = meter.after(replace(each, steady=each.received - T0), ())
     last = shown.run.progress[-1].received
     found = meter.idle(last + 10, last + 10 - T0, ()).measures
     assert found is not None
@@ -127,14 +127,14 @@ def test_a_query_that_never_had_anything_to_do_has_read_nothing_and_may_have_a_l
 
 def test_offsets_that_are_not_reported_are_no_lag() -> None:
     batches = [batch(n, T0 + 3 * n, 2.0, 100 * n, 100 * (n + 1), None) for n in range(5)]
-    found = followed(started(), [Batch.model_validate(each, strict=False) for each in batches])
+    found = followed(started(), [read_batch(each) for each in batches])
     assert [each.pending for each in found] == [None] * 4
     assert found[-1].records == 500
 
 
 def test_the_first_batch_is_too_cold_to_show_how_busy_it_is() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
-    first, second = (each.model_copy(update={"steady": each.received - T0}) for each in shown.run.progress[:2])
+    first, second = (replace(each, steady=each.received - T0) for each in shown.run.progress[:2])
     cold = started(2.0).after(first, ())
     assert cold.measures is None
     whole = cold.after(second, ()).measures
@@ -148,10 +148,10 @@ def test_while_executors_change_the_share_is_unknown_and_the_sums_go_on() -> Non
     *before, last = shown.run.progress
     meter = started(2.0)
     for each in before:
-        meter = meter.after(each.model_copy(update={"steady": each.received - T0}), ())
+        meter = meter.after(replace(each, steady=each.received - T0), ())
     # It takes so long that no batch has ended in the last seconds before the change.
-    late = last.model_copy(update={"durations": {"triggerExecution": 20_000}, "received": last.start + 20.1})
-    changed = meter.after(late.model_copy(update={"steady": late.received - T0}), [late.start + 10]).measures
+    late = replace(last, durations={"triggerExecution": 20_000}, received=last.start + 20.1)
+    changed = meter.after(replace(late, steady=late.received - T0), [late.start + 10]).measures
     assert meter.measures is not None
     assert changed is not None
     assert changed.busy_share is None
@@ -168,14 +168,11 @@ def test_short_batches_are_counted_at_once_and_looked_at_every_two_seconds() -> 
 
 def test_a_clock_that_is_set_makes_no_query_younger() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
-    back = [
-        each.model_copy(update={"start": each.start - 3600, "received": each.received - 3600})
-        for each in shown.run.progress[5:]
-    ]
+    back = [replace(each, start=each.start - 3600, received=each.received - 3600) for each in shown.run.progress[5:]]
     meter = started(2.0)
     ages = []
     for number, each in enumerate([*shown.run.progress[:5], *back]):
-        meter = meter.after(each.model_copy(update={"steady": 2.0 * (number + 1)}), ())
+        meter = meter.after(replace(each, steady=2.0 * (number + 1)), ())
         ages += [meter.measures.age] if meter.measures else []
     assert ages == pytest.approx([2.0 * (number + 2) for number in range(len(ages))])
 
@@ -183,8 +180,8 @@ def test_a_clock_that_is_set_makes_no_query_younger() -> None:
 def test_few_batches_are_kept() -> None:
     meter = started()
     for number in range(3 * KEPT):
-        each = Batch.model_validate(batch(number, T0 + number, 0.9, number, number + 1, number + 1), strict=False)
-        meter = meter.after(each.model_copy(update={"steady": float(number)}), ())
+        each = read_batch(batch(number, T0 + number, 0.9, number, number + 1, number + 1))
+        meter = meter.after(replace(each, steady=float(number)), ())
     assert len(meter.run.progress) == KEPT
     assert meter.records == 3 * KEPT
 

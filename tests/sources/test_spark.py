@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from autoscaler.clients.spark import parse_time
 from autoscaler.clients.spark_progress import Batch, Run
@@ -59,7 +60,7 @@ def run(progress: list[dict[str, Any]], **changes: Any) -> Run:
         "started": T0 - 1,
         "progress": progress[-120:],
     }
-    return Run.model_validate_json(json.dumps({**fields, **changes}))
+    return TypeAdapter(Run).validate_json(json.dumps({**fields, **changes}))
 
 
 class Query:
@@ -197,7 +198,7 @@ def test_no_progress_of_an_idle_query_is_no_load() -> None:
     assert lag(seen).at == seen.now
     assert 0 < arrivals(seen).value < 20
     seen, _ = query.until(27.0)
-    seen = replace(seen, now=seen.now + 100, run=seen.run.model_copy(update={"idle": seen.now + 95}))
+    seen = replace(seen, now=seen.now + 100, run=replace(seen.run, idle=seen.now + 95))
     for metric in (lag, lag_seconds, arrivals, throughput, saturation):
         value = metric(seen)
         assert value.value == 0
@@ -230,7 +231,7 @@ def test_without_the_drivers_ui_only_an_idle_event_proves_idleness() -> None:
     last = seen.run.progress[-1]
     blind = replace(seen, working=None)
     assert lag(blind).value > 100
-    idle = replace(blind, run=seen.run.model_copy(update={"idle": last.received + 1}))
+    idle = replace(blind, run=replace(seen.run, idle=last.received + 1))
     assert lag(idle).value == 0
 
 
@@ -418,7 +419,7 @@ def test_batch_time_is_the_mean_length() -> None:
 
 def test_progress_as_spark_writes_it_is_understood() -> None:
     progress = json.loads((DATA / "progress_stateful.json").read_text())
-    known = Batch.model_validate_json(json.dumps(trim(progress, T0)))
+    known = TypeAdapter(Batch).validate_json(json.dumps(trim(progress, T0)))
     assert known.head == 4 * 4189 - 1
     assert known.done == 2796 * 3 + 2795
     assert known.left == 4 * 4189 - 1 - (2796 * 3 + 2795)

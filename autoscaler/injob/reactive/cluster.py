@@ -33,6 +33,8 @@ class Executors:
         self._jvm_context = self._context._jsc.sc()  # noqa: SLF001 - see above
         self._store = self._jvm_context.statusStore()
         self._jvm = self._context._jvm  # noqa: SLF001 - see above
+        self._summaries = self._store.store()
+        self._summary = self._jvm.java.lang.Class.forName("org.apache.spark.status.ExecutorSummaryWrapper")
         self._mapper = _mapper(self._jvm)
         conf = self._context.getConf()
         self._cpus = int(conf.get("spark.task.cpus", "1"))
@@ -43,6 +45,7 @@ class Executors:
         standalone = str(self._context.master).startswith(("spark://", "local-cluster"))
         self._most = math.inf if standalone else int(conf.get("spark.executor.instances", "2"))
         self._limit: int | None = None
+        self._active = 0
         self._leaving: set[str] = set()
 
     def seen(self) -> tuple[Executor, ...]:
@@ -63,6 +66,11 @@ class Executors:
             for one in found
             if self._local or one["id"] != "driver"
         )
+
+    def changed(self) -> bool:
+        """Whether one has come or gone since the last call, as far as their number tells: one call into the JVM."""
+        before, self._active = self._active, self._summaries.count(self._summary, "active", True)
+        return bool(self._active != before)
 
     def widest_stage(self, runs: Iterable[str]) -> int:
         """Tasks of the widest stage among the last Spark jobs of the queries; 0 if there is none.

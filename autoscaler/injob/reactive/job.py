@@ -62,7 +62,10 @@ if TYPE_CHECKING:
     from autoscaler.injob.reactive.rest import Server
 
 POLL = 1.0
-"""Seconds between two looks at the executors and the queries: two milliseconds each."""
+"""Seconds between two looks at the executors and the queries."""
+
+CLOSE = 5.0
+"""Seconds between two whole looks at them while nothing is known to change, and of whole looks once something has."""
 
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
@@ -177,7 +180,7 @@ class ReactiveJob:
         self._later = 0.0
         # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
         self._since_1970 = time.time() - time.monotonic()
-        self._looked = -math.inf
+        self._looked = self._looked_closely = self._close_until = -math.inf
 
         self._stops: deque[str] = deque(maxlen=KEPT)
         self._answered = threading.Event()
@@ -212,7 +215,8 @@ class ReactiveJob:
     # what others call, from any thread
 
     def snapshot(self) -> Snapshot:
-        """The job as it was a moment ago."""
+        """The job as it was a moment ago; of the tasks of its executors some seconds, where nobody has asked before."""
+        self._look_closely()
         return replace(self._snapshot, now=time.time())
 
     def require(self, bounds: Mapping[str, Bounds]) -> None:
@@ -261,7 +265,10 @@ class ReactiveJob:
         Raises:
             JobFailedError: it has failed for good.
         """
-        listeners = [_listener(self._events, self._meters), *([self._pools.listener()] if self._proportions else [])]
+        listeners = [
+            _listener(self._events, self._meters, self._look_closely),
+            *([self._pools.listener()] if self._proportions else []),
+        ]
         for listener in listeners:
             self._spark.streams.addListener(listener)
         try:
@@ -318,14 +325,37 @@ class ReactiveJob:
                 self._handle(Passed(time.monotonic()))
         if time.monotonic() - self._looked < POLL / 2:
             return
-        self._poll_executors()
-        self._poll_queries()
+        if not self._quiet():
+            self._looked_closely = time.monotonic()
+            self._poll_executors()
+            self._poll_queries()
         if self._repartitions:
             self._poll_partitions()
         if self._file is None and self._running and time.monotonic() >= self._resume_at:
             self._resume()
         self._show()
         self._looked = time.monotonic()
+
+    def _look_closely(self) -> None:
+        """Something has changed, or somebody wants to know: from any thread."""
+        self._close_until = time.monotonic() + CLOSE
+
+    def _quiet(self) -> bool:
+        """Whether nothing is known to change: then one call to the JVM does, where a whole look takes many.
+
+        Code that a JVM runs once a second it does not compile for minutes, so each call costs far more than it needs.
+        """
+        job, now = self._scheduler.job, time.monotonic()
+        settled = self._scheduler.state is State.EXECUTING and job.slots == job.parallelism
+        retried = self._unlimited or self._failing_since is not None
+        if not settled or retried or now >= self._looked_closely + CLOSE:
+            return False
+        try:
+            if self._executors.changed():
+                self._look_closely()
+        except Exception:  # noqa: BLE001 - a whole look says what is wrong
+            return False
+        return now >= self._close_until
 
     def _poll_executors(self) -> None:
         try:
@@ -906,7 +936,11 @@ def _bounds(queries: Sequence[Query]) -> Bounds:
     return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))
 
 
-def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: ANN401 - a StreamingQueryListener
+def _listener(
+    events: queue.SimpleQueue[Any],
+    meters: Meters,
+    ended: Callable[[], None],
+) -> Any:  # noqa: ANN401 - a StreamingQueryListener
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
 
     class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
@@ -949,7 +983,8 @@ def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: A
             meters.idle(str(event.id), str(event.runId))
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
-            """The query is looked at in any case."""
+            """The query is looked at, to know why."""
+            ended()
             self.last.pop(str(event.runId), None)
             meters.terminated(str(event.runId))
 

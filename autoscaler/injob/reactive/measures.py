@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from autoscaler.clients.spark_progress import Batch, Run
+from autoscaler.clients.spark_progress import Batch, Run, read_batch
 from autoscaler.injob.reactive.snapshot import Executor, Measures
 from autoscaler.injob.report import read_trigger, trim
 from autoscaler.ports import AnswerError
@@ -66,7 +66,7 @@ class Meter:
             written: rows that its sink counted, or None.
             watermark: seconds since 1970, or None.
         """
-        run = self.run.model_copy(update={"progress": (*self.run.progress, batch)[-KEPT:]})
+        run = replace(self.run, progress=(*self.run.progress, batch)[-KEPT:])
         steady = self.begun if batch.steady is None else batch.steady
         meter = replace(
             self,
@@ -81,7 +81,7 @@ class Meter:
 
     def idle(self, at: float, steady: float, changes: Sequence[float]) -> Meter:
         """The meter when the query says that it has nothing to do. `at` is in seconds since 1970."""
-        run = self.run.model_copy(update={"idle": at})
+        run = replace(self.run, idle=at)
         watermark = self.measures.watermark if self.measures else None
         # Whether it works need not be asked: it has just said so.
         return _read(replace(self, run=run), at, steady, changes, working=None, watermark=watermark)
@@ -157,7 +157,7 @@ class Meters:
         try:
             meter = self._meters.get(progress["runId"])
             entry = trim(progress, at) | {"steady": steady, "idle": meter and meter.run.idle}
-            batch = Batch.model_validate(entry, strict=False)  # it has lists where that of JSON has tuples
+            batch = read_batch(entry)
             if meter is None:
                 trigger = read_trigger(self._spark, progress["id"])
                 meter = _started(progress["id"], progress["runId"], batch.start, steady - batch.length, trigger)
@@ -195,7 +195,7 @@ class Meters:
 
 
 def _started(query: str, run: str, at: float, steady: float, trigger: str) -> Meter:
-    head = Run.model_validate({"id": query, "runId": run, "trigger": trigger, "started": at})
+    head = Run(query=query, run=run, trigger=trigger, started=at)
     return Meter(run=head, begun=steady, read=steady)
 
 
