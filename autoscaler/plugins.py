@@ -15,8 +15,8 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, abc
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -312,6 +312,24 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
     if isinstance(default, timedelta):
         return format_duration(default)
     return str(default.value) if isinstance(default, Enum) else str(default)
+
+
+def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
+    """The same for equal values, also of those that cannot be hashed: of ten thousand, not each pair is compared."""
+    try:
+        hash(value)
+    except TypeError:
+        match value:
+            case abc.Mapping():
+                return frozenset((key, hash_key(inner)) for key, inner in value.items())
+            case tuple() | list():
+                return tuple(map(hash_key, value))
+            case _ if dataclasses.is_dataclass(value):
+                compared = (field.name for field in dataclasses.fields(value) if field.compare)
+                return tuple(hash_key(getattr(value, name)) for name in compared)
+        return type(value).__name__
+    key: Hashable = value
+    return key
 
 
 def _package(point: EntryPoint) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import abc
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -88,29 +87,11 @@ class Owners:
         if getattr(target, "shareable", False):
             return None
         subject = (type(target), getattr(target, "subject", target))
-        alike = self._taken.setdefault(_key(subject), [])
+        alike = self._taken.setdefault(plugins.hash_key(subject), [])
         first = next((other for known, other in alike if known == subject), None)
         if first is None:
             alike.append((subject, owner))
         return first
-
-
-def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
-    """The same for equal values, also of those that cannot be hashed: with ten thousand, not each pair is compared."""
-    try:
-        hash(value)
-    except TypeError:
-        match value:
-            case abc.Mapping():
-                return frozenset((key, _key(inner)) for key, inner in value.items())
-            case tuple() | list():
-                return tuple(map(_key, value))
-            case _ if dataclasses.is_dataclass(value):
-                compared = (field.name for field in dataclasses.fields(value) if field.compare)
-                return tuple(_key(getattr(value, name)) for name in compared)
-        return type(value).__name__
-    key: Hashable = value
-    return key
 
 
 class ClusterReader:

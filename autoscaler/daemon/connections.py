@@ -11,8 +11,10 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
-from typing import Any, Protocol, TypeVar, cast
+from itertools import count
+from typing import Any, Protocol, TypeVar
 
+from autoscaler import plugins
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.foreign import foreign_text, format_exception
 from autoscaler.core.model import EngineStatus, Reading
@@ -91,7 +93,7 @@ class Connection:
         users: how many clusters use it.
     """
 
-    def __init__(self, plugin: Plugin, shared: Shared, key: tuple[Hashable, ...]) -> None:
+    def __init__(self, plugin: Plugin, shared: Shared, key: Hashable) -> None:
         self.plugin = plugin
         self.key = key
         self.users = 0
@@ -190,7 +192,7 @@ class Connections:
 
     def __init__(self, *, dry_run: bool = False) -> None:
         self.dry_run = dry_run
-        self._open: dict[tuple[Hashable, ...], Connection] = {}
+        self._open: dict[Hashable, Connection] = {}
         self._shared: dict[Hashable, _Holder] = {}
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
@@ -241,16 +243,11 @@ class Connections:
             await holder.close()
         self._shared.clear()
 
-    def _key(self, plugin: Plugin, of: str) -> tuple[Hashable, ...]:
-        """The same key for equal plug-ins. One that cannot be hashed is compared with those that are open."""
-        try:
-            hash(plugin)
-        except TypeError:
-            for key, connection in self._open.items():
-                if key[:2] == (of, type(plugin)) and connection.plugin == plugin:
-                    return key
-            return of, type(plugin), id(plugin)
-        return of, type(plugin), cast("Hashable", plugin)
+    def _key(self, plugin: Plugin, of: str) -> Hashable:
+        """The same key for equal plug-ins."""
+        # Of those that cannot be hashed, different ones may have the same hash key.
+        keys = ((of, type(plugin), plugins.hash_key(plugin), number) for number in count())
+        return next(key for key in keys if key not in self._open or self._open[key].plugin == plugin)
 
 
 class _Holder:
