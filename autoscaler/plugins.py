@@ -1,8 +1,9 @@
 """Plug-ins by entry point: find them, load them by name, describe them.
 
 A plug-in is a frozen stdlib dataclass that a package announces under one of the five entry-point groups
-`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and `autoscaler.discoveries`.
-It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and
+`autoscaler.discoveries`. It is imported only when it is used by name. The built-in plug-ins are announced in the same
+way.
 
 What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
 `field(default=..., metadata={"aliases": ("old",)})`; a plug-in has them in its class attribute `former_names`, and an
@@ -92,6 +93,7 @@ class Description:
         summary: first line of its docstring.
         parameters: its parameters in order.
         query: for a source, the parameters of one metric.
+        variables: for a discovery, what a fleet's template may name of a member.
         problem: why it cannot be used, or None.
         former_names: the names it had before, which are still accepted.
     """
@@ -104,6 +106,7 @@ class Description:
     summary: str = ""
     parameters: tuple[Parameter, ...] = ()
     query: tuple[Parameter, ...] = ()
+    variables: tuple[str, ...] = ()
     problem: str | None = None
     former_names: tuple[str, ...] = ()
 
@@ -164,6 +167,7 @@ def installed() -> list[Description]:
                     summary=summary(plugin),
                     parameters=parameters(plugin),
                     query=parameters(plugin.Query) if kind is Kind.SOURCE else (),
+                    variables=plugin.variables if kind is Kind.DISCOVERY else (),
                 )
             except PluginError as error:
                 description = dataclasses.replace(description, problem=str(error))
@@ -366,6 +370,10 @@ def _fault(kind: Kind, plugin: object) -> str | None:
             return "it has no class attribute Query, the frozen dataclass of one metric's parameters"
         fault = _dataclass_fault(query, reserved="source")
         return None if fault is None else f"its Query is not usable: {fault}"
+    if kind is Kind.DISCOVERY:
+        variables = getattr(plugin, "variables", None)
+        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
+            return "it has no class attribute variables, a tuple of the names that a template may use"
     return None
 
 

@@ -21,7 +21,8 @@ from autoscaler.ports import AutoscalerError
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
-        "plugins", description="List the installed policies, sources, engines and targets, or describe one of them."
+        "plugins",
+        description="List the installed policies, sources, engines, targets and discoveries, or describe one of them.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="describe this one, with all its keys")
     output = parser.add_mutually_exclusive_group()
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         width = max((len(plugin.name) for plugin in found), default=0)
         for plugin in found:
-            head = f"{plugin.kind.noun:6}  {plugin.name:{width}}  "
+            head = f"{plugin.kind.noun:9}  {plugin.name:{width}}  "
             text = shorten(plugin.summary, WIDTH - len(head), placeholder=" ...")
             print_lines(head + (plugin.problem or text))
         print_lines("", "autoscaler plugins NAME describes one, with its package and all its keys.")
@@ -72,6 +73,8 @@ def _show(plugin: Description) -> None:
     for title, part in _parts(plugin):
         print_lines("")
         table((title, "default", "takes", "meaning"), [(key.path, key.default, key.takes, key.meaning) for key in part])
+    if plugin.variables:
+        print_lines("", f"A template may name: {', '.join(plugin.variables)}.")
 
 
 def _markdown(plugin: Description, *, titled: bool) -> str:
@@ -104,6 +107,7 @@ def _json(plugin: Description) -> dict[str, Any]:
         "problem": plugin.problem,
         "parameters": [_parameter(parameter) for parameter in plugin.parameters],
         "query": [_parameter(parameter) for parameter in plugin.query],
+        "variables": list(plugin.variables),
     }
 
 

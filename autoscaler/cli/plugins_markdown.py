@@ -14,7 +14,7 @@ _DEFAULT_LAST = re.compile(r"[;,.]?\s*[Dd]efault:?\s+`?[\w.%]+`?\.?$")
 
 
 def markdown(description: plugins.Description) -> str:
-    """A table of the plug-in's parameters, and for a source another one of the parameters of a metric.
+    """A table of the plug-in's parameters; of a source also one of a metric's, of a discovery also the variables.
 
     Raises:
         PluginError: the plug-in cannot be used.
@@ -24,7 +24,10 @@ def markdown(description: plugins.Description) -> str:
     if description.kind is plugins.Kind.SOURCE:
         parts.append(("key of a metric", cls.Query))
     found = [(title, list(keys(part))) for title, part in parts]
-    return "\n".join(table(title, rows) for title, rows in found if rows)
+    tables = [table(title, rows) for title, rows in found if rows]
+    if description.variables:
+        tables.append(f"A template may name {', '.join(f'`{name}`' for name in description.variables)}.\n")
+    return "\n".join(tables)
 
 
 def table(title: str, rows: Iterable[Key]) -> str:

@@ -37,7 +37,7 @@ from autoscaler.clients.shared_requests import one_line
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
 
-_log = logging.getLogger("autoscaler.targets")
+_log = logging.getLogger("autoscaler.clients")
 
 Json = dict[str, Any]
 
@@ -418,7 +418,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         config.exec_provider.ExecProvider.run = _run_plugin
     except ModuleNotFoundError as error:
         raise PluginError(
-            f"the target kubernetes needs the package kubernetes_asyncio; install it with: {install_hint('kubernetes')}"
+            f"Kubernetes needs the package kubernetes_asyncio; install it with: {install_hint('kubernetes')}"
         ) from error
     settings = library.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each watch uses a connection

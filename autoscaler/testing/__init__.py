@@ -1,7 +1,7 @@
 """Fakes, virtual time and contract tests for plug-in authors.
 
-`PolicyContract`, `SourceContract`, `EngineContract` and `TargetContract` are test classes to inherit; see
-`autoscaler.testing.contracts`. They need pytest, so they are imported only when they are asked for.
+`PolicyContract`, `SourceContract`, `EngineContract`, `TargetContract` and `DiscoveryContract` are test classes to
+inherit; see `autoscaler.testing.contracts`. They need pytest, so they are imported only when they are asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autoscaler.testing.contracts import (
+        DiscoveryContract,
         EngineContract,
         LocalShared,
         PolicyContract,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DiscoveryContract",
     "EngineContract",
     "LocalShared",
     "PolicyContract",

@@ -16,7 +16,7 @@ plug-in. For a policy pytest is all you need:
         def metrics(self):  # names of the metrics it cannot do without; default: its attribute `metrics`
             return ()
 
-A source, engine or target lives on an event loop, so these need pytest-asyncio as well:
+A source, engine, target or discovery lives on an event loop, so these need pytest-asyncio as well:
 
     import pytest
     import pytest_asyncio
@@ -83,8 +83,11 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.ports import (
+    Discovery,
+    DiscoveryPlugin,
     EdgeError,
     EnginePlugin,
+    Member,
     ScaleTarget,
     Secret,
     SourcePlugin,
@@ -112,7 +115,7 @@ def _on_a_loop() -> pytest.MarkDecorator:
         try:
             return pytest.mark.asyncio
         except (pytest.PytestUnknownMarkWarning, pytest.fail.Exception):  # the latter with --strict-markers
-            return pytest.mark.skip(reason="the contracts of sources, engines and targets need pytest-asyncio")
+            return pytest.mark.skip(reason="the contracts of all but policies need pytest-asyncio")
 
 
 on_a_loop = _on_a_loop()
@@ -598,7 +601,7 @@ async def _connected(plugin: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - any k
 
 
 class _EdgeContract:
-    """What sources, engines and targets have in common."""
+    """What sources, engines, targets and discoveries have in common."""
 
     patience: float = 10.0
     """Seconds after which an edge counts as hung; a plug-in's own `timeout` plus a second takes precedence."""
@@ -818,3 +821,67 @@ class TargetContract(_EdgeContract):
             pytest.skip("this target has no address that could be unreachable")
         await self._fails_in_time(unreachable, lambda target: target.describe(), secrets)
         await self._fails_in_time(unreachable, lambda target: target.scale(sizes[0]), secrets)
+
+
+class DiscoveryContract(_EdgeContract):
+    """What a discovery must do. Override `plugin`, whose system has two members or more, and `unreachable`."""
+
+    async def _members(self, discovery: Discovery, plugin: DiscoveryPlugin) -> dict[str, Member]:
+        """One answer: id -> member."""
+        found = await asyncio.wait_for(discovery.members(), self._limit(plugin))
+        for member in found:
+            assert isinstance(member, Member), f"{member!r} is not a Member"
+            assert isinstance(member.id, str), f"{member!r}: the id is not a string"
+            assert member.id, f"{member!r}: the id is empty"
+        ids = [member.id for member in found]
+        twice = {name for name in ids if ids.count(name) > 1}
+        assert not twice, f"several members have the id {', '.join(sorted(twice))}"
+        assert len(found) > 1, f"expected a fixture plugin whose system has two members or more, got {found!r}"
+        return {member.id: member for member in found}
+
+    def test_its_variables_are_names(self, plugin: DiscoveryPlugin) -> None:
+        """A template is checked against them before there is a member."""
+        names = plugin.variables
+        assert isinstance(names, tuple), f"variables is {names!r}, expected a tuple"
+        assert names, "variables is empty: a template could name nothing"
+        assert all(name.isidentifier() for name in names), f"variables are {names}, expected names such as namespace"
+
+    @on_a_loop
+    async def test_each_member_has_an_id_of_its_own_and_all_variables(self, plugin: DiscoveryPlugin) -> None:
+        """Values are strings, or mappings of strings."""
+        async with _connected(plugin) as discovery:
+            members = await self._members(discovery, plugin)
+        for member in members.values():
+            absent = set(plugin.variables) - set(member.values)
+            assert not absent, f"{member} has no {', '.join(sorted(absent))}"
+            for name, value in member.values.items():
+                texts: list[object] = [*value, *value.values()] if isinstance(value, Mapping) else [value]
+                wrong = [text for text in texts if not isinstance(text, str)]
+                assert not wrong, f"{member}: {name} holds {wrong[0]!r}, expected strings"
+
+    @on_a_loop
+    async def test_two_answers_agree(self, plugin: DiscoveryPlugin) -> None:
+        """Also over a new connection: a member is the same for as long as it is the same thing."""
+        async with _connected(plugin) as discovery:
+            first, second = await self._members(discovery, plugin), await self._members(discovery, plugin)
+        async with _connected(plugin) as discovery:
+            third = await self._members(discovery, plugin)
+        assert first == second == third, f"the members differ: {first}, {second}, {third}"
+
+    @on_a_loop
+    async def test_a_caller_that_gives_up_does_not_affect_others(self, plugin: DiscoveryPlugin) -> None:
+        """Fleets may share a discovery, and each has a time-out."""
+        async with _connected(plugin) as discovery:
+            impatient = asyncio.create_task(discovery.members())
+            await asyncio.sleep(0)
+            other = asyncio.create_task(self._members(discovery, plugin))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            assert await other == await self._members(discovery, plugin), "the members differ"
+
+    @on_a_loop
+    async def test_an_unreachable_system_is_an_edge_error_in_time(
+        self, unreachable: DiscoveryPlugin, secrets: Sequence[str]
+    ) -> None:
+        """No members would be a fleet that has gone."""
+        await self._fails_in_time(unreachable, lambda discovery: discovery.members(), secrets)

@@ -62,6 +62,12 @@ class Moto:
         )
         return name
 
+    def tag(self, group: str, **tags: str) -> None:
+        """Tag a group."""
+        what = {"ResourceId": group, "ResourceType": "auto-scaling-group", "PropagateAtLaunch": False}
+        tagged = [{**what, "Key": key, "Value": value} for key, value in tags.items()]
+        self.client("autoscaling").create_or_update_tags(Tags=tagged)
+
     def shown(self, group: str) -> dict[str, Any]:
         """What moto shows of a group."""
         answer = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import itertools
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -177,7 +178,7 @@ class ApiServer:
         self.routes: list[web.RouteDef] = []
         self._version = 100
         self._kept_from = 0
-        self._log: list[tuple[int, str, Kind, Json]] = []
+        self._log: list[tuple[int, str, Kind, Json, Json | None]] = []  # version, event, kind, the object, before
         self._pages: dict[str, tuple[int, list[Json]]] = {}
         self._closing = False
         self._changed = asyncio.Event()
@@ -249,11 +250,12 @@ class ApiServer:
         found["metadata"]["resourceVersion"] = str(self._version)
         key = (found["metadata"].get("namespace", ""), found["metadata"]["name"])
         of_kind = self.objects.setdefault(kind, {})
+        before = of_kind.get(key)
         if event == "DELETED":
             of_kind.pop(key, None)
         else:
             of_kind[key] = found
-        self._log.append((self._version, event, kind, copy.deepcopy(found)))
+        self._log.append((self._version, event, kind, copy.deepcopy(found), copy.deepcopy(before)))
         self._changed.set()
         self._changed = asyncio.Event()
         return found
@@ -468,9 +470,11 @@ class ApiServer:
                     await _send(response, "ERROR", gone.status)
                     break
                 changed = self._changed
-                for number, event, kind, found in self._log:
-                    if number > version and kind is asked.kind and _selected(asked, found):
-                        await _send(response, event, found)
+                for number, event, kind, found, before in self._log:
+                    if number > version and kind is asked.kind:
+                        seen = _seen(asked, event, found, before)
+                        if seen:
+                            await _send(response, seen, found)
                 version = self._version
                 try:
                     async with asyncio.timeout(min(self.bookmarks, max(0.0, ends - time.monotonic()))):
@@ -694,6 +698,16 @@ def _fields(query: Mapping[str, str]) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.split(",") if part)
 
 
+def _seen(asked: Request, event: str, found: Json, before: Json | None) -> str:
+    """What an event is to a watch with a selector: what ceases to match is deleted for it. Empty: nothing."""
+    matches, matched = _selected(asked, found), before is not None and _selected(asked, before)
+    if event == "DELETED":
+        return event if matches or matched else ""
+    if matches:
+        return event if event == "ADDED" or matched else "ADDED"
+    return "DELETED" if matched else ""
+
+
 def _selected(asked: Request, found: Json) -> bool:
     metadata = found["metadata"]
     if asked.namespace and metadata.get("namespace", "") != asked.namespace:
@@ -701,8 +715,21 @@ def _selected(asked: Request, found: Json) -> bool:
     if any(str(_at(found, path)) != value for path, value in _fields(asked.query).items()):
         return False
     labels = metadata.get("labels", {})
-    wanted = [part for part in asked.query.get("labelSelector", "").split(",") if part]
-    return all(labels.get(key) == value for key, value in (part.split("=", 1) for part in wanted))
+    wanted = [part for part in re.split(r",(?![^(]*\))", asked.query.get("labelSelector", "")) if part]
+    return all(_matches(part.strip(), labels) for part in wanted)
+
+
+def _matches(requirement: str, labels: Mapping[str, str]) -> bool:
+    match re.fullmatch(r"(!?)([^\s=!]+)\s*(?:(==|=|!=)\s*(\S*)|(in|notin)\s*\((.*)\))?", requirement):
+        case None:
+            raise Refusal(400, "BadRequest", f"unable to parse requirement: {requirement}")
+        case found:
+            unless, key, sign, value, listed, values = found.groups()
+    if listed:
+        return (labels.get(key) in {each.strip() for each in values.split(",")}) == (listed == "in")
+    if sign:
+        return (labels.get(key) == value) == (sign != "!=")
+    return (key in labels) != bool(unless)
 
 
 def _labels(selector: Json) -> str:

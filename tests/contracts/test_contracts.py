@@ -28,8 +28,15 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
-from autoscaler.ports import Secret, Shared, TargetStatus, UnavailableError
-from autoscaler.testing import EngineContract, PolicyContract, SourceContract, TargetContract, views
+from autoscaler.ports import Member, Secret, Shared, TargetStatus, UnavailableError
+from autoscaler.testing import (
+    DiscoveryContract,
+    EngineContract,
+    PolicyContract,
+    SourceContract,
+    TargetContract,
+    views,
+)
 
 Answer = Callable[[View], Any]
 METRICS = ("lag",)
@@ -365,6 +372,7 @@ class Edge:
     """
 
     Query: ClassVar[type] = EdgeQuery
+    variables: ClassVar[tuple[str, ...]] = ("name", "labels")
 
     fault: str = ""
     key: Secret = KEY
@@ -402,6 +410,30 @@ class Live:
         if self.spec.fault == "half a slot":
             return EngineStatus(job=JobState.RUNNING, slots=0.5)  # type: ignore[arg-type]
         return TargetStatus(self.spec.state["size"], 0)
+
+    async def members(self) -> list[Any]:
+        await self._fail()
+        self.spec.state["size"] += 1
+        values: dict[str, Any] = {"name": "a", "labels": {"team": "x"}}
+        second = Member("b", {"name": "b", "labels": {}})
+        match self.spec.fault:
+            case "few":
+                return [second]
+            case "twice":
+                return [second, second]
+            case "no id":
+                return [second, Member("", values)]
+            case "bare":
+                return [second, values]
+            case "variable missing":
+                del values["labels"]
+            case "a number":
+                values["name"] = 1
+            case "a number in a label":
+                values["labels"] = {"team": 1}
+            case "new each time":
+                return [second, Member(str(self.spec.state["size"]), values)]
+        return [Member("a", values), second]
 
     async def scale(self, replicas: int) -> None:
         await self._fail()
@@ -463,6 +495,52 @@ class TestGoodTarget(TargetContract):
     @pytest.fixture
     def unreachable(self) -> Any:
         return Edge("unreachable")
+
+
+class TestGoodDiscovery(DiscoveryContract):
+    @pytest.fixture
+    def plugin(self) -> Any:
+        return Edge()
+
+    @pytest.fixture
+    def unreachable(self) -> Any:
+        return Edge("unreachable")
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("few", "two members or more"),
+        ("twice", "several members have the id b"),
+        ("no id", "the id is empty"),
+        ("bare", "is not a Member"),
+        ("variable missing", "has no labels"),
+        ("a number", "name holds 1, expected strings"),
+        ("a number in a label", "labels holds 1, expected strings"),
+    ],
+)
+async def test_a_member_that_is_none_is_caught(fault: str, problem: str) -> None:
+    with pytest.raises(AssertionError, match=problem):
+        await DiscoveryContract().test_each_member_has_an_id_of_its_own_and_all_variables(Edge(fault))
+
+
+async def test_members_that_are_others_each_time_are_caught() -> None:
+    with pytest.raises(AssertionError, match="the members differ"):
+        await DiscoveryContract().test_two_answers_agree(Edge("new each time"))
+
+
+async def test_no_members_of_an_unreachable_system_is_caught() -> None:
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await DiscoveryContract().test_an_unreachable_system_is_an_edge_error_in_time(Edge(), SECRETS)
+
+
+@pytest.mark.parametrize("names", [["name"], (), ("the name",)])
+def test_variables_that_are_no_names_are_caught(names: Any) -> None:
+    class Odd(Edge):
+        variables = names
+
+    with pytest.raises(AssertionError, match="variables"):
+        DiscoveryContract().test_its_variables_are_names(Odd())
 
 
 @pytest.mark.parametrize("fault", ["naive time", "not a number"])

@@ -1,4 +1,4 @@
-"""The source `prometheus` against a real Prometheus server that scrapes real targets."""
+"""The source and the discovery `prometheus` against a real Prometheus server that scrapes real targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.core.model import Reading
 from autoscaler.demo.processes import free_port
-from autoscaler.ports import AnswerError, EdgeError, RefusedError, Secret
+from autoscaler.discoveries import prometheus as discoveries
+from autoscaler.ports import AnswerError, EdgeError, Member, RefusedError, Secret
 from autoscaler.sources.prometheus import Many, Prometheus, Query
 from autoscaler.testing.contracts import LocalShared
 from tests.sources.prometheus_server import Authority, read
@@ -215,6 +216,33 @@ async def test_one_query_serves_many_clusters(world: World, promql: str) -> None
             await source.collect(Query(query=promql, match={"cluster": f"c{CLUSTERS}"}), now())
     assert [reading.value for reading in readings] == list(range(CLUSTERS))
     assert all(abs(now() - reading.at) < timedelta(seconds=5) for reading in readings)
+
+
+async def members(world: World, query: str, label: str) -> list[Member]:
+    plugin = discoveries.Prometheus(url=world.url, query=query, label=label)
+    async with LocalShared() as shared, plugin.connect(shared) as discovery:
+        return list(await discovery.members())
+
+
+async def test_the_values_of_a_label_are_members(world: World) -> None:
+    found = await members(world, query='consumer_lag{cluster=~"c[12]"}', label="cluster")
+    assert [member.id for member in found] == ["c1", "c2"]
+    labels = found[0].values["labels"]
+    assert isinstance(labels, dict)
+    instance = labels.pop("instance")
+    assert instance.startswith("127.0.0.1:")
+    assert labels == {"cluster": "c1", "partition": "0", "job": "lasting"}
+    assert len(await members(world, query="sum by (cluster) (consumer_lag)", label="cluster")) == CLUSTERS
+    assert len(await members(world, query="max_over_time(consumer_lag[1h])", label="cluster")) == CLUSTERS
+
+
+async def test_a_query_that_cannot_find_members_is_an_error_in_the_servers_words(world: World) -> None:
+    with pytest.raises(RefusedError, match=r"400 Bad Request: .*parse error"):
+        await members(world, query="consumer_lag{", label="cluster")
+    with pytest.raises(AnswerError, match=r"expected an instant vector of Prometheus's API, but data.resultType"):
+        await members(world, query="scalar(sum(consumer_lag))", label="cluster")
+    with pytest.raises(AnswerError, match=r"a sample has no label 'cluster', but __name__, instance, job, pod"):
+        await members(world, query="busy_ratio", label="cluster")
 
 
 async def test_one_number_per_replica(world: World) -> None:

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from autoscaler.clients import kubernetes
+from autoscaler.clients import kubernetes_watch as watch
 from autoscaler.clients.kubernetes import proxy_of
 from autoscaler.core.model import Bound
 from autoscaler.ports import (
@@ -31,7 +32,6 @@ from autoscaler.ports import (
     UnavailableError,
     Worker,
 )
-from autoscaler.targets.kubernetes import watch
 from autoscaler.targets.kubernetes.pods import is_worker
 from autoscaler.targets.kubernetes.target import Kubernetes, Target, Watch
 from autoscaler.testing import LocalShared
@@ -72,7 +72,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("autoscaler.clients.kubernetes_watch.FIRST_PAUSE", 0.05)
 
 
 @asynccontextmanager
@@ -344,7 +344,7 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
 async def test_a_scaled_object_disappears_with_its_crd_also_while_no_watch_was_open(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.1)
+    monkeypatch.setattr("autoscaler.clients.kubernetes_watch.MAX_REFUSED_PAUSE", 0.1)
     cluster.server.kinds.append(SCALED_OBJECTS)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
@@ -380,7 +380,7 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
     ]
     grants = Grants([("jobs", rule) for rule in rules])
     config = kubeconfig(tmp_path / "limited", cluster.server, "limited", grants)
-    with caplog.at_level(logging.WARNING, "autoscaler.targets"):
+    with caplog.at_level(logging.WARNING, "autoscaler.clients"):
         async with connected(cluster.target("tm", kubeconfig=config)) as [target]:
             for size in (3, 4):
                 await target.scale(size)
@@ -399,7 +399,7 @@ async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(HPAS, _hpa())
     cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=times)  # RBAC is not read yet
-    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+    with caplog.at_level(logging.INFO, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
             with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
                 await target.scale(8)
@@ -450,7 +450,7 @@ async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_
         cluster.server.fault(verb, "refuse", HPAS, refusal=_forbidden(verb, HPAS), times=10**6)
         for verb in ("watch", "list")
     ]
-    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+    with caplog.at_level(logging.INFO, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
             await target.scale(3)  # it goes on without
             refused[1].times = 0  # a list alone is not enough
@@ -1187,7 +1187,7 @@ def grow_old(target: Target) -> None:
 
 async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+    with caplog.at_level(logging.INFO, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
             assert (await target.describe()).desired == 1
             await watching(cluster)
@@ -1196,7 +1196,7 @@ async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: py
             await until(lambda: _true(target._objects.error is not None))
             assert (await target.describe()).desired == 1  # a short outage is no reason to be blind
             grow_old(target)
-            assert "the last known size is stale" in await fails(target, UnavailableError)
+            assert "what is known is stale" in await fails(target, UnavailableError)
             with pytest.raises(UnavailableError):
                 await target.scale(3)
             outage.times = 0
@@ -1292,7 +1292,7 @@ async def test_a_server_that_rejects_every_watch_is_listed_with_growing_pauses(
 
 
 async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.PAGE_SIZE", 4)
+    monkeypatch.setattr("autoscaler.clients.kubernetes_watch.PAGE_SIZE", 4)
     names = [f"tm-{number:02}" for number in range(10)]
     for number, name in enumerate(names):
         await cluster.workload(DEPLOYMENTS, name, number % 3)

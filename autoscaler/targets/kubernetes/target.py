@@ -28,6 +28,7 @@ from autoscaler.clients.kubernetes import (
     Request,
     Resource,
 )
+from autoscaler.clients.kubernetes_watch import Collection, Key, Scope, Watches, shared_watches, version_of
 from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
@@ -45,7 +46,6 @@ from autoscaler.ports import (
     Workforce,
 )
 from autoscaler.targets.kubernetes import pods
-from autoscaler.targets.kubernetes.watch import Collection, Key, Scope, Watches, connect_watches, version_of
 
 APPS = {
     "deployments": "Deployment",
@@ -163,7 +163,7 @@ class Kubernetes:
             PluginError: the package is not installed, or there are no credentials.
         """
         access = Access(self.kubeconfig, self.context, self.timeout.total_seconds(), self.max_age.total_seconds())
-        watches = await shared.enter(("autoscaler.targets.kubernetes.target", access), lambda: connect_watches(access))
+        watches = await shared_watches(shared, access)
         namespace = self.namespace or watches.api.namespace
         within = "" if self.watch is Watch.CLUSTER else namespace
         keep = _keep_workload if self.resource in APPS else _keep_custom

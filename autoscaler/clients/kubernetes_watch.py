@@ -1,4 +1,4 @@
-"""Collections of an API server's objects, each kept up to date by one list and one watch that targets share.
+"""Collections of an API server's objects, each kept up to date by one list and one watch that its users share.
 
 A collection lists once and then follows the watch. The watch ends after half of `max_age`, so that a connection that
 was lost silently is noticed. A version that is no longer kept (410) and a watch that stalls lead to a new list; after a
@@ -28,9 +28,9 @@ from autoscaler.clients.kubernetes import (
     connect_api,
     refusal,
 )
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
 
-_log = logging.getLogger("autoscaler.targets")
+_log = logging.getLogger("autoscaler.clients")
 
 PAGE_SIZE = 500  # objects in one answer to a list
 PAGE_TIMEOUT = 30.0  # seconds
@@ -149,7 +149,7 @@ class Collection:
         silent = asyncio.get_running_loop().time() - self._updated_at
         if silent > self._api.access.max_age:
             cause = f": {self.error}" if self.error else ""
-            text = f"{self.scope.request('watch')}: no event for {silent:.0f} s, the last known size is stale{cause}"
+            text = f"{self.scope.request('watch')}: no event for {silent:.0f} s, what is known is stale{cause}"
             raise (RefusedError if isinstance(self.error, RefusedError) else UnavailableError)(text)
 
     def find(self, index: Hashable) -> Sequence[Json]:
@@ -366,9 +366,17 @@ class Watches:
                 await collection.close()
 
 
+async def shared_watches(shared: Shared, access: Access) -> Watches:
+    """The client of one API server with its watches, of all targets and discoveries with equal access.
+
+    Raises:
+        PluginError: the package is not installed, or there are no credentials.
+    """
+    return await shared.enter((__name__, access), lambda: _open(access))
+
+
 @asynccontextmanager
-async def connect_watches(access: Access) -> AsyncIterator[Watches]:
-    """Open the client of one API server with its watches."""
+async def _open(access: Access) -> AsyncIterator[Watches]:
     async with connect_api(access) as api:
         yield Watches(api)
 

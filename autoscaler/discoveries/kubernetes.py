@@ -1,0 +1,175 @@
+"""Discovery `kubernetes`: the objects of one resource that a label selector matches.
+
+Each namespace costs one list and one watch, which fleets with the same selector share; a question is answered from
+memory. Of an object only what a template can name is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from sys import intern
+from typing import ClassVar
+
+from autoscaler.clients.kubernetes import Access, Json, Resource
+from autoscaler.clients.kubernetes_watch import Collection, Scope, shared_watches
+from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import guess
+from autoscaler.ports import Discovery, Member, RefusedError, Shared
+
+RESOURCES = {
+    "deployments": Resource("apps", "v1", "deployments"),
+    "statefulsets": Resource("apps", "v1", "statefulsets"),
+    "flinkdeployments": Resource("flink.apache.org", "v1beta1", "flinkdeployments"),
+}
+# The whole object once more, as the client wrote it: no template can use it, and it is most of an object's memory.
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+_PLURAL_FIRST = re.compile(r"(?P<plural>[a-z][a-z0-9]*)\.(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_KEY = r"([\w.-]+/)?\w([\w.-]*\w)?"
+_VALUE = r"(\w([\w.-]*\w)?)?"
+_REQUIREMENT = (
+    rf"\s*(!\s*{_KEY}|{_KEY}(\s*(=|==|!=)\s*{_VALUE}|\s+(in|notin)\s*\(\s*{_VALUE}\s*(,\s*{_VALUE}\s*)*\))?)\s*"
+)
+_SELECTOR = re.compile(rf"({_REQUIREMENT}(,{_REQUIREMENT})*)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubernetes:
+    """The objects of one resource on Kubernetes, chosen by their labels.
+
+    It shares its client with targets of equal `kubeconfig`, `context`, `timeout` and `max_age`.
+
+    Attributes:
+        resource: their type: `deployments`, `statefulsets`, `flinkdeployments`, or plural, group and version of another
+            one as `sparkapplications.sparkoperator.k8s.io/v1beta2`. Default `deployments`.
+        selector: label selector as of kubectl, such as `autoscale=streaming` or `team in (a, b),!test`.
+            Default: all objects.
+        namespaces: the namespaces that are searched, one list and one watch for each. Default: that of the kubeconfig's
+            context, or of the pod the daemon runs in.
+        all: whether all namespaces are searched, by one list and one watch, which needs a ClusterRole.
+            Default false.
+        kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere what kubectl would use
+            (KUBECONFIG, `~/.kube/config`).
+        context: context of the kubeconfig. Default: its current one.
+        timeout: time for the first list, retries included. Default 5s.
+        max_age: when a watch has received nothing for this long, the members count as unknown. Default 1m.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ("kubernetes_asyncio",)
+    variables: ClassVar[tuple[str, ...]] = ("name", "namespace", "uid", "labels", "annotations")
+
+    resource: str = "deployments"
+    selector: str = ""
+    namespaces: tuple[str, ...] = ()
+    all: bool = False
+    kubeconfig: str = ""
+    context: str = ""
+    timeout: timedelta = timedelta(seconds=5)
+    max_age: timedelta = timedelta(minutes=1)
+
+    def __post_init__(self) -> None:
+        if self.resource not in RESOURCES and not _PLURAL_FIRST.fullmatch(self.resource):
+            raise ParameterError(
+                "resource",
+                f"must be one of {', '.join(RESOURCES)} or plural.group/version such as "
+                f"flinkdeployments.flink.apache.org/v1beta1, not {self.resource!r}{guess(self.resource, RESOURCES)}",
+            )
+        if not _SELECTOR.fullmatch(self.selector):
+            raise ParameterError(
+                "selector",
+                f"must be a label selector such as autoscale=streaming,team in (a, b), not {self.selector!r}",
+            )
+        for namespace in self.namespaces:
+            if not _NAMESPACE.fullmatch(namespace):
+                raise ParameterError("namespaces", f"must be names of namespaces, not {namespace!r}")
+        if len(set(self.namespaces)) < len(self.namespaces):
+            raise ParameterError("namespaces", "must not name one twice")
+        if self.all and self.namespaces:
+            raise ParameterError("all", "has no effect with namespaces: leave one of the two out")
+        if self.timeout <= timedelta(0):
+            raise ParameterError("timeout", "must be above 0s")
+        if self.max_age < timedelta(seconds=2):
+            raise ParameterError("max_age", "must be 2s or more: a watch lasts half of it, in whole seconds")
+
+    @property
+    def what(self) -> Resource:
+        """The resource as the API's addresses name it."""
+        match = _PLURAL_FIRST.fullmatch(self.resource)
+        return Resource(match["group"], match["version"], match["plural"]) if match else RESOURCES[self.resource]
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
+        """Share the client and the watches of the API server. It does not wait for them.
+
+        Raises:
+            PluginError: the package is not installed, or there are no credentials.
+        """
+        access = Access(self.kubeconfig, self.context, self.timeout.total_seconds(), self.max_age.total_seconds())
+        watches = await shared_watches(shared, access)
+        namespaces = ("",) if self.all else sorted(self.namespaces) or (watches.api.namespace,)
+        async with AsyncExitStack() as stack:
+            collections = []
+            for namespace in namespaces:
+                scope = Scope(resource=self.what, keep=_keep, namespace=namespace, labels=self.selector)
+                collections.append(await stack.enter_async_context(watches.lease(scope)))
+            yield _Live(collections)
+
+
+class _Live:
+    """The members as the watches have shown them."""
+
+    def __init__(self, collections: Sequence[Collection]) -> None:
+        self._collections = collections
+
+    async def members(self) -> Sequence[Member]:
+        """All of them, by namespace and name; one that is being deleted is none.
+
+        Raises:
+            UnavailableError: a watch has received nothing for longer than `max_age`.
+            RefusedError: access to a namespace is denied, or there is no such resource.
+            AnswerError: the selector is not accepted, or something else than an API server answers.
+        """
+        await asyncio.gather(*(collection.attempted() for collection in self._collections))
+        found: list[Member] = []
+        for collection in self._collections:
+            await collection.fresh()
+            if isinstance(collection.error, RefusedError):
+                # Of a resource that is gone, a collection keeps nothing: that is not a fleet without members.
+                raise collection.error.with_traceback(None)
+            kept = collection.objects
+            found += [kept[key]["member"] for key in sorted(kept) if kept[key]["member"] is not None]
+        return found
+
+
+def _keep(found: Json) -> Json:
+    """Reduce an object to its member. Strings that many objects have are kept once."""
+    metadata = found["metadata"]
+    name, namespace = str(metadata["name"]), intern(str(metadata.get("namespace", "")))
+    annotations = _strings(metadata.get("annotations"))
+    annotations.pop(APPLIED, None)
+    values: dict[str, str | dict[str, str]] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": str(metadata.get("uid", "")),
+        "labels": {key: intern(value) for key, value in _strings(metadata.get("labels")).items()},
+        "annotations": annotations,
+    }
+    going = "deletionTimestamp" in metadata
+    return {
+        "metadata": {"name": name, "namespace": namespace, "resourceVersion": metadata["resourceVersion"]},
+        "member": None if going else Member(f"{namespace}/{name}" if namespace else name, values),
+    }
+
+
+def _strings(found: Json | None) -> dict[str, str]:
+    """Labels or annotations. Raises TypeError when they are not strings."""
+    texts = {intern(key): value for key, value in (found or {}).items()}
+    if not all(isinstance(value, str) for value in texts.values()):
+        raise TypeError("labels and annotations are strings")
+    return texts

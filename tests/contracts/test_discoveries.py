@@ -1,0 +1,100 @@
+"""The built-in discoveries keep their contract, against servers that speak the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from autoscaler.discoveries.aws_asg import AwsAsg
+from autoscaler.discoveries.flink_jobs import FlinkJobs
+from autoscaler.discoveries.kubernetes import Kubernetes
+from autoscaler.discoveries.prometheus import Prometheus
+from autoscaler.ports import Secret
+from autoscaler.testing import DiscoveryContract
+from tests.clients.aws_server import REGION, Proxy
+from tests.clients.flink_stub import VERSIONS, FakeFlink, serve
+from tests.clients.kubernetes_cluster import SERVERS, kubeconfig, open_cluster
+from tests.clients.kubernetes_server import DEPLOYMENTS, ApiServer
+from tests.sources.prometheus_server import stub, vector
+
+pytest_plugins = ("tests.clients.aws_fixtures",)
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+class TestKubernetes(DiscoveryContract):
+    @pytest.fixture(params=SERVERS)
+    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubernetes]:
+        """The server has a loop of its own, as the contract counts the tasks of the test's."""
+        found: Future[tuple[Kubernetes, Callable[[], object]]] = Future()
+
+        async def serve() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            async with open_cluster(request.param, tmp_path) as cluster:
+                for name in ("orders", "clicks"):
+                    await cluster.workload(DEPLOYMENTS, name, 0)
+                plugin = Kubernetes(kubeconfig=cluster.kubeconfig, namespaces=(cluster.namespace,))
+                found.set_result((plugin, lambda: loop.call_soon_threadsafe(stop.set)))
+                await stop.wait()
+
+        thread = Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        plugin, stop = found.result(timeout=30)
+        yield plugin
+        stop()
+        thread.join()
+
+    @pytest.fixture
+    def unreachable(self, tmp_path: Path) -> Kubernetes:
+        absent = ApiServer()
+        absent.url = NOWHERE
+        return Kubernetes(kubeconfig=kubeconfig(tmp_path / "absent", absent, "hunter2"))
+
+    @pytest.fixture
+    def secrets(self) -> Sequence[str]:
+        return ("hunter2",)
+
+
+class TestAwsAsg(DiscoveryContract):
+    @pytest.fixture
+    def plugin(self, proxy: Proxy) -> AwsAsg:
+        fleet = proxy.moto.group()
+        proxy.moto.tag(fleet, fleet=fleet)
+        proxy.moto.tag(proxy.moto.group(), fleet=fleet)
+        return AwsAsg(region=REGION, tags={"fleet": fleet}, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+
+    @pytest.fixture
+    def unreachable(self, identity: str) -> AwsAsg:
+        del identity
+        return AwsAsg(region=REGION, tags={"fleet": "f"}, endpoint_url=NOWHERE)
+
+
+class TestPrometheus(DiscoveryContract):
+    @pytest.fixture
+    async def plugin(self) -> AsyncIterator[Prometheus]:
+        async with stub(answers={"up": vector(({"job": "a"}, "1"), ({"job": "b"}, "0"))}) as server:
+            yield Prometheus(url=server.url, query="up", label="job", token=Secret("hunter2"))
+
+    @pytest.fixture
+    def unreachable(self) -> Prometheus:
+        return Prometheus(url=NOWHERE, query="up", label="job", username="ann", password=Secret("hunter2"))
+
+
+class TestFlinkJobs(DiscoveryContract):
+    @pytest.fixture(params=VERSIONS)
+    async def plugin(self, request: pytest.FixtureRequest) -> AsyncIterator[FlinkJobs]:
+        flink = FakeFlink(request.param)
+        flink.answers["/jobs/overview"]["answer"]["jobs"].append({**flink.line, "jid": "b" * 32, "name": "other"})
+        async with serve(flink) as url:
+            yield FlinkJobs(url=url)
+
+    @pytest.fixture
+    def unreachable(self) -> FlinkJobs:
+        return FlinkJobs(url=NOWHERE, token=Secret("hunter2"))
