@@ -1,9 +1,8 @@
 """Plug-ins by entry point: find them, load them by name, describe them.
 
 A plug-in is a frozen stdlib dataclass that a package announces under one of the five entry-point groups
-`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and
-`autoscaler.discoveries`. It is imported only when it is used by name. The built-in plug-ins are announced in the same
-way.
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and `autoscaler.discoveries`.
+It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
 
 What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
 `field(default=..., metadata={"aliases": ("old",)})`; a plug-in has them in its class attribute `former_names`, and an
@@ -360,10 +359,6 @@ def _fault(kind: Kind, plugin: object) -> str | None:
     method = "evaluate" if kind is Kind.POLICY else "connect"
     if not callable(getattr(plugin, method, None)):
         return f"it has no method {method}()"
-    if kind is Kind.DISCOVERY:
-        variables = getattr(plugin, "variables", None)
-        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
-            return "it has no class attribute variables, a tuple of the names of its members' values"
     if kind is Kind.SOURCE:
         query = getattr(plugin, "Query", None)
         if query is None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 from urllib.parse import unquote
@@ -172,7 +173,11 @@ class Builder:
                 default = field.default if base is None else getattr(base, name)
                 try:
                     reader = readers.get(name)
-                    values[name] = reader(inner, where) if reader else self.value(hints[name], inner, where, default)
+                    if reader:
+                        values[name] = reader(inner, where)
+                    else:
+                        read = partial(self.value, hints[name], inner, where, default)
+                        values[name] = self._once((cls, name, id(inner), id(default)), inner, read)
                 except Invalid:
                     complete = False
             elif base is None and is_required(field):
@@ -278,6 +283,18 @@ class Builder:
 
     def plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         """Build a plug-in from `type` and its parameters."""
+        return self._once((kind, id(node)), node, lambda: self._plugin(kind, node, path))
+
+    def _once(self, key: abc.Hashable, node: Node, read: Callable[[], T]) -> T:
+        """What a node is read as; in a template only once, if it is the same for all members."""
+        if self._scope is None or id(node) in self._scope.varying:
+            return read()
+        if key not in self._scope.fixed:
+            self._scope.fixed[key] = read()
+        value: T = self._scope.fixed[key]
+        return value
+
+    def _plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         cls = self.plugin_class(kind, node, path)
         mapping = self.mapping(node, path, cls)
         read = self.fields(cls, mapping, path, taken=("type",))

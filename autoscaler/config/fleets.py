@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +17,9 @@ from autoscaler.config.cluster import SAME_TARGET, ClusterReader, Owners, read_s
 from autoscaler.config.document import Invalid, Problems, join
 from autoscaler.config.model import Cluster, Config, MemberCluster
 from autoscaler.config.sections import ClusterSection
-from autoscaler.config.template import PLACEHOLDER, Scope, fault_of
+from autoscaler.config.template import PLACEHOLDER, Scope, fault_of, varying
 from autoscaler.core.foreign import format_exception
-from autoscaler.ports import Member, SourcePlugin
+from autoscaler.ports import ConfigurationError, Member, SourcePlugin
 
 MAX_NAME = 200
 """Characters that the name of a member's cluster may have."""
@@ -59,17 +59,22 @@ class Template:
         self._sources = sources
         self._build = build
         self._file = build.problems.file
-        self._warned: set[tuple[str, int, str]] = set()  # file, line and message of the template's own warnings
+        self._varying = varying(section, variables)
+        self._fixed: dict[Hashable, Any] = {}
+        # What the template has itself, and what its members have too: file, line and message of warnings, and secrets.
+        self._warned: set[tuple[str, int, str]] = set()
+        self._secrets: set[str] = set()
 
     def check(self) -> None:
         """Record the problems and warnings that it has whatever its members are."""
-        scope, problems = Scope(self._variables, None), Problems(self._file)
+        scope, problems = self._scope(None), Problems(self._file)
         build = self._build.within(scope, problems)
         with suppress(Invalid):  # recorded, or not known without a member
             self._fill(build, self._path)
         self._build.problems.adopt(problems, lambda problem: scope.hides(problem.path))
         self._build.warnings.adopt(build.warnings, lambda problem: scope.hides(problem.path))
         self._warned = {(problem.file, problem.line, problem.message) for problem in build.warnings}
+        self._secrets = problems.secrets
         name, where = self._section.entries["name"].node, join(self._path, "name")
         if where in scope.unknown:
             written = build.value(str, name, where)
@@ -81,17 +86,17 @@ class Template:
     def expand(self, member: Member) -> MemberCluster:
         """Fill it with the values of a member. Raises ConfigurationError."""
         path, problems = self._path_of(member.id), Problems(self._file)
-        build = self._build.within(Scope(self._variables, member), problems)
+        build = self._build.within(self._scope(member), problems)
         fault = member.problem or fault_of(member.id, "its id")
         if fault is not None:
             problems.add(self._section.line, path, fault)
-            raise problems.error()
+            raise self._error(problems)
         try:
             name, cluster, sources = self._fill(build, path)
         except Invalid as error:
-            raise problems.error() from error
+            raise self._error(problems) from error
         if problems:
-            raise problems.error()
+            raise self._error(problems)
         warnings = Problems(self._file)
         warnings.adopt(build.warnings, lambda found: (found.file, found.line, found.message) in self._warned)
         return MemberCluster(
@@ -99,9 +104,17 @@ class Template:
             name=name,
             cluster=cluster,
             sources=sources,
-            warnings=warnings.error().problems,
+            warnings=self._error(warnings).problems if warnings else (),
             secrets=frozenset(problems.secrets),
         )
+
+    def _scope(self, member: Member | None) -> Scope:
+        return Scope(self._variables, member, self._varying, self._fixed)
+
+    def _error(self, problems: Problems) -> ConfigurationError:
+        for secret in self._secrets:  # of values that are read once, too
+            problems.hide(secret)
+        return problems.error()
 
     def problem(self, member: str, message: str, key: str = "name") -> str:
         """A problem of a member, as a line like those of `expand`."""

@@ -7,11 +7,13 @@ limited length and printable characters only.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import abc
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from autoscaler.config.document import Mapping, Node, Scalar, Sequence
 from autoscaler.core.foreign import shorten
 from autoscaler.plugins import guess
 from autoscaler.ports import Member
@@ -67,11 +69,15 @@ class Scope:
     Attributes:
         variables: the names of the values that each member of the discovery has.
         member: whose values they stand for; None: the template is checked without members.
-        unknown: the paths of scalars whose value is therefore not known.
+        varying: the ids of the nodes that are not the same for all members.
+        fixed: what the others were read as; shared by the scopes of one template.
+        unknown: the paths of scalars whose value is not known without a member.
     """
 
     variables: tuple[str, ...]
     member: Member | None
+    varying: abc.Set[int]
+    fixed: dict[Hashable, Any]
     unknown: set[str] = field(default_factory=set)
 
     def value(self, expression: Expression) -> str | None:
@@ -90,7 +96,7 @@ class Scope:
 
 
 @lru_cache(maxsize=10_000)  # of the texts of configuration files only, never of values
-def parse(text: str, variables: tuple[str, ...]) -> Sequence[Part]:
+def parse(text: str, variables: tuple[str, ...]) -> abc.Sequence[Part]:
     """The parts of a scalar of a template.
 
     Raises:
@@ -113,6 +119,32 @@ def parse(text: str, variables: tuple[str, ...]) -> Sequence[Part]:
     return (*parts, text[done:]) if done < len(text) else tuple(parts)
 
 
+def varying(node: Node, variables: tuple[str, ...]) -> abc.Set[int]:
+    """The ids of the nodes of a tree that have an expression of a member's values in them, or a malformed one."""
+    found: dict[int, bool] = {}  # of nodes that YAML aliases share, once
+
+    def varies(node: Node) -> bool:
+        if id(node) not in found:
+            match node:
+                case Scalar():
+                    found[id(node)] = "${" in node.text and _names_member(node.text, variables)
+                case Sequence():
+                    found[id(node)] = True in [varies(item) for item in node.items]
+                case Mapping():
+                    found[id(node)] = True in [varies(entry.node) for entry in node.entries.values()]
+        return found[id(node)]
+
+    varies(node)
+    return {known for known, it_does in found.items() if it_does}
+
+
+def _names_member(text: str, variables: tuple[str, ...]) -> bool:
+    try:
+        return any(isinstance(part, Expression) for part in parse(text, variables))
+    except ValueError:
+        return True
+
+
 def _part(match: re.Match[str], variables: tuple[str, ...]) -> Part:
     variable = match["variable"]
     key = _first(match, "plain", "single", "double")
@@ -133,13 +165,13 @@ def _first(match: re.Match[str], *groups: str) -> str | None:
     return next((match[group] for group in groups if match[group] is not None), None)
 
 
-def _value(expression: Expression, values: Mapping[str, object]) -> str:
+def _value(expression: Expression, values: abc.Mapping[str, object]) -> str:
     found = values.get(expression.variable)
     if expression.key is None:
-        if isinstance(found, Mapping):
+        if isinstance(found, abc.Mapping):
             name = expression.variable
             raise ValueError(f"{expression.written}: {name} has keys; write ${{{name}['KEY']}}{_listed(found)}")
-    elif isinstance(found, Mapping):
+    elif isinstance(found, abc.Mapping):
         found = found.get(expression.key)
     elif found is not None:
         raise ValueError(f"{expression.written}: {expression.variable} is a text and has no keys")
