@@ -42,7 +42,7 @@ from autoscaler.config.document import (
     join,
     read_plain,
 )
-from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope, parse
+from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
@@ -414,6 +414,8 @@ class Builder:
             return float(value)
         if hint is str and isinstance(value, str):
             return value
+        if hint is Path and self._scope is not None and self._scope.own:
+            raise self.fail(node, path, "names a file or directory, which only the daemon's own file may do")
         if hint is Path and isinstance(value, str):
             if not value.strip() or "\0" in value:
                 raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken string")
@@ -465,7 +467,7 @@ class Builder:
     def _parts(self, node: Scalar, path: str) -> abc.Sequence[Part]:
         if self._scope is not None:
             try:
-                return parse(node.text, self._scope.variables)
+                return self._scope.parts(node.text)
             except ValueError as error:
                 raise self.fail(node, path, str(error)) from error
         if "${" in _VARIABLE.sub("", node.text):

@@ -105,7 +105,7 @@ class FleetSection:
         discover: finds the members.
         name: the name of each member's cluster, such as `${namespace}/${name}`: the parts between `/` have letters,
             digits, `.`, `_` and `-`; at most 200 characters.
-        template: the cluster of each member.
+        template: the cluster of each member; left out if the discovery's members bring their own.
         interval: time between two questions to the discovery; at least 1s.
         confirm: how long a loss of half of the members or more, or of the last one, must last before they are
             removed.
@@ -113,7 +113,7 @@ class FleetSection:
 
     discover: Annotated[DiscoveryPlugin, Plugin(Kind.DISCOVERY)]
     name: str
-    template: TemplateSection
+    template: TemplateSection | None = None
     interval: timedelta = timedelta(seconds=10)
     confirm: timedelta = timedelta(minutes=5)
 
