@@ -14,9 +14,8 @@ from datetime import datetime
 
 from autoscaler.core.explain import outcome
 from autoscaler.daemon.connections import contained, format_error
-from autoscaler.daemon.controller import NOT_OBSERVED, Controller
+from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.status import trouble
 from autoscaler.ports import EdgeError, Member, MemberStatus, Reports
 
 log = logging.getLogger("autoscaler.daemon.reports")

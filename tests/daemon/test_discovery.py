@@ -15,9 +15,8 @@ import pytest
 
 from autoscaler.config.model import Config, FleetSpec, MemberCluster, Metric
 from autoscaler.core.model import Limits
-from autoscaler.daemon.controller import Controller, splay
+from autoscaler.daemon.controller import Controller, splay, trouble
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
-from autoscaler.daemon.status import trouble
 from autoscaler.ports import ConfigurationError, Member, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeQuery, FakeSource, FakeTarget
