@@ -359,16 +359,16 @@ def _fault(kind: Kind, plugin: object) -> str | None:
     method = "evaluate" if kind is Kind.POLICY else "connect"
     if not callable(getattr(plugin, method, None)):
         return f"it has no method {method}()"
+    if kind is Kind.DISCOVERY:
+        variables = getattr(plugin, "variables", None)
+        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
+            return "it has no class attribute variables, a tuple of the names of its members' values"
     if kind is Kind.SOURCE:
         query = getattr(plugin, "Query", None)
         if query is None:
             return "it has no class attribute Query, the frozen dataclass of one metric's parameters"
         fault = _dataclass_fault(query, reserved="source")
         return None if fault is None else f"its Query is not usable: {fault}"
-    if kind is Kind.DISCOVERY:
-        variables = getattr(plugin, "variables", None)
-        if not isinstance(variables, tuple) or not all(isinstance(name, str) for name in variables):
-            return "it has no class attribute variables, a tuple of the names that a template may use"
     return None
 
 

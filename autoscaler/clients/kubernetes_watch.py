@@ -149,7 +149,7 @@ class Collection:
         silent = asyncio.get_running_loop().time() - self._updated_at
         if silent > self._api.access.max_age:
             cause = f": {self.error}" if self.error else ""
-            text = f"{self.scope.request('watch')}: no event for {silent:.0f} s, what is known is stale{cause}"
+            text = f"{self.scope.request('watch')}: no event for {silent:.0f} s, the last known state is stale{cause}"
             raise (RefusedError if isinstance(self.error, RefusedError) else UnavailableError)(text)
 
     def find(self, index: Hashable) -> Sequence[Json]:

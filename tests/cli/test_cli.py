@@ -167,6 +167,7 @@ def test_plugins_are_listed_a_line_each(capsys: pytest.CaptureFixture[str]) -> N
         ("source", "prometheus"),
         ("target", "advice"),
         ("engine", "spark"),
+        ("discovery", "flink-jobs"),
     ):
         assert [kind, name] in words
     assert cli.main(["plugins", "--json"]) == 0
@@ -194,6 +195,17 @@ def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_the_engine_of_it
     assert "key of a metric" not in engine
     assert cli.main(["plugins", "flink", "--json"]) == 0
     assert [plugin["kind"] for plugin in json.loads(capsys.readouterr().out)] == ["source", "engine"]
+
+
+def test_a_discovery_is_shown_with_what_a_template_may_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins", "flink-jobs"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nA template may name: id, name, state.\n")
+    assert cli.main(["plugins", "flink-jobs", "--markdown"]) == 0
+    assert capsys.readouterr().out.endswith("|\n\nA template may name `id`, `name`, `state`.\n")
+    assert cli.main(["plugins", "kubernetes", "--json"]) == 0
+    target, discovery = json.loads(capsys.readouterr().out)
+    assert (target["kind"], target["variables"]) == ("target", [])
+    assert discovery["variables"] == ["name", "namespace", "uid", "labels", "annotations"]
 
 
 def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixture[str]) -> None:

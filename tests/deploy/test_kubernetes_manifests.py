@@ -19,11 +19,12 @@ from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import models
 
 from autoscaler.config import load
+from autoscaler.discoveries.kubernetes import Kubernetes as Discovery
 from autoscaler.ports import RefusedError, Worker
 from autoscaler.targets.kubernetes.target import Kubernetes, Target
 from autoscaler.testing import LocalShared
 from tests.clients.kubernetes_cluster import Cluster, kubeconfig, open_cluster, until
-from tests.clients.kubernetes_server import DEPLOYMENTS, PODS, SCALED_OBJECTS, Grants, Json
+from tests.clients.kubernetes_server import DEPLOYMENTS, NAMESPACES, PODS, SCALED_OBJECTS, Grants, Json
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
@@ -344,3 +345,41 @@ async def test_the_role_does_not_reach_anything_else(cluster: Cluster, tmp_path:
         async with LocalShared() as shared, plugin.connect(shared) as target:
             with pytest.raises(RefusedError, match=r"this needs list on .* see deploy/kubernetes"):
                 await target.describe()
+
+
+async def test_the_role_of_a_fleet_is_enough_in_its_namespaces_and_grants_nothing_that_is_not_used(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    rules = read(DEPLOY / "fleet" / "role.yaml")["rules"]
+    grants = Grants([("jobs", rule) for rule in rules])
+    config = kubeconfig(tmp_path / "fleet", cluster.server, "fleet", grants)
+    async with LocalShared() as shared, Discovery(namespaces=("jobs",), kubeconfig=config).connect(shared) as fleet:
+        assert [member.id for member in await fleet.members()] == [f"jobs/{NAME}", "jobs/of-another-team"]
+    await use(cluster, cluster.target(NAME, watch="namespace", kubeconfig=config))
+    assert grants.unused == set()
+    cluster.server.create(NAMESPACES, {"metadata": {"name": "other"}}, "")
+    for elsewhere in (
+        Discovery(namespaces=("jobs", "other"), kubeconfig=config),
+        Discovery(all=True, kubeconfig=config),
+    ):
+        async with LocalShared() as shared, elsewhere.connect(shared) as fleet:
+            with pytest.raises(RefusedError, match=r"this needs list on deployments.apps in .* see deploy/kubernetes"):
+                await fleet.members()
+
+
+def test_the_role_of_a_fleet_is_bound_to_the_daemons_account() -> None:
+    binding, role = read(DEPLOY / "fleet" / "rolebinding.yaml"), read(DEPLOY / "fleet" / "role.yaml")
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (role["kind"], role["metadata"]["name"])
+    namespace = read(DEPLOY / "example" / "kustomization.yaml")["namespace"]
+    account = base("serviceaccount")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+    changing = [rule["resources"] for rule in role["rules"] if set(rule["verbs"]) - {"get", "list", "watch"}]
+    assert changing == [["deployments/scale"]]
+
+
+def test_the_role_of_a_fleet_is_built_for_any_namespace(build: list[str]) -> None:
+    built = subprocess.run([*build, DEPLOY / "fleet"], capture_output=True, text=True, check=True).stdout
+    made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    assert made.keys() == {"Role", "RoleBinding"}
+    assert not any("namespace" in found["metadata"] for found in made.values())
+    assert made["RoleBinding"]["subjects"] == read(DEPLOY / "fleet" / "rolebinding.yaml")["subjects"]

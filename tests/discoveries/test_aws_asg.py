@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.clients.aws_server import REGION, Proxy
 
 pytest_plugins = ("tests.clients.aws_fixtures",)
 
+ROOT = Path(__file__).parents[2]
 DESCRIBE = "DescribeAutoScalingGroups"
 HTML = "<script>alert('${API_TOKEN}')</script>"
 GROUP = """<member><AutoScalingGroupName>{name}</AutoScalingGroupName>
@@ -75,7 +78,10 @@ async def test_only_groups_are_asked_for_a_hundred_at_a_time_and_without_their_i
 ) -> None:
     await found(plugin(proxy, fleet))
     [call] = proxy.calls
+    policy = json.loads((ROOT / "deploy" / "aws" / "policy.json").read_text())
+    allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
     assert call.permission == "autoscaling:DescribeAutoScalingGroups"
+    assert call.permission in allowed
     assert {key: call.parameters[key] for key in ("IncludeInstances", "MaxRecords")} == {
         "IncludeInstances": "false",
         "MaxRecords": "100",

@@ -304,7 +304,7 @@ async def test_members_are_unknown_once_the_watch_is_stale_and_known_again_later
         server.cut_watches()
         message = await fails(discovery, UnavailableError)
         assert "watch on deployments.apps in namespace jobs: no event for" in message
-        assert "what is known is stale: " in message
+        assert "the last known state is stale: " in message
         outage.times = 0
         await until(lambda: _known(discovery))
 

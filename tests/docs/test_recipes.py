@@ -14,6 +14,7 @@ from tests.docs.blocks import ROOT
 
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 RECIPES = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
+FOLDERS = {"target": "targets", "source": "sources", "discovery": "discoveries"}
 FILES = dict(re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", PLUGINS, re.DOTALL))
 KEY = re.search(r"```python\n(    def __post_init__.*?)```", RECIPES, re.DOTALL)
 
@@ -35,7 +36,7 @@ def passes(folder: Path, kind: str, source: str) -> str:
     """What pytest prints of the contract test of a recipe, with its plug-in as a module of its own."""
     (folder / f"file_{kind}.py").write_text(source)
     test = FILES[f"tests/contracts/test_file_{kind}.py"]
-    (folder / "test_contract.py").write_text(test.replace(f"autoscaler.{kind}s.file", f"file_{kind}"))
+    (folder / "test_contract.py").write_text(test.replace(f"autoscaler.{FOLDERS[kind]}.file", f"file_{kind}"))
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pytest.ini", "test_contract.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -44,9 +45,9 @@ def passes(folder: Path, kind: str, source: str) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("kind", ["target", "source"])
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_a_plug_in_of_a_recipe_keeps_its_contract(kind: str, tmp_path: Path) -> None:
-    assert re.search(r"\d{2} passed|[7-9] passed", passes(tmp_path, kind, FILES[f"autoscaler/{kind}s/file.py"]))
+    assert re.search(r"\d{2} passed|[7-9] passed", passes(tmp_path, kind, FILES[f"autoscaler/{FOLDERS[kind]}/file.py"]))
 
 
 def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.cli.plugins_markdown import markdown
-from autoscaler.plugins import installed
+from autoscaler.plugins import Kind, installed
 from tests.docs.refresh import BLOCK, KEYS, PAGES, refreshed
 
 BUILT_IN = [found for found in installed() if found.package == "reactive-autoscaler"]
@@ -33,6 +33,8 @@ def test_every_built_in_plug_in_has_a_table() -> None:
     shown = {match["name"] for match in BLOCK.finditer(text)}
     # `null` is the former name of `advice`
     assert {found.name for found in BUILT_IN} - shown <= {"null"}
+    ours = {match["name"] for match in BLOCK.finditer(text) if match["kind"] in {None, "discovery"}}
+    assert {found.name for found in BUILT_IN if found.kind is Kind.DISCOVERY} <= ours
     assert len(KEYS.findall(text)) == 5
 
 

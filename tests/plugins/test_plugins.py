@@ -221,6 +221,16 @@ CONNECT = "    def connect(self, shared): ...\n"
             "its Query is not usable: expected a frozen dataclass",
         ),
         (
+            Kind.DISCOVERY,
+            HEAD + "@dataclass(frozen=True)\nclass Tried:\n" + CONNECT,
+            "it has no class attribute variables",
+        ),
+        (
+            Kind.DISCOVERY,
+            HEAD + "@dataclass(frozen=True)\nclass Tried:\n    variables = ('name', 1)\n" + CONNECT,
+            "it has no class attribute variables",
+        ),
+        (
             Kind.ENGINE,
             HEAD + "@dataclass(frozen=True)\nclass Tried:\n    type: str = ''\n" + CONNECT,
             "no parameter may be called 'type'",

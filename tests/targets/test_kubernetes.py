@@ -1196,7 +1196,7 @@ async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: py
             await until(lambda: _true(target._objects.error is not None))
             assert (await target.describe()).desired == 1  # a short outage is no reason to be blind
             grow_old(target)
-            assert "what is known is stale" in await fails(target, UnavailableError)
+            assert "the last known state is stale" in await fails(target, UnavailableError)
             with pytest.raises(UnavailableError):
                 await target.scale(3)
             outage.times = 0
