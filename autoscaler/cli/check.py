@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
-from autoscaler.cli.configuration import load_live
+from autoscaler.cli.configuration import load_live, summarized
 from autoscaler.cli.options import Commands, config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, print_lines, table
+from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, readings
 from autoscaler.daemon.one_shot import Checked, check
@@ -59,9 +61,13 @@ def _online(config: Config, *, as_json: bool) -> int:
     log_nothing()
     checked = asyncio.run(check(config))
     config = checked.config
-    ok = not any(checked.fleets.values()) and not any(_failed(checked, name) for name in checked.untrusted) and not any(
-        examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
-        for examined in checked.examined
+    ok = (
+        not any(checked.fleets.values())
+        and not any(_failed(checked, name) for name in checked.untrusted)
+        and not any(
+            examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
+            for examined in checked.examined
+        )
     )
     if as_json:
         print_json(_json(config, checked, ok=ok))
@@ -88,7 +94,7 @@ def _show(config: Config, checked: Checked) -> None:
             if what not in shown:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
-    table(("cluster", "what", "result", ""), rows)
+    _readings(rows, many=len(checked.observations) > MAX_LISTED)
     clusters: dict[tuple[str, Finding | str], list[str]] = {}  # what is equal for several clusters is shown once
     for examined in checked.examined:
         for found in (*([examined.error] if examined.error else ()), *examined.findings):
@@ -106,7 +112,7 @@ def _show(config: Config, checked: Checked) -> None:
                 hang("  cost:    ", found.cost),
                 hang("  remedy:  ", found.remedy),
             )
-    problems = [problem for found in checked.fleets.values() for problem in found]
+    problems = summarized(problem for found in checked.fleets.values() for problem in found)
     print_lines(*([""] if problems else []), *(f"ERROR: {problem}" for problem in problems))
     findings = sum(isinstance(found, Finding) for _, found in clusters)
     failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
@@ -115,6 +121,14 @@ def _show(config: Config, checked: Checked) -> None:
         f"{count_of(len(config.clusters), 'cluster')}, {count_of(failed, 'reading')} failed, "
         f"{count_of(findings, 'finding')}.",
     )
+
+
+def _readings(rows: Sequence[tuple[str, str, str, str]], *, many: bool) -> None:
+    """Print the table of readings; with many clusters only what failed, and not all of that."""
+    shown = [row for row in rows if row[2] not in ("ok", "remark")][:MAX_LISTED] if many else rows
+    table(("cluster", "what", "result", ""), shown)
+    if many:
+        print_lines("", f"{len(shown)} of {len(rows):,} rows; --json lists all.")
 
 
 def _json(config: Config, checked: Checked, *, ok: bool) -> object:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.cli import spark_options
-from autoscaler.cli.configuration import wrong
+from autoscaler.cli.configuration import with_clusters, wrong
 from autoscaler.cli.options import above, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, progress
 from autoscaler.core.durations import format_duration, parse_duration
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
     from autoscaler.history.progress import show_progress
 
     _check(options, dataset)
-    config = configurations.load(options.config, os.environ)
+    config = with_clusters(configurations.load(options.config, os.environ))
     opened = open_dataset(dataset, make=True)
     wants, answers, asked = ask(config, options, dataset)
     with (

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 
-from autoscaler.cli.configuration import load_live
+from autoscaler.cli.configuration import load_live, summarized
 from autoscaler.cli.options import Commands, config_argument, json_option
-from autoscaler.cli.output import FAILED, OK, log_nothing, print_error, print_json, print_lines
-from autoscaler.core.explain import explain
+from autoscaler.cli.output import FAILED, OK, log_nothing, print_error, print_json, print_lines, table
+from autoscaler.cli.status import MAX_LISTED, MAX_TROUBLED
+from autoscaler.cli.tables import summarize_decision
+from autoscaler.core.explain import count_of, explain
 from autoscaler.daemon.one_shot import plan
-from autoscaler.ports import AutoscalerError
+from autoscaler.ports import AutoscalerError, Record
 from autoscaler.trace.codec import to_json
 
 
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
-        "plan", description="Observe every cluster once and show what would be decided, changing nothing."
+        "plan",
+        description="Observe every cluster once and show what would be decided, changing nothing. Of more than "
+        f"{MAX_LISTED} clusters a summary is shown; --filter explains the decisions.",
     )
     config_argument(parser)
     parser.add_argument(
@@ -51,8 +56,37 @@ def run(arguments: argparse.Namespace) -> int:
                 for record, explanation in explained
             ]
         )
+    elif len(records) > MAX_LISTED and not arguments.filter:
+        _summary(records)
     else:
         print_lines("\n\n".join(explanation for _, explanation in explained))
     if problems:
-        print_error(*problems)
+        print_error(*summarized(problems))
     return FAILED if problems or any(record.observation.missing for record in records) else OK
+
+
+def _summary(records: Sequence[Record]) -> None:
+    """Print how many clusters would be changed, and the first of them."""
+    decisions = [record.decision for record in records]
+    up = sum(decision.desired > decision.current for decision in decisions)
+    down = sum(decision.desired < decision.current for decision in decisions)
+    now, then = (sum(getattr(decision, size) for decision in decisions) for size in ("current", "desired"))
+    missing = sum(bool(record.observation.missing) for record in records)
+    marked = [
+        record.decision
+        for record in records
+        if record.decision.desired != record.decision.current or record.observation.missing
+    ]
+    rows = [
+        (decision.cluster, str(decision.current), str(decision.desired), summarize_decision(decision))
+        for decision in marked[:MAX_TROUBLED]
+    ]
+    if rows:
+        table(("cluster", "size", "decided", "why"), rows)
+        print_lines("")
+    more = f"; the first {len(rows)} that would change or miss one are above" if len(rows) < len(marked) else ""
+    print_lines(
+        f"{count_of(len(records), 'cluster')}: {up} would be scaled up, {down} down; "
+        f"{count_of(now, 'replica')}, then {then}. {count_of(missing, 'cluster')} with a missing reading{more}.",
+        "--filter PATTERN explains the decisions of the clusters whose names match.",
+    )

@@ -15,7 +15,6 @@ from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, t
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
 
-
 MAX_LISTED = 40
 """Clusters that are listed although nobody asked for a list."""
 
