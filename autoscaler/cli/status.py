@@ -144,7 +144,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]], limit: int | None = None) 
         if fleet["problem"]
     ]
     lines += [
-        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found any more, kept until that is certain"
+        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found, kept until that is certain"
         for fleet in fleets
         if fleet["held"]
     ]

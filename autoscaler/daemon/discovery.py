@@ -1,4 +1,4 @@
-"""The fleets of a running daemon: their discoveries are asked again and again, and members come and go without a reload.
+"""The fleets of a running daemon: their discoveries are asked regularly, and members come and go without a reload.
 
 Each fleet has a task. What it finds changes the clusters under control at once (`Fleet.change`), a reload does the same
 for all fleets; one of them at a time. The members last accepted are persisted, so that a start while the discovery does
@@ -18,7 +18,14 @@ from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, FleetSpec, MemberCluster
 from autoscaler.core.durations import format_duration
 from autoscaler.core.foreign import foreign_text, mask
-from autoscaler.daemon.connections import CANCELLED, Connection, Connections, contained, format_error, sleep_until_stopped
+from autoscaler.daemon.connections import (
+    CANCELLED,
+    Connection,
+    Connections,
+    contained,
+    format_error,
+    sleep_until_stopped,
+)
 from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
@@ -111,7 +118,7 @@ class Discoveries:
         self._lock = asyncio.Lock()
         self._applied = True
         self._store_failure: str | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
 
     @property
     def status(self) -> list[FleetStatus]:
@@ -144,7 +151,7 @@ class Discoveries:
             changes = await self._change()
             for spec in new:
                 self._watches[spec.name].start(self._run, self._report)
-        await self._persist(self._store.forget_members(config.fleets))
+        self._in_background(self._persist(self._store.forget_members(config.fleets)))
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
 
@@ -247,10 +254,14 @@ class Discoveries:
         return True
 
     def _release(self, connection: Connection) -> None:
-        """Close the connection of a discovery that is not asked any more; nobody waits for that."""
-        task = asyncio.create_task(self._fleet.connections.release(connection))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        """Close the connection of a discovery that is not asked any more."""
+        self._in_background(self._fleet.connections.release(connection))
+
+    def _in_background(self, work: Coroutine[None, None, object]) -> None:
+        """Do what a reload need not wait for, however long a disk or a plug-in takes."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 class _Watch:

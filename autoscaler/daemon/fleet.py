@@ -51,7 +51,7 @@ class _Ending:
 
 
 class Changes(NamedTuple):
-    """What a configuration has changed: the names of clusters, and tasks that end with the last of their controllers."""
+    """What a configuration has changed: names of clusters, and tasks that end when their controllers have."""
 
     added: set[str]
     removed: set[str]

@@ -110,8 +110,13 @@ async def check(config: Config) -> Checked:
 
 
 class _Observed(NamedTuple):
-    """A configuration with the members of its fleets; what is wrong with these; and by the names of clusters, in their
-    order, observers and connections."""
+    """What observes the clusters of a configuration.
+
+    Attributes:
+        config: with the members of its fleets.
+        fleets: fleet -> what is wrong with its discovery and with members that cannot be added.
+        observers, connections: by the names of the clusters, in their order.
+    """
 
     config: Config
     fleets: dict[str, tuple[str, ...]]

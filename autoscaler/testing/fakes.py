@@ -1,4 +1,4 @@
-"""Live sources, engines, targets and discoveries in memory, with scripted values, failures and delays, for tests of anything above.
+"""Live sources, engines, targets and discoveries in memory, with scripted values, failures and delays, for tests.
 
 Each is a live object and, through `Fake`, a plug-in that connects to it. Delays are `asyncio.sleep`, so in a
 virtual-time loop they cost nothing.

@@ -144,6 +144,7 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
         "ok": True,
         "not_observed": [],
         "problems": {},
+        "fleets": {},
         "store": "ok",
         "history": "ok",
         "reload": "ok",
