@@ -48,7 +48,9 @@ def kept(spec: object, plugin: StreamAutoscalers | None = None) -> Member:
 
 def expand(tmp_path: Path, spec: object, **more: Any) -> MemberCluster:
     """Keep a resource with this spec, and fill the template that it brings."""
-    plugin = StreamAutoscalers(**more)
+    plugin = StreamAutoscalers(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in more.items()}
+    )
     path = tmp_path / "config.yaml"
     path.write_text(
         "sources: {prom: {type: prometheus, url: 'http://prometheus:9090'}}\n"
@@ -102,13 +104,13 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
         ),
         (
             {"metrics": {"lag": {"source": "prom", "query": "${API_TOKEN}"}}},
-            ".spec.metrics.lag.query: ${API_TOKEN} is an environment variable, which only the daemon's own file may name",
+            ".spec.metrics.lag.query: ${API_TOKEN} is an environment variable, which only the daemon's own file",
         ),
         (
             {"sources": {"own": {"type": "prometheus", "url": "http://evil", "ca_file": "/etc/shadow"}}},
             ".spec.sources.own.ca_file: names a file or directory, which only the daemon's own file may do",
         ),
-        ({"min": 9}, ".spec.min: must be at most max (8), not 9"),
+        ({"min": 9}, ".spec.min: must not be above max (8), not 9"),
         ({"maximum": 9}, ".spec.maximum: unknown key"),
         ({"max": "${labels.max}"}, ".spec.max: ${labels.max} has no value and no default; there are none"),
         ({"max": "${labels.}"}, ".spec.max: ${labels.} is not an expression"),
