@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from autoscaler.cli.configuration import summarized
 from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, url_option
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
@@ -116,7 +117,7 @@ def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]
         lines += ["", f"{count_of(len(troubled), 'cluster')} with a problem or a missing reading{first}:", *shown]
     return [
         *lines,
-        *_fleet_problems(fleets, MAX_TROUBLED),
+        *_fleet_problems(fleets),
         "",
         "--fleet NAME, --filter PATTERN and --troubled list the clusters.",
     ]
@@ -136,7 +137,7 @@ def _sums(name: str | None, clusters: Sequence[dict[str, Any]], fleet: dict[str,
     return ("(no fleet)" if name is None else name, *map(str, numbers), found)
 
 
-def _fleet_problems(fleets: Sequence[dict[str, Any]], limit: int | None = None) -> list[str]:
+def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
     """What concerns fleets and members that have no row of their own."""
     lines = [
         f"Fleet {fleet['name']}: the discovery does not answer, the members stay: {fleet['problem']}"
@@ -148,15 +149,14 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]], limit: int | None = None) 
         for fleet in fleets
         if fleet["held"]
     ]
-    refused = [
-        f"Fleet {fleet['name']}: {each['member']} is refused: {'; '.join(each['problems'])}"
+    refused = summarized(
+        problem
         for fleet in fleets
         for each in fleet["refused"]
         if each["cluster"] is None  # otherwise the row of its cluster says so
-    ]
-    lines += refused[:limit]
-    if limit is not None and len(refused) > limit:
-        lines.append(f"{len(refused) - limit} more members are refused.")
+        for problem in each["problems"]
+    )
+    lines += [f"Refused: {line}" for line in refused]
     return ["", *lines] if lines else []
 
 

@@ -178,7 +178,7 @@ class Discoveries:
     async def _report(self, watch: _Watch) -> None:
         """Show the members their status until this is cancelled."""
         controllers = self._fleet.controllers
-        await Reporter(watch.name, lambda: watch.connection.get(), watch.known, controllers, self._utc).run()
+        await Reporter(watch.name, watch.live, watch.known, controllers, self._utc).run()
 
     async def _restore(self, watch: _Watch) -> None:
         """Go on with the members of before the start."""
@@ -323,6 +323,10 @@ class _Watch:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
+
+    def live(self) -> object:
+        """The live discovery. Raises UnavailableError while there is none."""
+        return self.connection.get()
 
     def known(self) -> Iterator[Known]:
         """What is known of each member; of those of the time of the call."""

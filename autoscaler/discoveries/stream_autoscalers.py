@@ -38,7 +38,7 @@ class StreamAutoscalers:
             Default false.
         selector: label selector as of kubectl. Default: all resources.
         allow: types of targets that a spec may have. One of type `kubernetes` is always in the namespace of the
-            resource. Default: only that type.
+            resource, and by default has `watch: namespace`. Default: only that type.
         kubeconfig: path of a kubeconfig, for the targets too. Default: in a pod its service account, elsewhere what
             kubectl would use (KUBECONFIG, `~/.kube/config`).
         context: context of the kubeconfig. Default: its current one.
@@ -118,7 +118,8 @@ class StreamAutoscalers:
         if target.get("namespace", namespace) != namespace:
             return {"problem": f"spec.target.namespace: must be left out: the target is in {namespace}"}
         ours = {key: getattr(self, key) for key in _OURS if getattr(self, key)}
-        return {"template": {**spec, "target": {**target, **ours, "namespace": namespace}}}
+        # One watch for all of them, unless the spec has its own.
+        return {"template": {**spec, "target": {"watch": "namespace", **target, **ours, "namespace": namespace}}}
 
 
 class Live(Found):

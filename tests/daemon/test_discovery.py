@@ -6,104 +6,22 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from autoscaler.config.model import Config, FleetSpec, MemberCluster, Metric
+from autoscaler.config.model import MemberCluster
 from autoscaler.core.model import Limits, NamedPolicy
-from autoscaler.daemon.controller import Controller, splay, trouble
-from autoscaler.daemon.discovery import Discoveries, FleetStatus
+from autoscaler.daemon.controller import splay
 from autoscaler.ports import ConfigurationError, Member, UnavailableError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeQuery, FakeSource, FakeTarget
+from autoscaler.testing.fakes import Fake, FakeDiscovery
 
-from .conftest import INTERVAL, Remembers, World, make_cluster
-
-
-@dataclass(frozen=True, eq=False)
-class Template:
-    """Makes clusters of fakes: `name` and `max` are values of the member, `min` is the same for all."""
-
-    world: Fleets
-    fleet: str = "f"
-    minimum: int = 1
-    source: str = "source"
-    own: Fake[FakeSource] | None = None
-
-    def expand(self, member: Member) -> MemberCluster:
-        name, maximum = str(member.values["name"]), str(member.values.get("max", "10"))
-        if maximum == "defect":
-            raise RuntimeError("the plug-in cannot stand this")
-        if not maximum.isdecimal():
-            raise ConfigurationError([self.problem(member.id, f"{maximum!r} is no number", "template.max")])
-        plugin = self.world.plugins.setdefault(str(member.values.get("target", name)), Fake(FakeTarget()))
-        self.world.targets[name] = plugin.live
-        cluster = make_cluster(name, plugin, limits=Limits(self.minimum, int(maximum)), **self.world.of_members)
-        source, sources = self.source, {}
-        if self.own is not None:
-            source, sources = f"{name}/own", {f"{name}/own": self.own}
-        cluster = replace(cluster, metrics={"load": Metric(source, FakeQuery("load"))})
-        return MemberCluster(
-            id=member.id, name=name, cluster=cluster, sources=sources, warnings=tuple(member.values.get("warn", ()))
-        )
-
-    def problem(self, member: str, message: str, key: str = "name") -> str:
-        return f"config.yaml:7: fleets.{self.fleet}[{member}].{key}: {message}"
-
-
-class Fleets(World):
-    """A world with one fleet, `f`."""
-
-    def __init__(self, *names: str, **changes: Any) -> None:
-        super().__init__(*names, **changes)
-        self.of_members: dict[str, Any] = {}
-        self.discovery = FakeDiscovery()
-        self.discover = Fake(self.discovery)
-        self.specs = {"f": self.spec("f", self.discover)}
-        self.sources = {"source": self.source_plugin}
-        self.discoveries = Discoveries(self.fleet, self.store, utc=self.clock)
-
-    def spec(self, name: str, discover: Fake[FakeDiscovery], **template: Any) -> FleetSpec:
-        return FleetSpec(
-            name=name,
-            discover=discover,
-            interval=INTERVAL,
-            confirm=timedelta(minutes=5),
-            template=Template(self, name, **template),
-        )
-
-    @property
-    def config(self) -> Config:
-        return replace(super().config, fleets=dict(self.specs), sources=dict(self.sources))
-
-    @property
-    def status(self) -> FleetStatus:
-        return self.discoveries.status[0]
-
-    @property
-    def controllers(self) -> Mapping[str, Controller]:
-        return self.fleet.controllers
-
-    def find(self, names: str, **values: str) -> None:
-        """Have these members from now on, all with the same further values."""
-        self.discovery.found = [Member(f"id-{name}", {"name": name, **values}) for name in names]
-
-    async def start(self) -> None:
-        await self.discoveries.apply(self.config)
-
-    async def stop(self) -> None:
-        await self.discoveries.stop()
-        await self.fleet.stop()
-
-    def restart(self) -> None:
-        """A daemon that starts anew, with what was persisted."""
-        self.fleet = self.make_fleet()
-        self.discoveries = Discoveries(self.fleet, self.store, utc=self.clock)
+from .conftest import Fleets, Remembers, Template
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -18,7 +18,7 @@ from autoscaler.config.model import MemberCluster
 from autoscaler.core.parameters import ParameterError
 from autoscaler.discoveries.stream_autoscalers import Live, StreamAutoscalers
 from autoscaler.ports import ConfigurationError, Member, MemberStatus, RefusedError
-from autoscaler.targets.kubernetes.target import Kubernetes
+from autoscaler.targets.kubernetes.target import Kubernetes, Watch
 from autoscaler.testing import LocalShared
 from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
 from tests.clients.kubernetes_server import EVENTS, Grants, Json, Kind
@@ -78,7 +78,8 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
     member = expand(tmp_path, SPEC, kubeconfig="/etc/kubeconfig", context="prod")
     assert (member.id, member.name, member.sources) == ("jobs/orders", "jobs/orders", {})
     target = member.cluster.target
-    assert target == Kubernetes(name="orders", namespace="jobs", kubeconfig="/etc/kubeconfig", context="prod")
+    access = {"namespace": "jobs", "kubeconfig": "/etc/kubeconfig", "context": "prod"}
+    assert target == Kubernetes(name="orders", watch=Watch.NAMESPACE, **access)
     limits = member.cluster.spec.limits
     assert (limits.minimum, limits.maximum, member.cluster.interval) == (2, 8, timedelta(seconds=10))
     assert getattr(member.cluster.metrics["lag"].query, "query", None) == "lag{job='orders'}"
