@@ -16,7 +16,8 @@ from autoscaler.ports import MemberStatus, RefusedError, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery
 
-from .test_discovery import Fleets, said
+from .conftest import Fleets
+from .test_discovery import said
 
 
 @dataclass

@@ -78,7 +78,7 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
     member = expand(tmp_path, SPEC, kubeconfig="/etc/kubeconfig", context="prod")
     assert (member.id, member.name, member.sources) == ("jobs/orders", "jobs/orders", {})
     target = member.cluster.target
-    access = {"namespace": "jobs", "kubeconfig": "/etc/kubeconfig", "context": "prod"}
+    access: dict[str, Any] = {"namespace": "jobs", "kubeconfig": "/etc/kubeconfig", "context": "prod"}
     assert target == Kubernetes(name="orders", watch=Watch.NAMESPACE, **access)
     limits = member.cluster.spec.limits
     assert (limits.minimum, limits.maximum, member.cluster.interval) == (2, 8, timedelta(seconds=10))

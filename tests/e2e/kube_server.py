@@ -44,15 +44,9 @@ BUILD_SECONDS = 3600
 START_SECONDS = 120
 STOP_SECONDS = 20
 ADMIN, CONTROLLERS = "an-administrator", "the-controllers"
-# What makes pods and keeps count of them; the others want nodes, clouds and certificates.
-CONTROLLER_NAMES = (
-    "deployment-controller",
-    "replicaset-controller",
-    "statefulset-controller",
-    "namespace-controller",
-    "serviceaccount-controller",
-    "garbage-collector-controller",
-)
+# The others want nodes, clouds and certificates.
+BASIC_CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "garbage-collector-controller")
+WORKLOAD_CONTROLLERS = ("deployment-controller", "replicaset-controller", "statefulset-controller")
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -118,8 +112,8 @@ class Requests:
 
     @property
     def used(self) -> set[tuple[str, str]]:
-        """The verbs and resources that were allowed."""
-        return {_used(entry) for entry in self.entries if entry["responseStatus"]["code"] < 400}
+        """The verbs and resources that were allowed, those that are not there included."""
+        return {_used(entry) for entry in self.entries if entry["responseStatus"]["code"] != 403}
 
     @property
     def refused(self) -> set[tuple[str, str]]:
@@ -214,8 +208,13 @@ class KubeServer:
 
 
 @contextmanager
-def kube_server(directory: Path) -> Iterator[KubeServer]:
-    """Start a control plane with nothing in it; files in the directory."""
+def kube_server(directory: Path, *, workloads: bool = True) -> Iterator[KubeServer]:
+    """Start a control plane with nothing in it.
+
+    Args:
+        directory: for its files.
+        workloads: whether Deployments and StatefulSets have controllers, which make pods.
+    """
     binaries = programs()
     etcd, peer, port = free_port(), free_port(), free_port()
     _certificates(directory)
@@ -244,13 +243,14 @@ def kube_server(directory: Path) -> Iterator[KubeServer]:
         api = stack.enter_context(_process(directory, _api_server(binaries, directory, at, port)))
         _await_ready(server, api)
         kubeconfig = server.kubeconfig("controllers", CONTROLLERS)
+        controllers = (*BASIC_CONTROLLERS, *(WORKLOAD_CONTROLLERS if workloads else ()))
         stack.enter_context(
             _process(
                 directory,
                 [
                     str(binaries / "kube-controller-manager"),
                     f"--kubeconfig={kubeconfig}",
-                    f"--controllers={','.join(CONTROLLER_NAMES)}",
+                    f"--controllers={','.join(controllers)}",
                     f"--service-account-private-key-file={directory}/accounts.key",
                     f"--root-ca-file={directory}/ca.crt",
                     "--leader-elect=false",
