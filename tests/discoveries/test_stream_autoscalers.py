@@ -46,11 +46,15 @@ def kept(spec: object, plugin: StreamAutoscalers | None = None) -> Member:
     return member
 
 
+def plugin_of(parameters: Json) -> StreamAutoscalers:
+    return StreamAutoscalers(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
+    )
+
+
 def expand(tmp_path: Path, spec: object, **more: Any) -> MemberCluster:
     """Keep a resource with this spec, and fill the template that it brings."""
-    plugin = StreamAutoscalers(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in more.items()}
-    )
+    plugin = plugin_of(more)
     path = tmp_path / "config.yaml"
     path.write_text(
         "sources: {prom: {type: prometheus, url: 'http://prometheus:9090'}}\n"

@@ -1,4 +1,4 @@
-"""Writes what is generated anew (`python -m tests.docs.refresh`): tables of the documentation, Kubernetes' definition."""
+"""Writes what is generated anew, the tables of the documentation among it: `python -m tests.docs.refresh`."""
 
 from __future__ import annotations
 
