@@ -56,8 +56,7 @@ log = logging.getLogger("autoscaler.config")
 Reader: TypeAlias = Callable[[Node, str], Any]
 
 _LONGEST_ODD = 40
-VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
-_VARIABLE = re.compile(VARIABLE)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
 _SHORTEST_HIDDEN, _LONGEST_WORD = 8, 16  # characters of what only looks like a secret; letters alone may be a word

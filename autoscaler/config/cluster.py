@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeGuard
@@ -77,8 +78,7 @@ class Owners:
     """Which cluster has which target."""
 
     def __init__(self) -> None:
-        self._by_subject: dict[Any, str] = {}
-        self._unhashable: list[tuple[Any, str]] = []
+        self._taken: dict[Hashable, list[tuple[object, str]]] = {}
 
     def take(self, target: TargetPlugin, owner: str) -> str | None:
         """Record the owner of a target. Returns the one that has an equal target already: then nothing changes.
@@ -88,15 +88,29 @@ class Owners:
         if getattr(target, "shareable", False):
             return None
         subject = (type(target), getattr(target, "subject", target))
-        try:
-            first = self._by_subject.get(subject)
-            if first is None:
-                self._by_subject[subject] = owner
-        except TypeError:
-            first = next((other for known, other in self._unhashable if known == subject), None)
-            if first is None:
-                self._unhashable.append((subject, owner))
+        alike = self._taken.setdefault(_key(subject), [])
+        first = next((other for known, other in alike if known == subject), None)
+        if first is None:
+            alike.append((subject, owner))
         return first
+
+
+def _key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
+    """The same for equal values, also of those that cannot be hashed: with ten thousand, not each pair is compared."""
+    try:
+        hash(value)
+    except TypeError:
+        match value:
+            case abc.Mapping():
+                return frozenset((key, _key(inner)) for key, inner in value.items())
+            case tuple() | list():
+                return tuple(map(_key, value))
+            case _ if dataclasses.is_dataclass(value):
+                compared = (field.name for field in dataclasses.fields(value) if field.compare)
+                return tuple(_key(getattr(value, name)) for name in compared)
+        return type(value).__name__
+    key: Hashable = value
+    return key
 
 
 class ClusterReader:

@@ -77,15 +77,32 @@ class Template:
                 self._fill(build, self._path, self._node, "template")
         self._build.problems.adopt(problems, lambda problem: scope.hides(problem.path))
         self._build.warnings.adopt(build.warnings, lambda problem: scope.hides(problem.path))
-        self._warned = {(problem.file, problem.line, problem.message) for problem in build.warnings}
+        self._warned = {
+            (warning.file, warning.line, warning.message) for warning in build.warnings if not scope.hides(warning.path)
+        }
         self._secrets = problems.secrets
+        self._check_name(scope)
+        self._check_sources()
+
+    def _check_name(self, scope: Scope) -> None:
+        """Refuse a name that would be that of every member, or that no member could have."""
         name, where = self._section.entries["name"].node, join(self._path, "name")
         if where in scope.unknown:
-            written = build.value(str, name, where)
+            written = self._build.within(scope, Problems(self._file)).value(str, name, where)
             if not _NAME.fullmatch(written):
                 self._build.fail(name, where, f"{written!r}, for instance, cannot be a name: {_NAME_RULE}")
-        elif not problems:
+        elif isinstance(name, document.Scalar) and id(name) not in self._varying:
             self._build.fail(name, where, "every member would have this name; write an expression such as ${name}")
+
+    def _check_sources(self) -> None:
+        """Refuse sources with the name of one of the file."""
+        node, path = self._section.entries["template"].node, join(self._path, "template")
+        sources = node.entries.get("sources") if isinstance(node, document.Mapping) else None
+        if sources is None or not isinstance(sources.node, document.Mapping):
+            return
+        for name in sources.node.entries.keys() & self._classes.keys():
+            place = sources.node.place(name, join(path, "sources"))
+            self._build.problems.add(*place, "the file has a source of this name; give this one another")
 
     def expand(self, member: Member) -> MemberCluster:
         """Fill it with the values of a member. Raises ConfigurationError."""
@@ -183,12 +200,9 @@ class Template:
             return {}
         node, path = mapping.entries["sources"].node, join(path, "sources")
         try:
-            sources = build.entries(node, path, partial(read_source, build))
+            return build.entries(node, path, partial(read_source, build))
         except Invalid:
             return None
-        for name in sources.keys() & self._classes.keys():
-            build.fail(node, join(path, name), "the file has a source of this name; give this one another")
-        return sources
 
 
 @dataclass(frozen=True, slots=True)

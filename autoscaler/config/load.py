@@ -14,7 +14,7 @@ from autoscaler.config.document import Invalid, Node, Problems, join
 from autoscaler.config.fleets import Template
 from autoscaler.config.include import OWN
 from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec
-from autoscaler.config.sections import DIRECTORY, FileSections, FleetSection
+from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
 from autoscaler.plugins import Kind
 from autoscaler.ports import SourcePlugin
 
@@ -69,8 +69,8 @@ class _File:
             "fleets": lambda node, path: build.entries(node, path, self._fleet),
         }
         read = build.fields(FileSections, root, "", taken=own, readers=readers)
-        if root.entries.keys().isdisjoint(("clusters", "fleets")):
-            raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, or one in fleets")
+        if root.entries.keys().isdisjoint(SCALED):
+            raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, here or in fleets")
         if not read.complete:
             raise Invalid
         config = Config(

@@ -15,7 +15,7 @@ from autoscaler.config import build
 from autoscaler.config.cluster import NAME
 from autoscaler.config.document import read_plain
 from autoscaler.config.include import OWN
-from autoscaler.config.sections import FileSections, MetricSection
+from autoscaler.config.sections import SCALED, FileSections, MetricSection
 from autoscaler.core.durations import PATTERN, format_duration
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
@@ -23,9 +23,10 @@ from autoscaler.ports import PluginError, Secret
 Schema: TypeAlias = dict[str, Any]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NAMED = ("clusters", "sources", "metrics", "policies")
+_NAMED = ("clusters", "sources", "fleets", "metrics", "policies")
 _NEEDED = ("clusters", "policies")  # at least one of each
-_VARIABLE: Schema = {"type": "string", "pattern": build.VARIABLE}
+_REFERENCE = r"\$\{[^{}]+\}"  # to an environment variable, or in the template of a fleet to a value of the member
+_VARIABLE: Schema = {"type": "string", "pattern": _REFERENCE}
 _SCALARS: abc.Mapping[Any, Schema] = {
     str: {"type": "string"},
     int: {**_VARIABLE, "type": ["integer", "string"]},
@@ -41,14 +42,15 @@ _SCALARS: abc.Mapping[Any, Schema] = {
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the whole file, with the plug-ins that are installed and work.
 
-    It does not contain what only the reader can check: names of sources, and limits across fields.
+    It does not contain what only the reader can check: names of sources, expressions, and limits across fields.
     """
     schema = _object(FileSections, None)
+    schema["anyOf"] = [{"required": [section]} for section in SCALED]
     schema["patternProperties"] = {f"^{OWN}": {"description": "For your own anchors; not read."}}
     defs: Schema = {
         "duration": {
             "type": "string",
-            "pattern": f"{PATTERN}|{build.VARIABLE}",
+            "pattern": f"{PATTERN}|{_REFERENCE}",
             "description": "A duration with its unit: 500ms, 30s, 5m, 1h30m, 7d.",
         }
     }
@@ -186,7 +188,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
 
 
 def _choice(values: abc.Sequence[Any]) -> Schema:
-    """One of these values, or a variable that has it."""
+    """One of these values, or a reference to it."""
     return {"anyOf": [{"enum": list(values)}, _VARIABLE]}
 
 

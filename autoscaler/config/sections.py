@@ -20,6 +20,8 @@ INTERVAL = timedelta(seconds=15)
 LONGEST_TIMEOUT = timedelta(seconds=10)
 SHORTEST_DISCOVERY = timedelta(seconds=1)
 DIRECTORY = "autoscaler-state"
+SCALED = ("clusters", "fleets")
+"""Sections of which a file has at least one."""
 
 
 # The core's own defaults, so that each is written in one place.

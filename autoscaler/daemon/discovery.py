@@ -162,11 +162,14 @@ class Discoveries:
     async def _run(self, watch: _Watch) -> None:
         """Ask a discovery until this is cancelled."""
         loop = asyncio.get_running_loop()
-        await self._restore(watch)
+        restored = False
         while True:
             begun = loop.time()
             watch.asked_for.clear()
             try:
+                if not restored:
+                    restored = True
+                    await self._restore(watch)
                 await self._poll(watch)
             except Exception as error:
                 # A defect of a plug-in or of ours: the other fleets go on, and it is tried again.
@@ -291,6 +294,7 @@ class _Watch:
         self._failures = 0
         self._answered_at: datetime | None = None
         self._logged = LogState()
+        self._warned: Collection[str] = ()
         self._asked: asyncio.Task[Sequence[Member]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -407,6 +411,15 @@ class _Watch:
                 for problem in now[key]
             ]
             self._log(logging.WARNING, message, rows)
+        warnings = {
+            warning: key
+            for key, each in self.filled.items()
+            if each.cluster is not None
+            for warning in each.cluster.warnings
+        }
+        rows = [{"member": key, "warning": text} for text, key in warnings.items() if text not in self._warned]
+        self._log(logging.WARNING, "probable mistake in a member", rows)
+        self._warned = warnings.keys()
         accepted = [key for key, found in before.items() if found and key in now and not now[key]]
         self._log(logging.INFO, "member accepted", [self._row(key) for key in accepted])
 

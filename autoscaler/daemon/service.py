@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -36,6 +36,9 @@ from autoscaler.ports import ConfigurationError
 log = logging.getLogger("autoscaler.daemon")
 
 NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
+
+MAX_NAMED = 100
+"""Names of clusters that a log line has."""
 
 OK = 0
 INTERRUPTED = 130
@@ -211,8 +214,14 @@ class Daemon:
         self.loaded_at = self.utc()
         log.info(
             "configuration reloaded",
-            extra={"added": sorted(added), "removed": sorted(removed), "changed": sorted(changed)},
+            extra={"added": _few(added), "removed": _few(removed), "changed": _few(changed)},
         )
+
+
+def _few(names: Collection[str]) -> list[str]:
+    """The first names for a log line: a template may change thousands of clusters."""
+    more = len(names) - MAX_NAMED
+    return [*sorted(names)[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _warn(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class _Folder:
         return [member for _, member in self._read.values()]
 
     def _files(self) -> list[Path]:
-        whole = self._path.is_dir()
+        whole = not glob.has_magic(self._path.name)
         folder = self._path if whole else self._path.parent
         try:
             found = [file for file in folder.iterdir() if not file.name.startswith(".")]

@@ -71,6 +71,7 @@ def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureF
         "problems": [],
         "warnings": [],
         "clusters": ["idle", "orders"],
+        "fleets": [],
     }
 
 

@@ -46,6 +46,11 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "targets": {
                 "stub-target": f"{module}:StubTarget",
                 "failing-target": f"{module}:FailingTarget",
+                "failing-subject": f"{module}:FailingSubject",
+            },
+            "discoveries": {
+                "stub-discovery": f"{module}:StubDiscovery",
+                "nameless-discovery": f"{module}:NamelessDiscovery",
             },
         },
         modules={module: (Path(__file__).parent / "stub_plugins.py").read_text()},

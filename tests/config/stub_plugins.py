@@ -201,6 +201,43 @@ class FailingTarget(StubTarget):
 
 
 @dataclass(frozen=True, slots=True)
+class FailingSubject(StubTarget):
+    """A target that cannot say what it scales if it is called so."""
+
+    @property
+    def subject(self) -> str:
+        if self.name == "unknown":
+            raise KeyError("oops")
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class StubDiscovery:
+    """A discovery that is never opened.
+
+    Attributes:
+        selector: which members.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ("name", "namespace", "labels", "annotations", "ZONE")
+    selector: str = ""
+
+    def __post_init__(self) -> None:
+        if self.selector == "bad":
+            raise ParameterError("selector", "must not be bad")
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class NamelessDiscovery(StubDiscovery):
+    """A discovery that does not say what its members have."""
+
+    variables: ClassVar[Any] = "name"
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One rule of a policy.
 

@@ -121,7 +121,7 @@ def test_problems_of_all_files_come_together_each_with_its_file(write: Write) ->
     assert found[2] == "conf.d/a.yaml:4: clusters.a.mx: unknown key; did you mean 'max'?"
     assert found[4] == "conf.d/c.yaml:1: (file): the file is empty, expected a mapping (key: value)"
     assert found[5] == "conf.d/d.yaml:1: clusters: expected a mapping"
-    assert found[6] == "conf.d/e.yaml:1: (file): expected a mapping with sources and clusters"
+    assert found[6] == "conf.d/e.yaml:1: (file): expected a mapping with sources, clusters and fleets"
 
 
 def test_a_name_belongs_to_one_file(write: Write) -> None:
@@ -139,7 +139,7 @@ def test_a_name_belongs_to_one_file(write: Write) -> None:
 
 def test_settings_of_the_daemon_and_further_files_are_of_the_file_itself(write: Write) -> None:
     path = write(MAIN + "clusters:\n" + cluster("own"), a="daemon: {log: json}\ninclude: b.yaml\n")
-    text = "an included file has sources and clusters only; write this in autoscaler.yaml"
+    text = "an included file has sources, clusters and fleets only; write this in autoscaler.yaml"
     assert problems(path) == [f"conf.d/a.yaml:1: daemon: {text}", f"conf.d/a.yaml:2: include: {text}"]
 
 

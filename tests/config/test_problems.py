@@ -38,7 +38,10 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "clusters:",
             "cluster:",
-            ["1: clusters: missing; expected a mapping", "3: cluster: unknown key; did you mean 'clusters'?"],
+            [
+                "1: clusters: missing; expected a mapping, here or in fleets",
+                "3: cluster: unknown key; did you mean 'clusters'?",
+            ],
         ),
         (TARGET, TARGET + ", cuont: 3", ["5: clusters.demo.target.cuont: unknown key; did you mean 'count'?"]),
         (QUERY, QUERY + ", fctor: 3", ["10: clusters.demo.metrics.lag.fctor: unknown key; did you mean 'factor'?"]),

@@ -12,6 +12,7 @@ from threading import Thread
 import pytest
 
 from autoscaler.discoveries.aws_asg import AwsAsg
+from autoscaler.discoveries.files import Files
 from autoscaler.discoveries.flink_jobs import FlinkJobs
 from autoscaler.discoveries.kubernetes import Kubernetes
 from autoscaler.discoveries.prometheus import Prometheus
@@ -98,3 +99,15 @@ class TestFlinkJobs(DiscoveryContract):
     @pytest.fixture
     def unreachable(self) -> FlinkJobs:
         return FlinkJobs(url=NOWHERE, token=Secret("hunter2"))
+
+
+class TestFiles(DiscoveryContract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> Files:
+        for name in ("orders", "clicks"):
+            (tmp_path / f"{name}.yaml").write_text(f"app: {name}\n")
+        return Files(tmp_path)
+
+    @pytest.fixture
+    def unreachable(self, tmp_path: Path) -> Files:
+        return Files(tmp_path / "nowhere")

@@ -191,9 +191,8 @@ class Template:
         if self.own is not None:
             source, sources = f"{name}/own", {f"{name}/own": self.own}
         cluster = replace(cluster, metrics={"load": Metric(source, FakeQuery("load"))})
-        return MemberCluster(
-            id=member.id, name=name, cluster=cluster, sources=sources, warnings=tuple(member.values.get("warn", ()))
-        )
+        warnings = (str(member.values["warn"]),) if "warn" in member.values else ()
+        return MemberCluster(id=member.id, name=name, cluster=cluster, sources=sources, warnings=warnings)
 
     def problem(self, member: str, message: str, key: str = "name") -> str:
         return f"config.yaml:7: fleets.{self.fleet}[{member}].{key}: {message}"

@@ -502,7 +502,7 @@ def test_a_discovery_that_cancels_itself_is_one_that_fails() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])
+@pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])  # type: ignore[arg-type]  # such are refused
 def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
     async def main() -> None:
         world = Fleets()
@@ -596,3 +596,36 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
     assert max(world.tick_times.late) < 1.0
     await world.discoveries.stop()
     await world.fleet.cancel()
+
+
+def test_a_probable_mistake_of_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.found = [Member(name, {"name": name, "warn": "config.yaml:9: odd"}) for name in "ab"]
+        await world.start()
+        await world.until(100)
+        world.discovery.found = [*world.discovery.found, Member("c", {"name": "c"})]
+        await world.until(200)
+        await world.stop()
+
+    run(main)
+    (line,) = said(caplog, "probable mistake in a member")
+    assert line["warning"] == "config.yaml:9: odd"
+
+
+def test_a_defect_while_members_are_restored_is_no_end_of_the_fleet(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.find("a")
+        load, world.store.load_members = world.store.load_members, broken  # type: ignore[method-assign]
+        await world.start()
+        await world.until(100)
+        world.store.load_members = load  # type: ignore[method-assign]
+        assert set(world.controllers) == {"a"}
+        await world.stop()
+
+    async def broken(fleet: str) -> dict[str, Member]:
+        raise ZeroDivisionError(fleet)
+
+    run(main)
+    assert len(said(caplog, "fleet cannot be updated")) == 1

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 
+from autoscaler.config.model import Cluster
 from autoscaler.core.model import Limits
 from autoscaler.daemon.connections import Connections
 from autoscaler.daemon.controller import splay
@@ -481,13 +482,14 @@ def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_co
         first = world.clusters.pop("a")
         cluster = make_cluster("a", world.plugins["a"], limits=Limits(2, 10))
         third = make_cluster("a", world.plugins["a"], limits=Limits(4, 10))
-        steps = {
+        plans: dict[str, list[Cluster | None]] = {
             "back": [None, first],
             "changed": [cluster],
             "changed twice": [cluster, third],
             "changed and gone": [cluster, None],
             "gone and stopped": [None],
-        }[changes]
+        }
+        steps = plans[changes]
         for step in steps:
             if step is None:
                 world.clusters.pop("a", None)

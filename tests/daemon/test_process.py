@@ -562,3 +562,54 @@ def test_names_that_hang_in_dns_delay_neither_another_cluster_nor_a_reload_nor_t
     # Whoever waited for a name would wait for an hour.
     assert daemon.wait(PATIENCE) == 0
     assert place.lines()[-1]["message"] == "stopped"
+
+
+def test_a_fleet_of_files_is_followed_without_a_reload_and_survives_restarts(place: Place) -> None:
+    members, away = place.directory / "members", place.directory / "away"
+    members.mkdir()
+
+    def configure(least: int) -> None:
+        place.config.write_text(
+            "daemon: {directory: var, listen: '127.0.0.1:0', log: json}\n"
+            f"sources:\n  wave: {{type: wave}}\n"
+            f"fleets:\n  jobs:\n    discover: {{type: files, path: '{members}'}}\n    name: 'team/${{name}}'\n"
+            "    interval: 1s\n    template:"
+            + CLUSTER.format(name="", directory=place.directory, most="'${values.max | 9}'", phase=0)
+            .replace("\n", "\n  ")
+            .replace("  :\n", "\n", 1)
+            .replace("min: 1", f"min: {least}")
+            .replace(f"path: '{place.directory}/'", f"path: '{place.directory}/${{name}}'")
+        )
+
+    def names() -> list[str]:
+        return [row["name"] for row in get(f"{place.url()}/api/v1/clusters")[1]["clusters"]]
+
+    configure(1)
+    daemon = place.start()
+    place.wait_for_log("no member was found")
+    assert get(f"{place.url()}/healthz") == (200, {"ok": True, "clusters": 0, "overdue": []})
+    for name in "abc":
+        (members / f"{name}.yaml").write_text("max: 5\n")
+    decided(place, "team%2Fa", 3)
+    (members / "bad.yaml").write_text("max: lots\n")
+    problem = str(place.wait_for_log("member refused")["problem"])
+    assert f"{place.config}:" in problem
+    assert "fleets.jobs[bad.yaml].template.max: " in problem
+    (members / "c.yaml").unlink()
+    assert place.wait_for_log("member left")["member"] == "c.yaml"
+    eventually(lambda: names() == ["team/a", "team/b"], place.log.read_text)
+    configure(2)
+    daemon.send_signal(signal.SIGHUP)
+    assert place.wait_for_log("configuration reloaded")["changed"] == ["team/a", "team/b"]
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0
+    members.rename(away)
+    daemon = place.start()
+    assert place.wait_for_log("members restored")["members"] == 2
+    place.wait_for_log("discovery fails: the members stay")
+    decided(place, "team/b", 3)
+    away.rename(members)
+    place.wait_for_log("discovery answers again")
+    assert names() == ["team/a", "team/b"]
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0

@@ -25,6 +25,7 @@ import pytest
 from autoscaler.core.model import ClusterState
 from autoscaler.daemon.connections import CONNECT_TIMEOUT
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.sd_notify import POLL_INTERVAL, SEND_TIMEOUT, Notifier
 from autoscaler.daemon.status import DaemonStatus
@@ -230,6 +231,7 @@ class Part:
     fleet: Fleet
     dry_run: bool = False
     reload_problems: tuple[str, ...] = ()
+    fleets: tuple[FleetStatus, ...] = ()
 
     @property
     def controllers(self) -> dict[str, Controller]:

@@ -13,7 +13,7 @@ from autoscaler.config import load
 from autoscaler.config.crd import crd_manifest
 from autoscaler.config.keys import keys
 from autoscaler.config.model import DaemonSpec
-from autoscaler.config.sections import ClusterSection
+from autoscaler.config.sections import ClusterSection, FleetSection
 from autoscaler.core.model import Behaviour, CapacitySpec, SettleSpec
 from autoscaler.plugins import installed
 from autoscaler.ports import ConfigurationError
@@ -33,6 +33,7 @@ ERRORS = re.compile(r"(```yaml\n((?:(?!```).)*)```\n\n[^\n]*\n\n<!-- errors -->\
 SECTIONS = {
     "daemon": DaemonSpec,
     "cluster": ClusterSection,
+    "fleet": FleetSection,
     "behaviour": Behaviour,
     "settle": SettleSpec,
     "capacity": CapacitySpec,
@@ -70,7 +71,7 @@ def errors(text: str) -> str:
 
 def of_section(name: str) -> str:
     """The table of the keys of a part of the configuration; what has a section of its own is not repeated."""
-    rows = [key for key in keys(SECTIONS[name]) if name != "cluster" or "." not in key.path]
+    rows = [key for key in keys(SECTIONS[name]) if name not in ("cluster", "fleet") or "." not in key.path]
     return plugins_markdown.table("key", rows)
 
 

@@ -35,7 +35,7 @@ def test_every_built_in_plug_in_has_a_table() -> None:
     assert {found.name for found in BUILT_IN} - shown <= {"null"}
     ours = {match["name"] for match in BLOCK.finditer(text) if match["kind"] in {None, "discovery"}}
     assert {found.name for found in BUILT_IN if found.kind is Kind.DISCOVERY} <= ours
-    assert len(KEYS.findall(text)) == 5
+    assert len(KEYS.findall(text)) == 6
 
 
 @pytest.mark.parametrize("found", BUILT_IN, ids=lambda found: f"{found.kind.noun} {found.name}")

@@ -11,7 +11,7 @@ from autoscaler.config import load
 from tests.docs.blocks import Block, blocks
 
 YAML = tuple(blocks("yaml", "yml"))
-WHOLE = tuple(block for block in YAML if re.search(r"^clusters:", block.text, re.MULTILINE))
+WHOLE = tuple(block for block in YAML if re.search(r"^(clusters|fleets):", block.text, re.MULTILINE))
 POLICIES = tuple(block for block in YAML if block.text.startswith("policies:"))
 METRICS = (
     *("cpu", "lag", "arrivals", "throughput", "utilization", "requests"),
@@ -23,7 +23,8 @@ def loads(text: str, directory: Path) -> bool:
     """What `autoscaler check` does, with every variable set."""
     path = directory / "autoscaler.yaml"
     path.write_text(text)
-    return bool(load(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "value")).clusters)
+    config = load(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "value"))
+    return bool(config.clusters or config.fleets)
 
 
 @pytest.mark.parametrize("block", WHOLE, ids=lambda block: block.where)

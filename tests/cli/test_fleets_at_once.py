@@ -1,0 +1,169 @@
+"""Commands on a configuration with fleets: its members are found where something is connected to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autoscaler import cli
+from autoscaler.cli.configuration import summarized
+
+FLEET = """
+daemon: {directory: var, listen: '127.0.0.1:0'}
+fleets:
+  jobs:
+    discover: {type: files, path: jobs}
+    name: "prod/${name}"
+    template:
+      target: {type: advice, size: "${values.size | 2}"}
+      interval: 2s
+      min: "${values.min | 1}"
+      max: "${values.max | 5}"
+      policies: {calendar: {type: schedule, windows: [{name: new-year, start: '0 0 1 1 *', duration: 1s, min: 1}]}}
+"""
+STATIC = """
+clusters:
+  own:
+    target: {type: advice, size: 2}
+    max: 5
+    policies: {calendar: {type: schedule, windows: [{name: new-year, start: '0 0 1 1 *', duration: 1s, min: 1}]}}
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(FLEET)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "orders.yaml").write_text("min: 3\n")
+    (tmp_path / "jobs" / "clicks.yaml").write_text("{}\n")
+    return path
+
+
+def test_check_without_connecting_checks_the_template(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(fleet)]) == 0
+    assert capsys.readouterr().out == f"{fleet} is valid: 1 fleet: jobs\n"
+    fleet.write_text(FLEET + STATIC)
+    assert cli.main(["check", str(fleet)]) == 0
+    assert capsys.readouterr().out == f"{fleet} is valid: 1 cluster: own; 1 fleet: jobs\n"
+    assert cli.main(["check", str(fleet), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["clusters"], found["fleets"]) == (["own"], ["jobs"])
+    fleet.write_text(FLEET.replace("${values.min", "${value.min"))
+    assert cli.main(["check", str(fleet)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"{fleet}:10: fleets.jobs.template.min: unknown variable value in ${{value.min | 1}}; variables: name, values"
+    )
+
+
+def test_check_online_asks_the_discovery_and_lists_the_problems_of_members(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--online", str(fleet)]) == 0
+    out = capsys.readouterr().out
+    assert {line.split()[0] for line in out.splitlines() if line.startswith("prod/")} == {"prod/clicks", "prod/orders"}
+    assert out.endswith("2 clusters, 0 readings failed, 0 findings.\n")
+    (fleet.parent / "jobs" / "clicks.yaml").write_text("min: many\n")
+    (fleet.parent / "jobs" / "views.yaml").write_text("- a\n")
+    (fleet.parent / "jobs" / "orders.json").write_text("{}")
+    assert cli.main(["check", "--online", str(fleet)]) == 1
+    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ERROR: ")]
+    place = f"ERROR: {fleet}"
+    assert errors == [
+        f"{place}:10: fleets.jobs[clicks.yaml].template.min: expected a whole number, not a string",
+        f"{place}:6: fleets.jobs[orders.yaml].name: the member 'orders.json' has the name 'prod/orders' already",
+        (
+            f"{place}:4: fleets.jobs[views.yaml]: {fleet.parent}/jobs/views.yaml:1: (file): "
+            "expected a mapping of names to values"
+        ),
+    ]
+    assert cli.main(["check", "--online", str(fleet), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], list(found["clusters"])) == (False, ["prod/orders"])
+    assert [f"ERROR: {problem}" for problem in found["fleets"]["jobs"]["problems"]] == errors
+
+
+def test_check_online_reports_a_discovery_that_fails(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.write_text(FLEET.replace("path: jobs", "path: nowhere") + STATIC)
+    assert cli.main(["check", "--online", str(fleet)]) == 1
+    out = capsys.readouterr().out
+    assert f"ERROR: {fleet}: fleets.jobs.discover: {fleet.parent}/nowhere cannot be listed" in out
+    assert "own" in out  # what is not of that fleet is checked nevertheless
+
+
+def test_the_same_problem_of_several_members_is_shown_once(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b", "c"):
+        (fleet.parent / "jobs" / f"{name}.yaml").write_text("min: many\n")
+    assert cli.main(["check", "--online", str(fleet)]) == 1
+    assert (
+        f"{fleet}:10: fleets.jobs[a.yaml].template.min: expected a whole number, not a string (and 2 more like it)\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_problems_that_differ_are_cut_to_a_screen() -> None:
+    one = r'x.yaml:1: fleets.a["say \"]\" x"].name: is bad'
+    assert summarized([one, "x.yaml:1: fleets.a[b/c].name: is bad", "x.yaml:1: fleets.b[b/c].name: is bad"]) == [
+        f"{one} (and 1 more like it)",
+        "x.yaml:1: fleets.b[b/c].name: is bad",
+    ]
+    many = [f"x.yaml:1: fleets.a[m{number}].name: {number} is bad" for number in range(50)]
+    assert summarized(many) == [*many[:20], "and 30 more problems"]
+
+
+def test_plan_decides_for_every_member(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (fleet.parent / "jobs" / "views.yaml").write_text("max: many\n")
+    assert cli.main(["plan", str(fleet)]) == 1
+    captured = capsys.readouterr()
+    assert "cluster prod/orders would be scaled up from 2 to 3" in captured.out
+    assert "cluster prod/clicks stays at 2" in captured.out
+    assert captured.err == f"{fleet}:11: fleets.jobs[views.yaml].template.max: expected a whole number, not a string\n"
+    assert cli.main(["plan", str(fleet), "--filter", "prod/o*", "--json"]) == 1
+    assert [plan["decision"]["cluster"] for plan in json.loads(capsys.readouterr().out)] == ["prod/orders"]
+    assert cli.main(["plan", str(fleet), "--filter", "test/*"]) == 1
+    assert "no cluster matches test/*" in capsys.readouterr().err
+
+
+def test_hundreds_are_summarized_in_a_screen(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(58):
+        text = "min: 3\n" if number < 12 else "max: 1\n" if number < 14 else "{}\n"
+        (fleet.parent / "jobs" / f"m{number:03}.yaml").write_text(text)
+    assert cli.main(["plan", str(fleet)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14
+    assert [line.split()[:3] for line in lines[1:11]] == [[f"prod/m{number:03}", "2", "3"] for number in range(10)]
+    assert lines[-2:] == [
+        (
+            "60 clusters: 13 would be scaled up, 2 down; 120 replicas, then 131. 0 clusters with a missing reading; "
+            "the first 10 that would change or miss one are above."
+        ),
+        "--filter PATTERN explains the decisions of the clusters whose names match.",
+    ]
+    assert cli.main(["plan", str(fleet), "--filter", "prod/m00*"]) == 0
+    assert capsys.readouterr().out.count("would be scaled up from 2 to 3") == 10
+    assert cli.main(["check", "--online", str(fleet)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"0 of \d+ rows; --json lists all\.", lines[2])
+    assert lines[-1] == "60 clusters, 0 readings failed, 0 findings."
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "{config}", "--load", "sine6h"],
+        ["replay", "{trace}", "{config}"],
+        ["tune", "{trace}", "{config}", "--plant", "k8s"],
+        ["backtest", "{trace}", "{config}", "--plant", "k8s"],
+    ],
+)
+def test_commands_that_connect_to_nothing_want_a_cluster_in_the_file(
+    fleet: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(config=fleet, trace=fleet.parent) for word in command]
+    assert cli.main(words) == 2
+    assert f"{fleet}: has fleets only, and this command takes clusters that are written in the file" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,98 @@
+"""A folder of files as a fleet: one member each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autoscaler.daemon.connections import Connections
+from autoscaler.discoveries.files import Files
+from autoscaler.ports import Member, RefusedError
+
+
+async def found(path: Path) -> list[Member]:
+    async with Files(path).connect(Connections()) as discovery:
+        return list(await discovery.members())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs"
+    path.mkdir()
+    return path
+
+
+async def test_each_file_of_a_folder_is_a_member_with_its_values(folder: Path) -> None:
+    (folder / "orders.yaml").write_text("app: shop\nmax: 12\nnight: off\nempty:\n")
+    (folder / "clicks.json").write_text('{"app": "web", "max": 3}')
+    (folder / "views.yml").write_text("{}\n")
+    (folder / "notes.txt").write_text("app: no\n")
+    (folder / ".hidden.yaml").write_text("app: no\n")
+    assert await found(folder) == [
+        Member("clicks.json", {"name": "clicks", "values": {"app": "web", "max": "3"}}),
+        Member("orders.yaml", {"name": "orders", "values": {"app": "shop", "max": "12", "night": "off", "empty": ""}}),
+        Member("views.yml", {"name": "views", "values": {}}),
+    ]
+
+
+async def test_a_pattern_names_files_of_a_folder(folder: Path) -> None:
+    for name in ("team-a.yaml", "team-b.conf", "other.yaml", ".team-c.yaml"):
+        (folder / name).write_text("app: shop\n")
+    assert [member.id for member in await found(folder / "team-*")] == ["team-a.yaml", "team-b.conf"]
+    assert await found(folder / "nothing-*") == []
+
+
+async def test_a_folder_in_a_path_with_signs_of_patterns_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "[a]*"
+    folder.mkdir()
+    (folder / "orders.yaml").write_text("app: shop\n")
+    assert [member.id for member in await found(folder / "*.yaml")] == ["orders.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"- a\n", "1: (file): expected a mapping of names to values"),
+        (b"", "1: (file): the file is empty, expected a mapping (key: value)"),
+        (b"a: 1\nb: {c: d}\n", "2: b: expected a text, a number, true or false, not a list or a mapping"),
+        (b"a: 1\na: 2\n", "2: a: duplicate key; it is already on line 1"),
+        (b"a: [\n", "2: (file): not valid YAML"),
+        (b"a: \xff\n", "1: (file): not UTF-8"),
+        (b"a: !!python/object:os.system x\n", "1: a: the tag !!python/object:os.system is not allowed"),
+    ],
+)
+async def test_a_file_that_cannot_be_read_is_a_member_in_trouble(folder: Path, text: bytes, problem: str) -> None:
+    (folder / "bad.yaml").write_bytes(text)
+    (folder / "good.yaml").write_text("app: shop\n")
+    bad, good = await found(folder)
+    assert (bad.id, bad.values) == ("bad.yaml", {"name": "bad"})
+    assert bad.problem is not None
+    assert bad.problem.startswith(f"{folder}/bad.yaml:{problem}")
+    assert good == Member("good.yaml", {"name": "good", "values": {"app": "shop"}})
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere/*.yaml"])
+async def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path: Path, path: str) -> None:
+    with pytest.raises(RefusedError, match="cannot be listed: No such file or directory"):
+        await found(tmp_path / path)
+
+
+async def test_files_come_change_and_go(folder: Path) -> None:
+    (folder / "a.yaml").write_text("app: one\n")
+    async with Files(folder).connect(Connections()) as discovery:
+        (first,) = await discovery.members()
+        (same,) = await discovery.members()
+        assert same is first  # not read again
+        (folder / "a.yaml").write_text("app: three\n")
+        (folder / "b.yaml").write_text("app: two\n")
+        assert [member.values["values"] for member in await discovery.members()] == [{"app": "three"}, {"app": "two"}]
+        (folder / "a.yaml").unlink()
+        assert [member.id for member in await discovery.members()] == ["b.yaml"]
+
+
+async def test_a_link_to_nothing_is_no_member(folder: Path) -> None:
+    os.symlink(folder / "gone.yaml", folder / "a.yaml")  # noqa: PTH211 - shorter
+    (folder / "b.yaml").write_text("app: two\n")
+    assert [member.id for member in await found(folder)] == ["b.yaml"]
