@@ -121,6 +121,11 @@ class Builder:
         other._classes = self._classes  # finding a plug-in takes longer than reading it
         return other
 
+    @property
+    def _own(self) -> bool:
+        """Whether what is read is a member's own template."""
+        return self._scope is not None and self._scope.own
+
     def fail(self, node: Node, path: str, message: str) -> Invalid:
         """Record a problem at a node and return what to raise."""
         return self.problems.fail(node.line, path, message)
@@ -316,6 +321,7 @@ class Builder:
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._union(args, node, path, default)
+        self._check_own(hint, node, path)
         node = self._substituted(hint, node, path)
         if origin is Literal:
             return self._choice({str(choice): choice for choice in args}, node, path)
@@ -352,6 +358,14 @@ class Builder:
         expected = " or ".join(describe(member) for member in members)
         raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
 
+    def _check_own(self, hint: Any, node: Node, path: str) -> None:  # noqa: ANN401 - a type of any form
+        """Refuse what a member's own template may not have."""
+        if self._own and hint in (Path, Secret):
+            what = "names a file or directory" if hint is Path else "is a secret"
+            raise self.fail(
+                node, path, f"{what}, which only the daemon's own file may have; refer to a source of it by its name"
+            )
+
     def _is_empty(self, node: Node, path: str) -> bool:
         """Whether an expression has the empty default, which stands for nothing."""
         if not (isinstance(node, Scalar) and "${" in node.text):
@@ -378,6 +392,8 @@ class Builder:
         """Warn of what may be a secret by its name. A word is not hidden: it may stand in many messages."""
         message = f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
         self.warnings.add(node.line, path, message)
+        if self._own:
+            return  # it is no secret of ours, and what is hidden is hidden everywhere
         if len(value) >= (_LONGEST_WORD if value.isalpha() else _SHORTEST_HIDDEN):
             self.problems.hide(value)
             self.problems.hide(unquote(value))
@@ -413,8 +429,6 @@ class Builder:
             return float(value)
         if hint is str and isinstance(value, str):
             return value
-        if hint is Path and self._scope is not None and self._scope.own:
-            raise self.fail(node, path, "names a file or directory, which only the daemon's own file may do")
         if hint is Path and isinstance(value, str):
             if not value.strip() or "\0" in value:
                 raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken string")
@@ -499,7 +513,7 @@ class Builder:
             if hint not in _TEXTS:
                 raise Invalid  # nothing is wrong as far as it is known
             return PLACEHOLDER
-        if secret and value != expression.default:
+        if secret and value != expression.default and not self._own:
             self.problems.hide(value)
         return value
 

@@ -82,7 +82,8 @@ class Template:
         }
         self._secrets = problems.secrets
         self._check_name(scope)
-        self._check_sources()
+        if self._node is not None:
+            self._check_sources(self._build, self._node, join(self._path, "template"))
 
     def _check_name(self, scope: Scope) -> None:
         """Refuse a name that would be that of every member, or that no member could have."""
@@ -94,15 +95,14 @@ class Template:
         elif isinstance(name, document.Scalar) and id(name) not in self._varying:
             self._build.fail(name, where, "every member would have this name; write an expression such as ${name}")
 
-    def _check_sources(self) -> None:
+    def _check_sources(self, build: Builder, node: document.Node, path: str) -> None:
         """Refuse sources with the name of one of the file."""
-        node, path = self._section.entries["template"].node, join(self._path, "template")
         sources = node.entries.get("sources") if isinstance(node, document.Mapping) else None
         if sources is None or not isinstance(sources.node, document.Mapping):
             return
         for name in sources.node.entries.keys() & self._classes.keys():
             place = sources.node.place(name, join(path, "sources"))
-            self._build.problems.add(*place, "the file has a source of this name; give this one another")
+            build.problems.add(*place, "the file has a source of this name; give this one another")
 
     def expand(self, member: Member) -> MemberCluster:
         """Fill it with the values of a member. Raises ConfigurationError."""
@@ -118,6 +118,8 @@ class Template:
                 node = document.from_json(member.template, line, problems, join(path, key))
                 scope = dataclasses.replace(scope, varying=scope.varying | set(ids(node)), own=True)
             build = self._build.within(scope, problems)
+            if scope.own:
+                self._check_sources(build, node, join(path, key))
             name, cluster, sources = self._fill(build, path, node, key)
         except Invalid as error:
             raise self._error(problems) from error

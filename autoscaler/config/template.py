@@ -72,7 +72,7 @@ class Scope:
         varying: the ids of the nodes that are not the same for all members.
         fixed: what the others were read as; shared by the scopes of one template.
         own: whether the template is the member's own. Who writes that need not be who runs the daemon: it can neither
-            read the environment nor name files.
+            read the environment nor name files, nor have anything hidden in our log.
         unknown: the paths of scalars whose value is not known without a member.
     """
 

@@ -113,7 +113,15 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
         ),
         (
             {"sources": {"own": {"type": "prometheus", "url": "http://evil", "ca_file": "/etc/shadow"}}},
-            ".spec.sources.own.ca_file: names a file or directory, which only the daemon's own file may do",
+            ".spec.sources.own.ca_file: names a file or directory, which only the daemon's own file may have",
+        ),
+        (
+            {"sources": {"own": {"type": "prometheus", "url": "http://evil", "token": "e"}}},
+            ".spec.sources.own.token: is a secret, which only the daemon's own file may have",
+        ),
+        (
+            {"sources": {"prom": {"type": "prometheus", "url": "http://evil"}}},
+            ".spec.sources.prom: the file has a source of this name; give this one another",
         ),
         ({"min": 9}, ".spec.min: must not be above max (8), not 9"),
         ({"maximum": 9}, ".spec.maximum: unknown key"),
