@@ -13,8 +13,10 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 
 from autoscaler.config import json_schema, load
 from autoscaler.ports import ConfigurationError
+from tests.config.test_fleets import FLEET
 from tests.config.test_fuzz import FULL
 
+GOOD_SOURCES = '  main: {type: stub-source, url: "http://127.0.0.1:9090"}\n'  # of both files
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
@@ -54,6 +56,29 @@ def test_every_reference_leads_somewhere(validator: Draft202012Validator) -> Non
 def test_files_that_load_are_accepted(validator: Draft202012Validator, good: str) -> None:
     for text in (FULL, good, good.replace("max: 4", "max: 4\n    engine:")):
         assert faults(validator, text) == set()
+
+
+def test_a_file_has_clusters_or_fleets(validator: Draft202012Validator, good: str) -> None:
+    for text in (FLEET, f"{good}{FLEET.partition(GOOD_SOURCES)[2]}"):
+        assert faults(validator, text) == set()
+    assert faults(validator, good.partition("clusters:")[0]) == {"$"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "at"),
+    [
+        ("min: 1", "mn: 1", "$.fleets.streaming.template"),
+        ("min: 1", "min: one", "$.fleets.streaming.template.min"),
+        ("    name:", "    nme:", "$.fleets.streaming"),
+        ("stub-discovery", "stub-discover", "$.fleets.streaming.discover.type"),
+        ("own: {", "'own one': {", "$.fleets.streaming.template.sources"),
+    ],
+)
+def test_what_is_wrong_in_a_template_is_underlined(
+    validator: Draft202012Validator, old: str, new: str, at: str
+) -> None:
+    assert old in FLEET
+    assert at in faults(validator, FLEET.replace(old, new, 1))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
