@@ -115,7 +115,7 @@ class FleetSection:
 
     discover: Annotated[DiscoveryPlugin, Plugin(Kind.DISCOVERY)]
     name: str
-    template: TemplateSection | None = None
+    template: TemplateSection = None  # type: ignore[assignment]  # left out, and never null
     interval: timedelta = timedelta(seconds=10)
     confirm: timedelta = timedelta(minutes=5)
 

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it ships no types
 
 from autoscaler.config.crd import crd_manifest
 from autoscaler.config.sections import TemplateSection
@@ -79,4 +79,4 @@ def test_the_schema_is_structural() -> None:
 )
 def test_it_tells_what_is_wrong_at_once(change: dict[str, Any], *, valid: bool) -> None:
     found = json.loads(json.dumps({"spec": {**SPEC, **change}}))
-    assert jsonschema.Draft202012Validator(SCHEMA).is_valid(found) is valid
+    assert Draft202012Validator(SCHEMA).is_valid(found) is valid

@@ -47,9 +47,8 @@ def kept(spec: object, plugin: StreamAutoscalers | None = None) -> Member:
 
 
 def plugin_of(parameters: Json) -> StreamAutoscalers:
-    return StreamAutoscalers(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
-    )
+    tuples: Json = {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
+    return StreamAutoscalers(**tuples)
 
 
 def expand(tmp_path: Path, spec: object, **more: Any) -> MemberCluster:
