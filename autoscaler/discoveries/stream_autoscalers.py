@@ -93,11 +93,13 @@ class StreamAutoscalers:
         member = kept["member"]
         if member is not None:
             kept["member"] = replace(member, **self._template(found.get("spec"), metadata["namespace"]))
-        conditions = (found.get("status") or {}).get("conditions") or ()
+        status = found.get("status") or {}
+        conditions = status.get("conditions") or ()
         ready: Json = next((condition for condition in conditions if condition.get("type") == READY), {})
         return {
             "metadata": {**kept["metadata"], "uid": metadata.get("uid", ""), "generation": metadata.get("generation")},
             "member": kept["member"],
+            "rescaled_at": status.get("lastRescaleTime"),
             "ready": (ready.get("status"), ready.get("message"), ready.get("lastTransitionTime")),
         }
 
@@ -186,7 +188,8 @@ def _status(status: MemberStatus, found: Json) -> Json:
 def _events(before: MemberStatus | None, status: MemberStatus, found: Json) -> Sequence[Json]:
     """The Events of a change. Without a status before, what the resource shows already is none."""
     made: list[tuple[str, str, str]] = []
-    if before is not None and status.rescaled_at not in {None, before.rescaled_at}:
+    known_at = found["rescaled_at"] if before is None else before.rescaled_at and _time(before.rescaled_at)
+    if status.rescaled_at is not None and _time(status.rescaled_at) != known_at:
         made.append(("Normal", "Rescaled", status.message))
     ready, message, _ = found["ready"]
     known = (None if before.problem is None else _cut(before.problem)) if before else message

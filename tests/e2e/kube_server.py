@@ -127,6 +127,14 @@ def _used(entry: Json) -> tuple[str, str]:
     return entry["verb"], f"{found.get('resource', entry['requestURI'])}{below}"
 
 
+class RefusedRequest(OSError):  # noqa: N818 - an answer
+    """An answer that is no success: its code, and what it says."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
+
+
 class KubeServer:
     """A running control plane.
 
@@ -169,15 +177,19 @@ class KubeServer:
         return create_default_context(cafile=str(self.directory / "ca.crt"))
 
     def request(self, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
-        """A request of the administrator. Returns the object; raises urllib.error.HTTPError."""
+        """A request of the administrator. Returns the object; raises RefusedRequest."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": content}
         asked = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310 - our own
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._trust)
         )
-        with opener.open(asked, timeout=30) as answer:
-            text = answer.read()
+        try:
+            with opener.open(asked, timeout=30) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RefusedRequest(error.code, error.read().decode()) from None
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
     def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -327,7 +339,7 @@ def _await_account(server: KubeServer) -> None:
     while time.monotonic() < deadline:
         try:
             server.request("GET", "/api/v1/namespaces/default/serviceaccounts/default")
-        except urllib.error.HTTPError:
+        except RefusedRequest:
             time.sleep(0.2)
         else:
             return
