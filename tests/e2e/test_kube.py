@@ -530,7 +530,8 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         assert "Rescaled" in described.partition("Events:")[2]
         assert "SpecRefused" in streams.kubectl("-n", "team", "describe", "streamautoscalers", "wrong").stdout
 
-        # Deleted in the middle of a rescale: none of its pods has come up.
+        # Deleted in the middle of a rescale: of the new pods none has come up.
+        ready(streams, "team", "gone")
         load.of["gone"] = 500
         eventually(lambda: size(streams, "team", "gone") == 5, lambda: running.lines[-20:])
         streams.request("DELETE", path_of("gone"))
