@@ -46,7 +46,12 @@ STOP_SECONDS = 20
 ADMIN, CONTROLLERS = "an-administrator", "the-controllers"
 # The others want nodes, clouds and certificates.
 BASIC_CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "garbage-collector-controller")
-WORKLOAD_CONTROLLERS = ("deployment-controller", "replicaset-controller", "statefulset-controller")
+WORKLOAD_CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "statefulset-controller",
+    "resourcequota-controller",
+)
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
