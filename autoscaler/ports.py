@@ -251,11 +251,13 @@ class Member:
         values: what the expressions of a template may name: strings, and mappings of strings such as `labels`. They
             come from outside and may be anything, of any length.
         problem: why its values are not known, or None; then it is in trouble alone, for this reason.
+        template: its own template as a JSON object, where the discovery's members bring theirs; or None.
     """
 
     id: str
     values: Mapping[str, str | Mapping[str, str]]
     problem: str | None = None
+    template: Mapping[str, Any] | None = None
 
 
 class Discovery(Protocol):
@@ -275,13 +277,55 @@ class Discovery(Protocol):
 class DiscoveryPlugin(Protocol):
     """Parameters of a discovery.
 
-    The class attribute `variables`, a tuple of strings, names the `values` that each of its members has.
+    The class attribute `variables`, a tuple of strings, names the `values` that each of its members has. If the class
+    attribute `brings_templates` is true, each of its members has a template of its own, and its fleet has none.
     """
 
     variables: ClassVar[tuple[str, ...]]
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Discovery]:
         """Connect."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    """What a member of a fleet is told about itself.
+
+    Attributes:
+        at: when this was so first.
+        size: the size its target was last set to; None: not known.
+        proposed: the size that its policies propose, before the guards; None: not known.
+        reason: of the last decision, one word such as `rescale`; empty: there is none.
+        message: the last decision as a sentence; empty: there is none.
+        rescaled_at: when another size was last requested, or None.
+        problem: what is wrong with it, or None.
+        refused: whether the problem is its own template or values, so that it is not scaled or goes on with earlier
+            ones.
+    """
+
+    at: datetime
+    size: int | None = None
+    proposed: int | None = None
+    reason: str = ""
+    message: str = ""
+    rescaled_at: datetime | None = None
+    problem: str | None = None
+    refused: bool = False
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """Optional interface of a live discovery: show the status of a member where it was found."""
+
+    async def report(self, member: str, status: MemberStatus) -> None:
+        """Show it, by the member's id. One that has gone is no error.
+
+        It is called on changes only, and again later if it fails. In a dry run too: then nothing may be changed.
+
+        Raises:
+            EdgeError: it cannot be shown now.
+        """
         ...
 
 

@@ -1,22 +1,29 @@
-"""`autoscaler schema`: the JSON Schema of the configuration file."""
+"""`autoscaler schema`: the JSON Schema of the configuration file, and the CustomResourceDefinition of Kubernetes."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import OK, print_json
 from autoscaler.config import json_schema
+from autoscaler.config.crd import crd_manifest
 
 
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("schema", description="Print the JSON Schema of the configuration file.")
+    parser.add_argument(
+        "--crd", action="store_true", help="print the CustomResourceDefinition of StreamAutoscaler, as YAML"
+    )
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    del arguments
-    print_json(json_schema())
+    if arguments.crd:
+        sys.stdout.write(crd_manifest())
+    else:
+        print_json(json_schema())
     return OK

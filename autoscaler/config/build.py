@@ -42,7 +42,7 @@ from autoscaler.config.document import (
     join,
     read_plain,
 )
-from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope, parse
+from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
@@ -120,6 +120,11 @@ class Builder:
         other = Builder(problems, self._directory, self._environ, offline=self._offline, scope=scope)
         other._classes = self._classes  # finding a plug-in takes longer than reading it
         return other
+
+    @property
+    def _own(self) -> bool:
+        """Whether what is read is a member's own template."""
+        return self._scope is not None and self._scope.own
 
     def fail(self, node: Node, path: str, message: str) -> Invalid:
         """Record a problem at a node and return what to raise."""
@@ -316,6 +321,7 @@ class Builder:
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._union(args, node, path, default)
+        self._check_own(hint, node, path)
         node = self._substituted(hint, node, path)
         if origin is Literal:
             return self._choice({str(choice): choice for choice in args}, node, path)
@@ -352,6 +358,14 @@ class Builder:
         expected = " or ".join(describe(member) for member in members)
         raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
 
+    def _check_own(self, hint: Any, node: Node, path: str) -> None:  # noqa: ANN401 - a type of any form
+        """Refuse what a member's own template may not have."""
+        if self._own and hint in (Path, Secret):
+            what = "names a file or directory" if hint is Path else "is a secret"
+            raise self.fail(
+                node, path, f"{what}, which only the daemon's own file may have; refer to a source of it by its name"
+            )
+
     def _is_empty(self, node: Node, path: str) -> bool:
         """Whether an expression has the empty default, which stands for nothing."""
         if not (isinstance(node, Scalar) and "${" in node.text):
@@ -378,6 +392,8 @@ class Builder:
         """Warn of what may be a secret by its name. A word is not hidden: it may stand in many messages."""
         message = f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
         self.warnings.add(node.line, path, message)
+        if self._own:
+            return  # it is no secret of ours, and what is hidden is hidden everywhere
         if len(value) >= (_LONGEST_WORD if value.isalpha() else _SHORTEST_HIDDEN):
             self.problems.hide(value)
             self.problems.hide(unquote(value))
@@ -464,7 +480,7 @@ class Builder:
     def _parts(self, node: Scalar, path: str) -> abc.Sequence[Part]:
         if self._scope is not None:
             try:
-                return parse(node.text, self._scope.variables)
+                return self._scope.parts(node.text)
             except ValueError as error:
                 raise self.fail(node, path, str(error)) from error
         if "${" in _VARIABLE.sub("", node.text):
@@ -497,7 +513,7 @@ class Builder:
             if hint not in _TEXTS:
                 raise Invalid  # nothing is wrong as far as it is known
             return PLACEHOLDER
-        if secret and value != expression.default:
+        if secret and value != expression.default and not self._own:
             self.problems.hide(value)
         return value
 

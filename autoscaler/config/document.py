@@ -22,6 +22,8 @@ from autoscaler.ports import ConfigurationError
 MAX_BYTES = 10_000_000  # a thousand clusters need about 1.5 million
 MAX_NODES = 500_000  # counted with aliases written out, so that a few lines of aliases cannot become gigabytes
 MAX_DEPTH = 100
+MAX_FOREIGN_NODES = 2_000  # of a template that a member brings
+MAX_FOREIGN_TEXT = 10_000  # characters of a text in it
 MAX_PROBLEMS = 100
 FILE = "(file)"  # the path of a problem of the whole file
 
@@ -211,6 +213,48 @@ def parse(text: str, problems: Problems, file: str | None = None) -> Node:
         raise problems.fail(_line_in(file, line), FILE, message) from error
     except yaml.YAMLError as error:
         raise problems.fail(_line_in(file, 1), FILE, "not valid YAML") from error
+
+
+def from_json(value: object, line: int, problems: Problems, path: str) -> Node:
+    """A value that came as JSON, as nodes that are all on one line.
+
+    Raises:
+        Invalid: it has too many values, or texts that are too long: it comes from outside, and reading it must not take
+            longer than a tick may be late.
+    """
+    return _FromJson(line, problems).node(value, path)
+
+
+class _FromJson:
+    """Makes nodes, and counts them."""
+
+    def __init__(self, line: int, problems: Problems) -> None:
+        self._line = line
+        self._problems = problems
+        self._nodes = 0
+
+    def node(self, value: object, path: str, depth: int = 0) -> Node:
+        self._nodes += 1
+        if self._nodes > MAX_FOREIGN_NODES:
+            raise self._problems.fail(self._line, path, f"more than {MAX_FOREIGN_NODES:,} values in all")
+        if depth > MAX_DEPTH:
+            raise self._problems.fail(self._line, path, f"nested more than {MAX_DEPTH} levels deep")
+        line = self._line
+        match value:
+            case str():
+                if len(value) > MAX_FOREIGN_TEXT:
+                    raise self._problems.fail(line, path, f"longer than {MAX_FOREIGN_TEXT:,} characters")
+                return Scalar(line, value, value)
+            case None | bool() | int() | float():
+                return Scalar(line, json.dumps(value), value)
+            case abc.Mapping():
+                inner = {str(key): self.node(found, join(path, str(key)), depth + 1) for key, found in value.items()}
+                return Mapping(line, {key: Entry(line, node) for key, node in inner.items()})
+            case list() | tuple():
+                return Sequence(
+                    line, [self.node(found, join(path, index), depth + 1) for index, found in enumerate(value)]
+                )
+        raise self._problems.fail(line, path, f"of the type {type(value).__name__}, which JSON does not have")
 
 
 def _line_in(file: str | None, number: int) -> int:

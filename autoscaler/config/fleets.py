@@ -17,7 +17,7 @@ from autoscaler.config.cluster import SAME_TARGET, ClusterReader, Owners, read_s
 from autoscaler.config.document import Invalid, Problems, join
 from autoscaler.config.model import Cluster, Config, MemberCluster
 from autoscaler.config.sections import ClusterSection
-from autoscaler.config.template import PLACEHOLDER, Scope, fault_of, varying
+from autoscaler.config.template import PLACEHOLDER, Scope, fault_of, ids, varying
 from autoscaler.core.foreign import format_exception
 from autoscaler.ports import ConfigurationError, Member, SourcePlugin
 
@@ -36,7 +36,7 @@ class Template:
 
     Args:
         path: the path of the fleet, such as `fleets.streaming`.
-        section: its section of the file, which has a `name` and a `template`.
+        section: its section of the file, which has a `name`, and a `template` unless each member brings its own.
         variables: the names of the values that each member has.
         classes: source name -> its class, of the sources of the file; None when it could not be loaded.
         sources: the sources of the file, as far as they could be read.
@@ -58,6 +58,7 @@ class Template:
         self._classes = classes
         self._sources = sources
         self._build = build
+        self._node = section.entries["template"].node if "template" in section.entries else None
         self._file = build.problems.file
         self._varying = varying(section, variables)
         self._fixed: dict[Hashable, Any] = {}
@@ -70,7 +71,10 @@ class Template:
         scope, problems = self._scope(None), Problems(self._file)
         build = self._build.within(scope, problems)
         with suppress(Invalid):  # recorded, or not known without a member
-            self._fill(build, self._path)
+            if self._node is None:
+                self._name(build, self._path)
+            else:
+                self._fill(build, self._path, self._node, "template")
         self._build.problems.adopt(problems, lambda problem: scope.hides(problem.path))
         self._build.warnings.adopt(build.warnings, lambda problem: scope.hides(problem.path))
         self._warned = {
@@ -78,7 +82,8 @@ class Template:
         }
         self._secrets = problems.secrets
         self._check_name(scope)
-        self._check_sources()
+        if self._node is not None:
+            self._check_sources(self._build, self._node, join(self._path, "template"))
 
     def _check_name(self, scope: Scope) -> None:
         """Refuse a name that would be that of every member, or that no member could have."""
@@ -90,26 +95,32 @@ class Template:
         elif isinstance(name, document.Scalar) and id(name) not in self._varying:
             self._build.fail(name, where, "every member would have this name; write an expression such as ${name}")
 
-    def _check_sources(self) -> None:
+    def _check_sources(self, build: Builder, node: document.Node, path: str) -> None:
         """Refuse sources with the name of one of the file."""
-        node, path = self._section.entries["template"].node, join(self._path, "template")
         sources = node.entries.get("sources") if isinstance(node, document.Mapping) else None
         if sources is None or not isinstance(sources.node, document.Mapping):
             return
         for name in sources.node.entries.keys() & self._classes.keys():
             place = sources.node.place(name, join(path, "sources"))
-            self._build.problems.add(*place, "the file has a source of this name; give this one another")
+            build.problems.add(*place, "the file has a source of this name; give this one another")
 
     def expand(self, member: Member) -> MemberCluster:
         """Fill it with the values of a member. Raises ConfigurationError."""
         path, problems = self._path_of(member.id), Problems(self._file)
-        build = self._build.within(self._scope(member), problems)
         fault = member.problem or fault_of(member.id, "its id")
         if fault is not None:
             problems.add(self._section.line, path, fault)
             raise self._error(problems)
+        node, key, scope = self._node, "template", self._scope(member)
         try:
-            name, cluster, sources = self._fill(build, path)
+            if node is None:
+                key, line = "spec", self._section.line
+                node = document.from_json(member.template, line, problems, join(path, key))
+                scope = dataclasses.replace(scope, varying=scope.varying | set(ids(node)), own=True)
+            build = self._build.within(scope, problems)
+            if scope.own:
+                self._check_sources(build, node, join(path, key))
+            name, cluster, sources = self._fill(build, path, node, key)
         except Invalid as error:
             raise self._error(problems) from error
         if problems:
@@ -137,19 +148,22 @@ class Template:
         """A problem of a member, as a line like those of `expand`."""
         problems = Problems(self._file)
         entry, path = self._section.entries["name"], self._path_of(member)
-        template = self._section.entries["template"].node
-        if key != "name" and isinstance(template, document.Mapping):
-            entry, path = template.entries[key], join(path, "template")
+        if key != "name" and isinstance(self._node, document.Mapping):
+            entry, path = self._node.entries[key], join(path, "template")
+        elif key != "name":
+            path = join(path, "spec")
         problems.add(entry.line, join(path, key), message)
         return problems.error().problems[0]
 
     def _path_of(self, member: str) -> str:
         return f"{self._path}[{join('', member)}]"
 
-    def _fill(self, build: Builder, path: str) -> tuple[str, Cluster, dict[str, SourcePlugin]]:
+    def _fill(
+        self, build: Builder, path: str, node: document.Node, key: str
+    ) -> tuple[str, Cluster, dict[str, SourcePlugin]]:
         """The name, the cluster and the sources of what the builder's scope stands for. Raises Invalid."""
         name = self._name(build, path)
-        node, path = self._section.entries["template"].node, join(path, "template")
+        path = join(path, key)
         mapping = build.mapping(node, path, ClusterSection)
         classes = source_classes(build, mapping, path)
         sources = self._own_sources(build, mapping, path)

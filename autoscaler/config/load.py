@@ -109,11 +109,18 @@ class _File:
         mapping = build.mapping(node, path, FleetSection)
         as_it_is = dict.fromkeys(("name", "template"), lambda node, _: node)
         read = build.fields(FleetSection, mapping, path, readers=as_it_is)
-        if not {"discover", "name", "template"} <= mapping.entries.keys():
+        discovery = None
+        if "discover" in mapping.entries:
+            discovery = build.plugin_class(Kind.DISCOVERY, mapping.entries["discover"].node, join(path, "discover"))
+        brought = getattr(discovery, "brings_templates", False)
+        if not brought and "template" not in mapping.entries:
+            self._problems.add(mapping.line, join(path, "template"), "missing; expected a mapping")
+        if brought and "template" in mapping.entries:
+            message = "must be left out: the members of this discovery have templates of their own"
+            self._problems.add(*mapping.place("template", path), message)
+        if discovery is None or "name" not in mapping.entries or brought == ("template" in mapping.entries):
             raise Invalid
-        discover = mapping.entries["discover"].node
-        variables = build.plugin_class(Kind.DISCOVERY, discover, join(path, "discover")).variables
-        template = Template(path, mapping, variables, self._classes, self._sources, build)
+        template = Template(path, mapping, discovery.variables, self._classes, self._sources, build)
         template.check()
         if not read.complete:
             raise Invalid

@@ -59,6 +59,11 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": _DIALECT, "title": "autoscaler configuration", **schema, "$defs": defs}
 
 
+def object_schema(cls: type[Any]) -> Schema:
+    """The schema of one section, which refers to the definitions of the whole by `$ref`."""
+    return _object(cls, None)
+
+
 def _plugins(kind: Kind) -> Schema:
     """The definitions of one kind: each plug-in, and the choice by `type`."""
     found: dict[str, Schema] = {}

@@ -107,7 +107,7 @@ class FleetSection:
         discover: finds the members.
         name: the name of each member's cluster, such as `${namespace}/${name}`: the parts between `/` have letters,
             digits, `.`, `_` and `-`; at most 200 characters.
-        template: the cluster of each member.
+        template: the cluster of each member; left out if the discovery's members bring their own.
         interval: time between two questions to the discovery; at least 1s.
         confirm: how long a loss of half of the members or more, or of the last one, must last before they are
             removed.
@@ -115,7 +115,7 @@ class FleetSection:
 
     discover: Annotated[DiscoveryPlugin, Plugin(Kind.DISCOVERY)]
     name: str
-    template: TemplateSection
+    template: TemplateSection = None  # type: ignore[assignment]  # left out, and never null
     interval: timedelta = timedelta(seconds=10)
     confirm: timedelta = timedelta(minutes=5)
 

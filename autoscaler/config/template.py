@@ -71,6 +71,8 @@ class Scope:
         member: whose values they stand for; None: the template is checked without members.
         varying: the ids of the nodes that are not the same for all members.
         fixed: what the others were read as; shared by the scopes of one template.
+        own: whether the template is the member's own. Who writes that need not be who runs the daemon: it can neither
+            read the environment nor name files, nor have anything hidden in our log.
         unknown: the paths of scalars whose value is not known without a member.
     """
 
@@ -78,6 +80,7 @@ class Scope:
     member: Member | None
     varying: abc.Set[int]
     fixed: dict[Hashable, Any]
+    own: bool = False
     unknown: set[str] = field(default_factory=set)
 
     def value(self, expression: Expression) -> str | None:
@@ -89,6 +92,19 @@ class Scope:
         if self.member is None:
             return expression.default
         return _value(expression, self.member.values)
+
+    def parts(self, text: str) -> abc.Sequence[Part]:
+        """The parts of a scalar. Raises ValueError: an expression is malformed, or names what it must not."""
+        if not self.own:
+            return parse(text, self.variables)
+        found: abc.Sequence[Part] = parse.__wrapped__(text, self.variables)  # not kept: it comes from outside
+        named = next((part.name for part in found if isinstance(part, Environment)), None)
+        if named is not None:
+            raise ValueError(
+                f"${{{named}}} is an environment variable, which only the daemon's own file may name; variables: "
+                f"{', '.join(self.variables)}"
+            )
+        return found
 
     def hides(self, path: str) -> bool:
         """Whether a problem at this path may be one of a value that is not known: it is there, or further in."""
@@ -117,6 +133,18 @@ def parse(text: str, variables: tuple[str, ...]) -> abc.Sequence[Part]:
         parts.append(_part(match, variables))
         done = match.end()
     return (*parts, text[done:]) if done < len(text) else tuple(parts)
+
+
+def ids(node: Node) -> abc.Iterator[int]:
+    """The ids of all nodes of a tree."""
+    yield id(node)
+    match node:
+        case Sequence():
+            for item in node.items:
+                yield from ids(item)
+        case Mapping():
+            for entry in node.entries.values():
+                yield from ids(entry.node)
 
 
 def varying(node: Node, variables: tuple[str, ...]) -> abc.Set[int]:

@@ -229,7 +229,7 @@ def explain(observation: Observation, decision: Decision, *, dry_run: bool = Fal
         dry_run: whether the target was not to be called.
         failed: why the call of the target failed, where it is known that it did.
     """
-    parts = [_outcome(observation, decision, dry_run=dry_run, failed=failed)]
+    parts = [outcome(observation, decision, dry_run=dry_run, failed=failed)]
     parts.append(_list("What was read:", _read(observation)))
     parts.append(_list("What the policies asked for:", _asked(decision)))
     parts.append(_list("What the guards made of it:", _guarded(decision)))
@@ -250,7 +250,8 @@ def readings(observation: Observation) -> list[tuple[str, str]]:
     return lines
 
 
-def _outcome(observation: Observation, decision: Decision, *, dry_run: bool, failed: str | None) -> str:
+def outcome(observation: Observation, decision: Decision, *, dry_run: bool = False, failed: str | None = None) -> str:
+    """The outcome of a decision in one sentence; the arguments are those of `explain`."""
     who = f"{_time(decision.at)}: cluster {decision.cluster}"
     why = _why(decision)
     if decision.rescale:

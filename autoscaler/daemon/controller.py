@@ -26,6 +26,7 @@ from autoscaler.core.state import call_failed, call_withheld
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import (
     CANCELLED,
+    TARGET,
     ClusterConnections,
     cancelled_itself,
     contained,
@@ -421,6 +422,25 @@ class Controller:
                 if seconds is not known.get(phase):
                     number, total = self.counters.phases.get((direction, phase), (0, 0.0))
                     self.counters.phases[direction, phase] = (number + 1, total + seconds[-1])
+
+
+def trouble(controller: Controller) -> str | None:
+    """Why a cluster is not under control now, or not as it is configured; or None.
+
+    Nothing is decided, its target does not answer or refuses, or the template of its fleet cannot be filled any more.
+    """
+    if controller.problem is not None:
+        return controller.problem
+    missing = {} if controller.observation is None else controller.observation.missing
+    if TARGET in missing:
+        return f"{TARGET}: {missing[TARGET]}"
+    refusal = controller.refusal
+    if refusal is None:
+        return controller.template_problem
+    return (
+        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
+        f"the last one, to {refusal.replicas}: {refusal.error}"
+    )
 
 
 def _level(reason: Reason) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -30,6 +30,7 @@ from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
+from autoscaler.daemon.reports import Known, Reporter
 from autoscaler.ports import ConfigurationError, EdgeError, Member, RefusedError, StoreError, UnavailableError
 
 log = logging.getLogger("autoscaler.daemon.discovery")
@@ -149,7 +150,7 @@ class Discoveries:
             self._config = config
             changes = await self._change()
             for spec in new:
-                self._watches[spec.name].start(self._run)
+                self._watches[spec.name].start(self._run, self._report)
         self._in_background(self._persist(self._store.forget_members(config.fleets)))
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
@@ -176,6 +177,11 @@ class Discoveries:
                     log.exception("fleet cannot be updated", extra={"fleet": watch.name})
             interval = watch.spec.interval.total_seconds()
             await sleep_until_stopped(watch.asked_for, max(begun + interval - loop.time(), interval / 2))
+
+    async def _report(self, watch: _Watch) -> None:
+        """Show the members their status until this is cancelled."""
+        controllers = self._fleet.controllers
+        await Reporter(watch.name, watch.live, watch.known, controllers, self._utc).run()
 
     async def _restore(self, watch: _Watch) -> None:
         """Go on with the members of before the start."""
@@ -290,7 +296,7 @@ class _Watch:
         self._logged = LogState()
         self._warned: Collection[str] = ()
         self._asked: asyncio.Task[Sequence[Member]] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def status(self) -> FleetStatus:
@@ -311,15 +317,27 @@ class _Watch:
             answered_at=self._answered_at,
         )
 
-    def start(self, run: Callable[[_Watch], Coroutine[None, None, None]]) -> None:
-        """Begin to ask."""
-        self._task = asyncio.create_task(run(self), name=f"fleet {self.name}")
+    def start(self, *runs: Callable[[_Watch], Coroutine[None, None, None]]) -> None:
+        """Begin to ask, and to show the members their status."""
+        self._tasks = [asyncio.create_task(run(self), name=f"fleet {self.name}") for run in runs]
 
     async def end(self) -> None:
         """Ask no more. A discovery that does not end when it is cancelled is abandoned."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,), timeout=CANCEL_TIMEOUT)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
+
+    def live(self) -> object:
+        """The live discovery. Raises UnavailableError while there is none."""
+        return self.connection.get()
+
+    def known(self) -> Iterator[Known]:
+        """What is known of each member; of those of the time of the call."""
+        refused = self.refused
+        for key, each in self.filled.items():
+            cluster = None if each.cluster is None or key in refused else each.cluster.name
+            yield Known(each.member, cluster, refused.get(key) or next(iter(each.problems), None))
 
     async def ask(self) -> Sequence[Member]:
         """Ask the discovery.

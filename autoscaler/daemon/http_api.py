@@ -35,10 +35,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
-from autoscaler.daemon.controller import NOT_OBSERVED, Controller
+from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
-from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot, trouble
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json

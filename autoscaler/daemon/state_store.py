@@ -243,7 +243,7 @@ class SqliteStateStore:
             connection.executemany(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
                 [
-                    (fleet, _bytes(key), json.dumps(member.values, default=_plain).encode())
+                    (fleet, _bytes(key), _dump_member(member))
                     for key, member in members.items()
                     if before.get(key) != member
                 ],
@@ -425,12 +425,20 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
 def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Member]:
     found = {}
     for key, text in connection.execute("SELECT id, found FROM member WHERE fleet = ?", (fleet,)):
-        values = json.loads(text)
+        values, template = json.loads(text), None
+        if isinstance(values, list):
+            values, template = values
         if not isinstance(values, dict):
             raise ValueError("a member has no values")  # noqa: TRY004 - it is what is stored that is wrong
-        member = Member(key.decode(errors="surrogatepass"), values)
+        member = Member(key.decode(errors="surrogatepass"), values, template=template)
         found[member.id] = member
     return found
+
+
+def _dump_member(member: Member) -> bytes:
+    """Its values, or a list of these and its own template."""
+    values = member.values if member.template is None else [member.values, member.template]
+    return json.dumps(values, default=_plain).encode()
 
 
 def _bytes(key: str) -> bytes:

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol, Self
 from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Decision, Limits, Observation
-from autoscaler.daemon.connections import TARGET
-from autoscaler.daemon.controller import Controller, Counters
+from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.event_loop import Slices
 
@@ -82,25 +81,6 @@ class DaemonStatus(Protocol):
             StoreError: they cannot be read.
         """
         ...
-
-
-def trouble(controller: Controller) -> str | None:
-    """Why a cluster is not under control now, or not as it is configured; or None.
-
-    Nothing is decided, its target does not answer or refuses, or the template of its fleet cannot be filled any more.
-    """
-    if controller.problem is not None:
-        return controller.problem
-    missing = {} if controller.observation is None else controller.observation.missing
-    if TARGET in missing:
-        return f"{TARGET}: {missing[TARGET]}"
-    refusal = controller.refusal
-    if refusal is None:
-        return controller.template_problem
-    return (
-        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
-        f"the last one, to {refusal.replicas}: {refusal.error}"
-    )
 
 
 class ClusterSnapshot(NamedTuple):

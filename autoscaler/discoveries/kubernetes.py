@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from sys import intern
 from typing import ClassVar
 
-from autoscaler.clients.kubernetes import Access, Json, Resource
+from autoscaler.clients.kubernetes import Access, Api, Json, Resource
 from autoscaler.clients.kubernetes_watch import Collection, Scope, shared_watches
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import guess
@@ -110,22 +110,30 @@ class Kubernetes:
         Raises:
             PluginError: the package is not installed, or there are no credentials.
         """
+        async with self.lease(shared, keep_member) as (_, collections):
+            yield Found(collections)
+
+    @asynccontextmanager
+    async def lease(
+        self, shared: Shared, keep: Callable[[Json], Json]
+    ) -> AsyncIterator[tuple[Api, Sequence[Collection]]]:
+        """The client, and a collection of each namespace whose objects are reduced by `keep`; raises as `connect`."""
         access = Access(self.kubeconfig, self.context, self.timeout.total_seconds(), self.max_age.total_seconds())
         watches = await shared_watches(shared, access)
         namespaces = ("",) if self.all else sorted(self.namespaces) or (watches.api.namespace,)
         async with AsyncExitStack() as stack:
             collections = []
             for namespace in namespaces:
-                scope = Scope(resource=self.what, keep=_keep, namespace=namespace, labels=self.selector)
+                scope = Scope(resource=self.what, keep=keep, namespace=namespace, labels=self.selector)
                 collections.append(await stack.enter_async_context(watches.lease(scope)))
-            yield _Live(collections)
+            yield watches.api, collections
 
 
-class _Live:
+class Found:
     """The members as the watches have shown them."""
 
     def __init__(self, collections: Sequence[Collection]) -> None:
-        self._collections = collections
+        self.collections = collections
 
     async def members(self) -> Sequence[Member]:
         """All of them, by namespace and name; one that is being deleted is none.
@@ -135,9 +143,9 @@ class _Live:
             RefusedError: access to a namespace is denied, or there is no such resource.
             AnswerError: the selector is not accepted, or something else than an API server answers.
         """
-        await asyncio.gather(*(collection.attempted() for collection in self._collections))
+        await asyncio.gather(*(collection.attempted() for collection in self.collections))
         found: list[Member] = []
-        for collection in self._collections:
+        for collection in self.collections:
             await collection.fresh()
             if isinstance(collection.error, RefusedError):
                 # Of a resource that is gone, a collection keeps nothing: that is not a fleet without members.
@@ -147,7 +155,7 @@ class _Live:
         return found
 
 
-def _keep(found: Json) -> Json:
+def keep_member(found: Json) -> Json:
     """Reduce an object to its member. Strings that many objects have are kept once."""
     metadata = found["metadata"]
     name, namespace = str(metadata["name"]), intern(str(metadata.get("namespace", "")))

@@ -268,6 +268,8 @@ class ApiServer:
         metadata = found.setdefault("metadata", {})
         if kind is not NAMESPACES:
             metadata["namespace"] = namespace
+        if "generateName" in metadata:
+            metadata["name"] = f"{metadata['generateName']}{next(self._numbers):05}"
         if (metadata.get("namespace", ""), metadata["name"]) in self.objects.get(kind, {}):
             raise Refusal(409, "AlreadyExists", f'{kind} "{metadata["name"]}" already exists')
         metadata["uid"] = f"uid-{next(self._numbers)}"

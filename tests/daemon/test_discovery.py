@@ -16,8 +16,7 @@ import pytest
 
 from autoscaler.config.model import MemberCluster
 from autoscaler.core.model import Limits, NamedPolicy
-from autoscaler.daemon.controller import splay
-from autoscaler.daemon.status import trouble
+from autoscaler.daemon.controller import splay, trouble
 from autoscaler.ports import ConfigurationError, Member, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery

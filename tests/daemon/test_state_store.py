@@ -579,3 +579,11 @@ async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_p
             await store.forget_members(set())
         await store.call(lambda connection: connection.execute("PRAGMA query_only = 0"))
         assert await store.load_members("f") == {"a": a}
+
+
+async def test_a_member_comes_back_with_the_template_that_it_has_brought(tmp_path: Path) -> None:
+    found = {"a": Member("a", {"name": "a"}, template={"max": 8, "target": {"name": "a"}}), "b": Member("b", {})}
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", found)
+    async with open_state_store(tmp_path, decisions=9) as store:
+        assert await store.load_members("f") == found

@@ -87,7 +87,11 @@ def object_problems(model: Any, found: Json, where: str) -> Iterator[str]:
 def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
     found = read(path)
     assert list(problems(f"V1{found['kind']}", found, found["kind"])) == []
-    group = {"Deployment": "apps/v1", "NetworkPolicy": "networking.k8s.io/v1"}.get(found["kind"], "v1")
+    group = {
+        "Deployment": "apps/v1",
+        "NetworkPolicy": "networking.k8s.io/v1",
+        "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+    }.get(found["kind"], "v1")
     assert found["apiVersion"] == ("rbac.authorization.k8s.io/v1" if "Role" in found["kind"] else group)
     assert "namespace" not in found["metadata"]  # the overlay's affair
 

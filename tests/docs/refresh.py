@@ -1,4 +1,4 @@
-"""Writes the tables of parameters in the documentation anew: `python -m tests.docs.refresh`."""
+"""Writes what is generated anew, the tables of the documentation among it: `python -m tests.docs.refresh`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autoscaler.cli import plugins_markdown
 from autoscaler.config import load
+from autoscaler.config.crd import crd_manifest
 from autoscaler.config.keys import keys
 from autoscaler.config.model import DaemonSpec
 from autoscaler.config.sections import ClusterSection, FleetSection
@@ -19,6 +20,7 @@ from autoscaler.ports import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+CRD = ROOT / "deploy" / "kubernetes" / "crd" / "streamautoscalers.yaml"
 
 # <!-- plugin: adaptive -->, or <!-- plugin: source flink --> where a name is one of several kinds
 BLOCK = re.compile(r"(<!-- plugin: (?:(?P<kind>\w+) )?(?P<name>[\w-]+) -->\n).*?(<!-- /plugin -->)", re.DOTALL)
@@ -80,9 +82,9 @@ def of_plugin(name: str, kind: str | None) -> str:
 
 
 def main() -> None:
-    for path in PAGES:
+    for path in (*PAGES, CRD):
         text = path.read_text()
-        new = refreshed(text)
+        new = crd_manifest() if path == CRD else refreshed(text)
         if new != text:
             path.write_text(new)
             sys.stdout.write(f"refreshed {path.relative_to(ROOT)}\n")

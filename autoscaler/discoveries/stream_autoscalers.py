@@ -1,0 +1,231 @@
+"""Discovery `stream-autoscalers`: the custom resources StreamAutoscaler, each with the cluster that it describes.
+
+Who may create such a resource need not be who runs the daemon. So a resource can scale what is in its own namespace
+only, with the daemon's access to Kubernetes, and its spec can neither read the daemon's environment nor name files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from autoscaler.clients.kubernetes import EVENTS, Api, Json, NotFoundError, Request, Resource
+from autoscaler.clients.kubernetes_watch import Collection, Key
+from autoscaler.config.crd import GROUP, KIND, PLURAL, VERSION
+from autoscaler.core.parameters import ParameterError
+from autoscaler.discoveries.kubernetes import Found, Kubernetes, keep_member
+from autoscaler.ports import Discovery, MemberStatus, Shared
+
+RESOURCE = Resource(GROUP, VERSION, PLURAL)
+READY = "Ready"
+COMPONENT = "reactive-autoscaler"
+LONGEST_MESSAGE = 1000  # characters, of the 1,024 bytes that an Event may have
+
+_OURS = ("kubeconfig", "context")  # parameters of a target that are the discovery's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamAutoscalers:
+    """The custom resources StreamAutoscaler: each describes a cluster in its `spec`, and its `status` is written.
+
+    Attributes:
+        namespaces: the namespaces that are searched, one list and one watch for each. Default: that of the kubeconfig's
+            context, or of the pod the daemon runs in.
+        all: whether all namespaces are searched, by one list and one watch, which needs a ClusterRole.
+            Default false.
+        selector: label selector as of kubectl. Default: all resources.
+        allow: types of targets that a spec may have. One of type `kubernetes` is always in the namespace of the
+            resource, and by default has `watch: namespace`. Default: only that type.
+        kubeconfig: path of a kubeconfig, for the targets too. Default: in a pod its service account, elsewhere what
+            kubectl would use (KUBECONFIG, `~/.kube/config`).
+        context: context of the kubeconfig. Default: its current one.
+        timeout: time for one request, retries included. Default 5s.
+        max_age: when a watch has received nothing for this long, the members count as unknown. Default 1m.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = Kubernetes.packages
+    variables: ClassVar[tuple[str, ...]] = Kubernetes.variables
+    brings_templates: ClassVar[bool] = True
+
+    namespaces: tuple[str, ...] = ()
+    all: bool = False
+    selector: str = ""
+    allow: tuple[str, ...] = ("kubernetes",)
+    kubeconfig: str = ""
+    context: str = ""
+    timeout: timedelta = timedelta(seconds=5)
+    max_age: timedelta = timedelta(minutes=1)
+
+    def __post_init__(self) -> None:
+        if not self.allow:
+            raise ParameterError("allow", "must name at least one type of targets")
+        self._resources()
+
+    def _resources(self) -> Kubernetes:
+        """The discovery of the resources as objects. Raises ParameterError."""
+        return Kubernetes(
+            resource=f"{RESOURCE}/{VERSION}",
+            selector=self.selector,
+            namespaces=self.namespaces,
+            all=self.all,
+            kubeconfig=self.kubeconfig,
+            context=self.context,
+            timeout=self.timeout,
+            max_age=self.max_age,
+        )
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
+        """Share the client and the watches of the API server. It does not wait for them.
+
+        Raises:
+            PluginError: the package is not installed, or there are no credentials.
+        """
+        async with self._resources().lease(shared, self.keep) as (api, collections):
+            yield Live(api, collections, dry_run=getattr(shared, "dry_run", False))
+
+    def keep(self, found: Json) -> Json:
+        """Reduce a resource to its member, and to what its status is written with."""
+        kept, metadata = keep_member(found), found["metadata"]
+        member = kept["member"]
+        if member is not None:
+            kept["member"] = replace(member, **self._template(found.get("spec"), metadata["namespace"]))
+        status = found.get("status") or {}
+        conditions = status.get("conditions") or ()
+        ready: Json = next((condition for condition in conditions if condition.get("type") == READY), {})
+        return {
+            "metadata": {**kept["metadata"], "uid": metadata.get("uid", ""), "generation": metadata.get("generation")},
+            "member": kept["member"],
+            "rescaled_at": status.get("lastRescaleTime"),
+            "ready": (ready.get("status"), ready.get("message"), ready.get("lastTransitionTime")),
+        }
+
+    def _template(self, spec: object, namespace: str) -> dict[str, Any]:
+        """The template, or the problem, of the member with this spec."""
+        target = spec.get("target") if isinstance(spec, dict) else None
+        if not isinstance(spec, dict) or not isinstance(target, dict):
+            return {"problem": "spec.target: missing; expected a mapping with `type` and its parameters"}
+        kind = target.get("type")
+        if kind not in self.allow:
+            shown = kind if isinstance(kind, str) else type(kind).__name__
+            return {"problem": f"spec.target.type: must be one of {', '.join(self.allow)}, not {shown}"}
+        if kind != "kubernetes":
+            return {"template": spec}
+        for key in _OURS:
+            if key in target:
+                return {"problem": f"spec.target.{key}: must be left out: access is that of the discovery"}
+        if target.get("namespace", namespace) != namespace:
+            return {"problem": f"spec.target.namespace: must be left out: the target is in {namespace}"}
+        ours = {key: getattr(self, key) for key in _OURS if getattr(self, key)}
+        # One watch for all of them, unless the spec has its own.
+        return {"template": {**spec, "target": {"watch": "namespace", **target, **ours, "namespace": namespace}}}
+
+
+class Live(Found):
+    """The members as the watches have shown them; their status and Events are written."""
+
+    def __init__(self, api: Api, collections: Sequence[Collection], *, dry_run: bool) -> None:
+        super().__init__(collections)
+        self._api = api
+        self._dry_run = dry_run
+        self._reported: dict[str, MemberStatus] = {}
+
+    async def report(self, member: str, status: MemberStatus) -> None:
+        """Write the status of a resource, and an Event for a rescale, a problem or its end.
+
+        Raises:
+            EdgeError: it cannot be written now.
+        """
+        namespace, _, name = member.partition("/")
+        found = self._find((namespace, name))
+        if found is None or self._dry_run:
+            self._reported.pop(member, None)
+            return
+        request = Request("patch", RESOURCE, namespace, name, "status")
+        try:
+            await self._api.call(request, body={"status": _status(status, found)})
+            for event in _events(self._reported.get(member), status, found):
+                await self._api.call(Request("create", EVENTS, namespace), body=event)
+        except NotFoundError:  # it was deleted meanwhile
+            self._reported.pop(member, None)
+        else:
+            self._reported[member] = status
+
+    def _find(self, key: Key) -> Json | None:
+        """What is kept of a resource; None if it is gone or being deleted."""
+        found = next((each.objects[key] for each in self.collections if key in each.objects), None)
+        return None if found is None or found["member"] is None else found
+
+
+def _status(status: MemberStatus, found: Json) -> Json:
+    """The status subresource."""
+    generation = found["metadata"]["generation"]
+    ready, _, since = found["ready"]
+    shown = "True" if status.problem is None else "False"
+    reason = "Decided" if status.problem is None else "SpecRefused" if status.refused else "Troubled"
+    condition = {
+        "type": READY,
+        "status": shown,
+        "reason": reason,
+        "message": _cut(status.problem or status.message),
+        "lastTransitionTime": since if ready == shown and since else _time(status.at),
+        "observedGeneration": generation,
+    }
+    return {
+        "observedGeneration": generation,
+        "size": status.size,
+        "proposedSize": status.proposed,
+        "reason": status.reason or reason,
+        "message": _cut(status.problem or status.message),
+        "lastRescaleTime": None if status.rescaled_at is None else _time(status.rescaled_at),
+        "conditions": [condition],
+    }
+
+
+def _events(before: MemberStatus | None, status: MemberStatus, found: Json) -> Sequence[Json]:
+    """The Events of a change. Without a status before, what the resource shows already is none."""
+    made: list[tuple[str, str, str]] = []
+    known_at = found["rescaled_at"] if before is None else before.rescaled_at and _time(before.rescaled_at)
+    if status.rescaled_at is not None and _time(status.rescaled_at) != known_at:
+        made.append(("Normal", "Rescaled", status.message))
+    ready, message, _ = found["ready"]
+    known = (None if before.problem is None else _cut(before.problem)) if before else message
+    was_ready = before.problem is None if before else ready != "False"
+    if status.problem is not None and (was_ready or _cut(status.problem) != known):
+        made.append(("Warning", "SpecRefused" if status.refused else "Troubled", status.problem))
+    if status.problem is None and not was_ready:
+        made.append(("Normal", "Recovered", status.message))
+    return [_event(kind, reason, text, status.at, found) for kind, reason, text in made]
+
+
+def _event(kind: str, reason: str, message: str, at: datetime, found: Json) -> Json:
+    metadata = found["metadata"]
+    name, namespace = metadata["name"], metadata["namespace"]
+    subject = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "namespace": namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name[:200].rstrip('.-')}.", "namespace": namespace},
+        "involvedObject": {**subject, "uid": metadata["uid"]},
+        "type": kind,
+        "reason": reason,
+        "message": _cut(message),
+        "source": {"component": COMPONENT},
+        "firstTimestamp": _time(at),
+        "lastTimestamp": _time(at),
+        "count": 1,
+    }
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _cut(text: str) -> str:
+    """As much of it as an Event may have, whose message is limited in bytes."""
+    if len(text.encode()) <= LONGEST_MESSAGE:
+        return text
+    return text.encode()[: LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."

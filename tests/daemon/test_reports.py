@@ -1,0 +1,199 @@
+"""The status of members is shown where they were found: on changes, a few at a time, and without delaying a tick."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from autoscaler.daemon import reports
+from autoscaler.daemon.discovery import Discoveries
+from autoscaler.ports import MemberStatus, RefusedError, UnavailableError
+from autoscaler.testing import virtual_time
+from autoscaler.testing.fakes import Fake, FakeDiscovery
+
+from .conftest import Fleets
+from .test_discovery import said
+
+
+@dataclass
+class Board(FakeDiscovery):
+    """A discovery that shows the status of its members.
+
+    Attributes:
+        shown: what it was asked to show, in this order.
+        refuse: ids of members -> the error.
+        slow: seconds that it takes.
+        under_way, most: reports at a time: now, and at most.
+    """
+
+    shown: list[tuple[str, MemberStatus]] = field(default_factory=list)
+    refuse: dict[str, BaseException] = field(default_factory=dict)
+    slow: float = 0.0
+    under_way: int = 0
+    most: int = 0
+
+    async def report(self, member: str, status: MemberStatus) -> None:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(self.slow)
+            self.shown.append((member, status))
+            if member in self.refuse:
+                raise self.refuse[member]
+        finally:
+            self.under_way -= 1
+
+    def of(self, member: str) -> list[MemberStatus]:
+        return [status for shown, status in self.shown if shown == member]
+
+
+class Boards(Fleets):
+    """A world with one fleet whose discovery shows the status of its members."""
+
+    def __init__(self, *names: str, **changes: Any) -> None:
+        super().__init__(*names, **changes)
+        self.board = Board()
+        self.discovery = self.board
+        self.specs = {"f": self.spec("f", Fake(self.board))}
+        self.discoveries = Discoveries(self.fleet, self.store, utc=self.clock)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "autoscaler")
+
+
+def test_a_member_is_shown_its_size_its_rescales_and_nothing_while_nothing_changes() -> None:
+    async def main() -> None:
+        world = Boards("static")
+        world.find("a")
+        await world.start()
+        await world.until(190)
+        [first] = world.board.of("id-a")
+        assert (first.size, first.problem, first.refused) == (1, None, False)
+        world.source.values["load"] = 400.0
+        await world.until(400)
+        later = world.board.of("id-a")[1:]
+        assert [status.size for status in later][-1] == 4
+        assert later[0].rescaled_at is not None
+        assert later[0].rescaled_at == later[-1].rescaled_at
+        assert "from 1 to 4" in later[0].message
+        shown = len(world.board.shown)
+        await world.until(1000)
+        assert len(world.board.shown) == shown
+        assert {member for member, _ in world.board.shown} == {"id-a"}
+        await world.stop()
+
+    run(main)
+
+
+def test_a_refused_member_is_shown_the_path_that_is_wrong_and_when_it_is_right_again() -> None:
+    async def main() -> None:
+        world = Boards()
+        world.find("a", max="lots")
+        await world.start()
+        await world.until(60)
+        [status] = world.board.of("id-a")
+        assert status.problem == "config.yaml:7: fleets.f[id-a].template.max: 'lots' is no number"
+        assert (status.refused, status.size) == (True, None)
+        world.find("a")
+        await world.until(120)
+        good = world.board.of("id-a")[-1]
+        assert (good.problem, good.refused) == (None, False)
+        world.find("a", max="many")
+        await world.until(180)
+        kept = world.board.of("id-a")[-1]
+        assert (kept.refused, kept.size) == (True, good.size)  # it goes on as before
+        await world.stop()
+
+    run(main)
+
+
+def test_ticks_do_not_wait_for_a_discovery_that_hangs_and_few_reports_are_under_way() -> None:
+    async def main() -> None:
+        world = Boards("static")
+        world.board.slow = 3600.0
+        world.find("abcdefghijklmnopqrst")
+        await world.start()
+        await world.until(300)
+        assert world.board.most == reports.AT_ONCE
+        assert len(world.ticks("static")) == len(world.ticks("a")) == 30
+        await world.stop()
+
+    run(main)
+
+
+def test_what_cannot_be_shown_is_tried_again_with_growing_pauses_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = Boards()
+        world.find("abc")
+        world.board.refuse = dict.fromkeys(("id-a", "id-b", "id-c"), UnavailableError("no route"))
+        await world.start()
+        await world.until(1000)
+        assert 10 <= len(world.board.of("id-a")) <= 25
+        world.board.refuse = {}
+        await world.until(1100)
+        shown = len(world.board.of("id-a"))
+        await world.until(1500)
+        assert len(world.board.of("id-a")) == shown
+        await world.stop()
+
+    run(main)
+    [line] = said(caplog, "the status of a member cannot be shown")
+    assert line["error"] == "no route"
+    assert len(said(caplog, "the status of members is shown again")) == 1
+
+
+def test_one_member_whose_status_is_refused_keeps_no_other_from_being_shown() -> None:
+    async def main() -> None:
+        world = Boards()
+        world.find("abcdefghijklmnop")
+        world.board.refuse = {"id-a": RefusedError("too large"), "id-b": SystemExit()}
+        await world.start()
+        await world.until(100)
+        assert all(world.board.of(f"id-{name}") for name in "abcdefghijklmnop")
+        await world.stop()
+
+    run(main)
+
+
+def test_a_changed_member_is_shown_its_status_again_and_one_that_has_left_no_more() -> None:
+    async def main() -> None:
+        world = Boards()
+        world.find("ab")
+        await world.start()
+        await world.until(100)
+        world.find("ab", team="another")
+        await world.until(200)
+        assert len(world.board.of("id-a")) == 2
+        world.find("a", team="another")
+        shown = len(world.board.of("id-b"))
+        await world.until(1000)
+        assert len(world.board.of("id-b")) == shown
+        await world.stop()
+
+    run(main)
+
+
+def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Boards()
+        world.specs["g"] = world.spec("g", Fake(FakeDiscovery()))
+        world.specs["h"] = world.spec("h", Fake(Board(), [UnavailableError("not yet")] * 3))
+        await world.start()
+        await world.until(300)
+        await world.stop()
+
+    run(main)
+    assert said(caplog, "the status of members cannot be shown") == []

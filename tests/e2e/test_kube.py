@@ -1,0 +1,549 @@
+"""Kubernetes itself: the shipped Roles, the target, fleets of Deployments and the custom resource, with daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import yaml
+
+from tests.e2e.kube_server import Json, KubeServer, RefusedRequest, kube_server
+
+pytestmark = pytest.mark.e2e
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "kubernetes"
+ACCOUNT = "system:serviceaccount:streaming:autoscaler"
+STREAMS = "/apis/reactive-autoscaler.internal/v1alpha1"
+PATIENCE = 90.0
+FLEET = 1000
+INTERVAL = 10.0  # seconds between two observations of a member
+MEMBER_BYTES = 150_000
+# Where another client has changed the size at the same time, and where there is KEDA.
+SELDOM = {("get", "deployments/scale"), ("watch", "scaledobjects")}
+
+
+def eventually(ask: Callable[[], T | None], what: Callable[[], object], seconds: float = PATIENCE) -> T:
+    deadline = time.monotonic() + seconds
+    while True:
+        found = ask()
+        if found:
+            return found
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
+
+
+# -- what the daemon sees and does
+
+
+class Load:
+    """A document with a load for each name: a replica is meant for 100 of it.
+
+    Attributes:
+        url: its address.
+        of: name -> load; all others have 100.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, float] = {}
+        load = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = json.dumps({"of": load.of, "usual": 100}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    load = Load()
+    yield load
+    load.close()
+
+
+def cluster(load_of: str, **more: Any) -> Json:
+    """The section of a cluster, or a template, that follows a load."""
+    return {
+        "interval": "2s",
+        "timeout": "1900ms",
+        "min": 1,
+        "max": 8,
+        "metrics": {"load": {"source": "load", "path": f'of."{load_of}" || usual'}},
+        "policies": {"load": {"type": "target-tracking", "metric": "load", "target": 100, "mode": "total"}},
+        "down": {"window": "4s"},
+        **more,
+    }
+
+
+@dataclass
+class Daemon:
+    """A daemon process.
+
+    Attributes:
+        directory: with its configuration and log.
+    """
+
+    directory: Path
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    @property
+    def lines(self) -> list[Json]:
+        text = (self.directory / "log").read_text()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n") and line[0] == "{"]
+
+    def said(self, message: str) -> list[Json]:
+        return [line for line in self.lines if message in line["message"]]
+
+    def get(self, path: str) -> Any:
+        url = eventually(lambda: self.said("started"), (self.directory / "log").read_text)[0]["url"]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{url}{path}", timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:  # /readyz answers 503 with the reasons
+            with error:
+                return json.load(error)
+
+    def fleet(self) -> Json:
+        [fleet] = self.get("/api/v1/fleets")["fleets"]
+        assert isinstance(fleet, dict)
+        return fleet
+
+
+@contextmanager
+def daemon(directory: Path, load: Load, **sections: Any) -> Iterator[Daemon]:
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "daemon": {"directory": "state", "listen": "127.0.0.1:0", "log": "json"},
+        "sources": {"load": {"type": "http", "url": load.url}},
+        **sections,
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "API_TOKEN": "do-not-read-this"}
+    command = [sys.executable, "-m", "autoscaler", "run", str(directory / "config.yaml")]
+    with (directory / "log").open("wb") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
+        running = Daemon(directory, process)
+        try:
+            yield running
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, (directory / "log").read_text()[-3000:]
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+# -- what is on the server
+
+
+@pytest.fixture(scope="module")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
+    with kube_server(tmp_path_factory.mktemp("kube")) as server:
+        namespace(server, "streaming")
+        server.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / "serviceaccount.yaml"))
+        yield server
+
+
+def namespace(server: KubeServer, name: str) -> None:
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    server.request("POST", "/api/v1/namespaces", body)
+
+
+def deployment(name: str, labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}) -> Json:
+    """A Deployment of one replica whose pods no node can run."""
+    container = {"name": "main", "image": "registry.invalid/none:1"}
+    template = {
+        "metadata": {"labels": {"app": name}},
+        "spec": {"nodeSelector": {"autoscaler-test": "nowhere"}, "containers": [container]},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": dict(labels), "annotations": dict(annotations)},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template},
+    }
+
+
+def apps(space: str, name: str = "") -> str:
+    return f"/apis/apps/v1/namespaces/{space}/deployments" + (f"/{name}" if name else "")
+
+
+def size(server: KubeServer, space: str, name: str) -> int:
+    return int(server.request("GET", apps(space, name))["spec"]["replicas"])
+
+
+def ready(server: KubeServer, space: str, app: str) -> None:
+    """Write into the status of all pods of a workload what a kubelet would."""
+    found = server.request("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=app%3D{app}")
+    for pod in found["items"]:
+        status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+        path = f"/api/v1/namespaces/{space}/pods/{pod['metadata']['name']}/status"
+        with suppress(RefusedRequest):  # it may be gone
+            server.request("PATCH", path, status, "application/merge-patch+json")
+
+
+def reaches(server: KubeServer, space: str, name: str, replicas: int, *, running: Daemon) -> None:
+    """Wait until a Deployment has a size, while its pods come up."""
+
+    def reached() -> bool:
+        ready(server, space, name)
+        return size(server, space, name) == replicas
+
+    eventually(reached, lambda: (size(server, space, name), running.lines[-20:]))
+
+
+def rules(*manifests: str) -> set[tuple[str, str]]:
+    """The verbs and resources that Roles grant."""
+    found = [yaml.safe_load((DEPLOY / path).read_text()) for path in manifests]
+    return {
+        (verb, resource)
+        for role in found
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+
+
+# -- the target
+
+
+def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_used(
+    kube: KubeServer, load: Load, tmp_path: Path
+) -> None:
+    for name in ("role", "rolebinding"):
+        kube.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / f"{name}.yaml"))
+    kube.request("POST", apps("streaming"), deployment("flink-taskmanager"))
+    kubeconfig = kube.account("streaming", "autoscaler")
+    target = {"type": "kubernetes", "name": "flink-taskmanager", "namespace": "streaming", "kubeconfig": kubeconfig}
+    with daemon(tmp_path / "daemon", load, clusters={"tm": cluster("tm", target=target)}) as running:
+        # Its pod is not up: why, is asked.
+        eventually(lambda: kube.requests(ACCOUNT).count("list", "pods"), lambda: running.lines[-20:])
+        load.of["tm"] = 300
+        reaches(kube, "streaming", "flink-taskmanager", 3, running=running)
+        load.of["tm"] = 100
+        reaches(kube, "streaming", "flink-taskmanager", 1, running=running)
+        assert running.get("/readyz")["problems"] == {}
+    asked, granted = kube.requests(ACCOUNT), rules("base/role.yaml")
+    assert asked.refused == set()
+    assert asked.used <= granted
+    assert granted - asked.used <= SELDOM
+    assert asked.count("watch", "deployments") >= 1
+
+
+def test_what_the_target_and_the_discovery_do_on_the_test_server_they_do_on_kubernetes(
+    kube: KubeServer, tmp_path: Path
+) -> None:
+    files = ["tests/targets/test_kubernetes.py", "tests/discoveries/test_kubernetes.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/own"]
+    environment = {**os.environ, "AUTOSCALER_TEST_KUBECONFIG": kube.admin, "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [*command, "-k", "real", *files], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
+
+
+def test_a_label_as_long_as_a_template_would_refuse_is_refused_by_the_server(kube: KubeServer) -> None:
+    with pytest.raises(RefusedRequest, match="must be no more than 63") as raised:
+        kube.request("POST", apps("default"), deployment("long", {"autoscale": "x" * 64}))
+    assert raised.value.code == 422
+
+
+# -- fleets of Deployments
+
+
+def template(kubeconfig: str, **more: Any) -> Json:
+    target = {
+        "type": "kubernetes",
+        "name": "${name}",
+        "namespace": "${namespace}",
+        "watch": "namespace",
+        "kubeconfig": kubeconfig,
+    }
+    usual = {"max": "${annotations['autoscaler/max'] | 8}", "interval": f"{INTERVAL:g}s", "timeout": "9s"}
+    return cluster("${name}", target=target, **{**usual, **more})
+
+
+def discovered(kubeconfig: str, space: str, **more: Any) -> Json:
+    discover = {
+        "type": "kubernetes",
+        "selector": "autoscale=streaming",
+        "namespaces": [space],
+        "kubeconfig": kubeconfig,
+    }
+    return {"discover": discover, "name": "${namespace}/${name}", "interval": "2s", **more}
+
+
+def up(server: KubeServer, space: str, name: str) -> None:
+    """Create a Deployment and write what its controllers would."""
+    labels = {"autoscale": "streaming", "team": f"team-{len(name)}"}
+    server.request("POST", apps(space), deployment(name, labels))
+    status = {"status": {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "observedGeneration": 1}}
+    server.request("PATCH", f"{apps(space, name)}/status", status, "application/merge-patch+json")
+
+
+def test_a_thousand_deployments_by_one_label_cost_one_list_and_one_watch(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "kube").mkdir()
+    with kube_server(tmp_path / "kube", workloads=False) as kube:
+        for name in ("streaming", "fleet"):
+            namespace(kube, name)
+        kube.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / "serviceaccount.yaml"))
+        kube.kubectl("-n", "fleet", "apply", "-k", str(DEPLOY / "fleet"))
+        with ThreadPoolExecutor(8) as threads:
+            first = [f"job-{number}" for number in range(FLEET // 10)]
+            list(threads.map(lambda name: up(kube, "fleet", name), first))
+            kubeconfig = kube.account("streaming", "autoscaler")
+            fleets = {"jobs": discovered(kubeconfig, "fleet", template=template(kubeconfig))}
+            with daemon(tmp_path / "daemon", load, fleets=fleets) as running:
+                controlled(running, len(first))
+                before = resident(running)
+                rest = [f"job-{number}" for number in range(len(first), FLEET)]
+                list(threads.map(lambda name: up(kube, "fleet", name), rest))
+                controlled(running, FLEET)
+                each = (resident(running) - before) / len(rest)
+                asked = kube.requests(ACCOUNT)
+                # A discovery and the targets, each with one list and one watch, which begins anew twice a minute.
+                assert asked.count("list", "deployments") <= 4
+                watches = asked.count("watch", "deployments")
+                assert asked.refused == set()
+                assert asked.used <= rules("fleet/role.yaml")
+
+                load.of["late"] = 300
+                begun = time.monotonic()
+                up(kube, "fleet", "late")
+                eventually(lambda: size(kube, "fleet", "late") == 3, lambda: running.lines[-20:])
+                took = time.monotonic() - begun
+                kube.request("DELETE", apps("fleet", "late"))
+                eventually(lambda: running.fleet()["members"] == FLEET, running.fleet)
+    print(f"\n{FLEET} members: {each / 1000:.0f} kB each, {watches} watches, a new one is scaled in {took:.1f} s")  # noqa: T201
+    assert each < MEMBER_BYTES
+    assert took <= 2 * INTERVAL
+
+
+def controlled(running: Daemon, count: int) -> None:
+    """Wait until so many members have been decided about, and have been once more."""
+
+    def are() -> bool:
+        found = running.get("/readyz")
+        return running.fleet()["members"] == count and found["problems"] == {} and not found["not_observed"]
+
+    eventually(are, lambda: str(running.get("/readyz"))[:2000], 300.0)
+    time.sleep(2 * INTERVAL)
+
+
+def resident(running: Daemon) -> int:
+    assert running.process is not None
+    return int(psutil.Process(running.process.pid).memory_info().rss)
+
+
+def test_members_have_limits_of_their_own_and_one_that_is_wrong_is_in_trouble_alone(
+    kube: KubeServer, load: Load, tmp_path: Path
+) -> None:
+    namespace(kube, "notes")
+    kube.kubectl("-n", "notes", "apply", "-k", str(DEPLOY / "fleet"))
+    html = "<script>alert('${API_TOKEN}')</script>"
+    for name, most in {"usual": "", "small": "2", "html": html, "more": "x" * 2000}.items():
+        annotations = {"autoscaler/max": most} if most else {}
+        kube.request("POST", apps("notes"), deployment(name, {"autoscale": "streaming"}, annotations))
+        load.of[name] = 400
+    kube.request("POST", apps("notes"), deployment("of-another-team"))
+    kubeconfig = kube.account("streaming", "autoscaler")
+    fleet = discovered(kubeconfig, "notes", template=template(kubeconfig, interval="2s", timeout="1900ms"))
+    with daemon(tmp_path / "daemon", load, fleets={"jobs": fleet}) as running:
+        reaches(kube, "notes", "usual", 4, running=running)
+        reaches(kube, "notes", "small", 2, running=running)
+        refused = {line["member"]: line["problem"] for line in running.said("member refused")}
+        assert set(refused) == {"notes/html", "notes/more"}
+        assert "fleets.jobs[notes/html].template.max" in refused["notes/html"]
+        assert "at most 1,000 are allowed" in refused["notes/more"]
+        assert "do-not-read-this" not in (tmp_path / "daemon" / "log").read_text()
+        assert [size(kube, "notes", name) for name in ("html", "more", "of-another-team")] == [1, 1, 1]
+        note = {"metadata": {"annotations": {"autoscaler/max": "3"}}}
+        kube.request("PATCH", apps("notes", "html"), note, "application/merge-patch+json")
+        reaches(kube, "notes", "html", 3, running=running)
+        kube.kubectl("-n", "notes", "label", "deployment", "small", "autoscale-")
+        eventually(lambda: running.fleet()["members"] == 3, running.fleet)
+
+
+def test_a_discovery_without_permission_says_which_rule_is_missing_and_other_fleets_go_on(
+    kube: KubeServer, load: Load, tmp_path: Path
+) -> None:
+    for name in ("granted", "denied"):
+        namespace(kube, name)
+        kube.request("POST", apps(name), deployment("job", {"autoscale": "streaming"}))
+    kube.kubectl("-n", "granted", "apply", "-k", str(DEPLOY / "fleet"))
+    load.of["job"] = 200
+    kubeconfig = kube.account("streaming", "autoscaler")
+    short = {"interval": "2s", "timeout": "1900ms"}
+    fleets = {
+        name: discovered(kubeconfig, name, template=template(kubeconfig, **short)) for name in ("granted", "denied")
+    }
+    with daemon(tmp_path / "daemon", load, fleets=fleets) as running:
+        reaches(kube, "granted", "job", 2, running=running)
+        [line] = eventually(lambda: running.said("discovery fails"), lambda: running.lines[-20:])
+        assert line["fleet"] == "denied"
+        assert "this needs list on deployments.apps in namespace denied" in line["error"]
+        assert size(kube, "denied", "job") == 1
+
+
+# -- the custom resource
+
+
+STREAM: Json = {
+    "apiVersion": "reactive-autoscaler.internal/v1alpha1",
+    "kind": "StreamAutoscaler",
+    "metadata": {"name": "orders"},
+    "spec": cluster("orders", target={"type": "kubernetes", "name": "orders"}),
+}
+
+
+@pytest.fixture(scope="module")
+def streams(kube: KubeServer) -> KubeServer:
+    """The server with the custom resource, and a namespace for it."""
+    kube.kubectl("apply", "--server-side", "-k", str(DEPLOY / "crd"))
+    kube.kubectl("wait", "--for=condition=Established", "crd/streamautoscalers.reactive-autoscaler.internal")
+    namespace(kube, "team")
+    kube.kubectl("-n", "team", "apply", "-k", str(DEPLOY / "stream-autoscalers"))
+    return kube
+
+
+def stream(name: str, **changes: Any) -> Json:
+    spec = {**STREAM["spec"], "target": {"type": "kubernetes", "name": name}, **changes}
+    spec["metrics"] = {"load": {"source": "load", "path": f'of."{name}" || usual'}, **changes.get("metrics", {})}
+    return {**STREAM, "metadata": {"name": name}, "spec": spec}
+
+
+def path_of(name: str = "") -> str:
+    return f"{STREAMS}/namespaces/team/streamautoscalers" + (f"/{name}" if name else "")
+
+
+def applied(server: KubeServer, found: Json, *, check: bool = True) -> str:
+    done = server.kubectl("-n", "team", "apply", "--validate=strict", "-f", "-", stdin=json.dumps(found), check=check)
+    return done.stderr if done.returncode else ""
+
+
+def condition(server: KubeServer, name: str) -> Json:
+    status = server.request("GET", path_of(name)).get("status") or {}
+    [found] = status.get("conditions") or [{"status": "", "reason": "", "message": ""}]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_definition_is_accepted_as_structural(streams: KubeServer) -> None:
+    found = streams.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + CRD_NAME)
+    conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert conditions.get("NonStructuralSchema", "False") == "False"
+
+
+CRD_NAME = "streamautoscalers.reactive-autoscaler.internal"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"min": 9}, "min must not be above max"),
+        ({"timeout": "2s"}, "timeout must be shorter than the interval"),
+        ({"interval": None, "timeout": "16s"}, "timeout must be shorter than the interval"),
+        ({"policies": {}}, "should have at least 1 properties"),
+        ({"interval": "soon"}, "should match"),
+        ({"max": "many"}, "must be of type integer"),
+        ({"target": {"name": "orders"}}, "Required value"),
+        ({"maximum": 9}, "unknown field"),
+    ],
+)
+def test_the_server_refuses_what_cannot_be(streams: KubeServer, change: Json, message: str) -> None:
+    spec = {key: value for key, value in {**STREAM["spec"], **change}.items() if value is not None}
+    assert message in applied(streams, {**STREAM, "spec": spec}, check=False)
+
+
+def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
+    streams: KubeServer, load: Load, tmp_path: Path
+) -> None:
+    before = streams.requests(ACCOUNT)
+    names = ("orders", "wrong", "other", "gone")
+    for name in names:
+        streams.request("POST", apps("team"), deployment(name))
+    applied(streams, stream("orders"))
+    applied(streams, stream("wrong", metrics={"load": {"source": "load", "path": "${API_TOKEN}"}}))
+    applied(streams, stream("other", target={"type": "kubernetes", "name": "other", "namespace": "kube-system"}))
+    applied(streams, stream("gone"))
+    kubeconfig = streams.account("streaming", "autoscaler")
+    discover = {"type": "stream-autoscalers", "namespaces": ["team"], "kubeconfig": kubeconfig}
+    fleet = {"discover": discover, "name": "${namespace}/${name}", "interval": "2s"}
+    with daemon(tmp_path / "daemon", load, fleets={"streams": fleet}) as running:
+        load.of["orders"] = 300
+        reaches(streams, "team", "orders", 3, running=running)
+
+        def shown() -> Json | None:
+            ready(streams, "team", "orders")
+            status = streams.request("GET", path_of("orders")).get("status") or {}
+            return status if status.get("size") == 3 and status.get("lastRescaleTime") else None
+
+        status = eventually(shown, lambda: (condition(streams, "orders"), running.lines[-20:]))
+        assert status["proposedSize"] == 3
+        assert condition(streams, "orders")["status"] == "True"
+        eventually(lambda: condition(streams, "wrong")["status"], lambda: running.lines[-20:])
+        eventually(lambda: condition(streams, "other")["status"], lambda: running.lines[-20:])
+        wrong, other = condition(streams, "wrong"), condition(streams, "other")
+        assert (wrong["status"], wrong["reason"]) == ("False", "SpecRefused")
+        assert "[team/wrong].spec.metrics.load.path: ${API_TOKEN} is an environment variable" in wrong["message"]
+        assert "spec.target.namespace: must be left out: the target is in team" in other["message"]
+        assert "do-not-read-this" not in (tmp_path / "daemon" / "log").read_text()
+
+        columns = streams.kubectl("-n", "team", "get", "streamautoscalers", "orders").stdout.splitlines()
+        assert columns[0].split() == ["NAME", "SIZE", "PROPOSED", "MIN", "MAX", "READY", "REASON", "RESCALED", "AGE"]
+        assert columns[1].split()[:6] == ["orders", "3", "3", "1", "8", "True"]
+        described = streams.kubectl("-n", "team", "describe", "streamautoscalers", "orders").stdout
+        assert "Rescaled" in described.partition("Events:")[2]
+        assert "SpecRefused" in streams.kubectl("-n", "team", "describe", "streamautoscalers", "wrong").stdout
+
+        # Deleted in the middle of a rescale: of the new pods none has come up.
+        ready(streams, "team", "gone")
+        load.of["gone"] = 500
+        eventually(lambda: size(streams, "team", "gone") == 5, lambda: running.lines[-20:])
+        streams.request("DELETE", path_of("gone"))
+        eventually(lambda: running.fleet()["members"] == 3, running.fleet)
+        time.sleep(6)
+        assert not [line for line in running.lines if line["level"] in {"error", "critical"}]
+        assert not running.said("cannot be shown")
+        assert streams.kubectl("-n", "team", "get", "streamautoscalers", "gone", check=False).returncode == 1
+    asked = streams.requests(ACCOUNT)
+    new = asked.entries[len(before.entries) :]
+    granted = rules("fleet/role.yaml", "stream-autoscalers/role.yaml")
+    of_team = type(asked)([entry for entry in new if (entry.get("objectRef") or {}).get("namespace") == "team"])
+    assert of_team.refused == set()
+    assert of_team.used <= granted
+    assert granted - of_team.used <= SELDOM
