@@ -243,7 +243,7 @@ class SqliteStateStore:
             connection.executemany(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
                 [
-                    (fleet, _bytes(key), json.dumps(member.values, default=_plain).encode())
+                    (fleet, _bytes(key), json.dumps(_texts(member.values)).encode())
                     for key, member in members.items()
                     if before.get(key) != member
                 ],
@@ -438,9 +438,17 @@ def _bytes(key: str) -> bytes:
     return key.encode(errors="surrogatepass")
 
 
-def _plain(value: object) -> object:
-    """What JSON has no form for: a plug-in may give any mapping."""
-    return dict(value) if isinstance(value, Mapping) else str(value)
+def _texts(values: Mapping[str, object]) -> dict[str, str | dict[str, str]]:
+    """The values of a member that a template can use: a plug-in may give anything else, which is left out."""
+    found: dict[str, str | dict[str, str]] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found[str(name)] = {
+                key: inner for key, inner in value.items() if isinstance(key, str) and isinstance(inner, str)
+            }
+        elif isinstance(value, str):
+            found[str(name)] = value
+    return found
 
 
 def _times(thing: object) -> Iterator[datetime]:
