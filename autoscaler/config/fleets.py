@@ -104,7 +104,7 @@ class Template:
         """Fill it with the values of a member. Raises ConfigurationError."""
         path, problems = self._path_of(member.id), Problems(self._file)
         build = self._build.within(self._scope(member), problems)
-        fault = member.problem or fault_of(member.id, "its id")
+        fault = _printable(member.problem) or fault_of(member.id, "its id")
         if fault is not None:
             problems.add(self._section.line, path, fault)
             raise self._error(problems)
@@ -191,6 +191,11 @@ class Template:
             return build.entries(node, path, partial(read_source, build))
         except Invalid:
             return None
+
+
+def _printable(text: str | None) -> str:
+    """What a discovery says, without escape sequences of terminals."""
+    return "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,8 +216,8 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
     [
         ({"labels": {}}, "${labels.text} has no value and no default; there are none"),
         ({"labels": {"b": "1", "a": "2"}}, "${labels.text} has no value and no default; there are: a, b"),
-        ({"labels": {"text": ""}}, "${labels.text} is empty and no default; there are: text"),
-        ({"labels": "shop"}, "${labels.text}: labels is a text and has no keys"),
+        ({"labels": {"text": ""}}, "${labels.text} is empty and has no default; there are: text"),
+        ({"labels": "shop"}, "${labels.text}: labels has no keys"),
         ({"labels": {"text": "9" * 65_536}}, "${labels.text} has 65,536 characters, at most 1,000 are allowed"),
         ({"labels": {"text": "a\n- x"}}, "${labels.text} has the character U+000A, which is not printable"),
         ({"labels": {"text": "\x1b[2J"}}, "${labels.text} has the character U+001B, which is not printable"),
@@ -324,6 +324,8 @@ def test_settings_are_checked_together_for_each_member(accepted: Accepted) -> No
 def test_a_member_that_its_discovery_could_not_read_is_in_trouble_for_that(accepted: Accepted) -> None:
     found = Member("a.yaml", {"name": "a"}, "jobs/a.yaml:3: (file): not valid YAML")
     assert problems(accepted(FLEET), found) == ["4: fleets.streaming[a.yaml]: jobs/a.yaml:3: (file): not valid YAML"]
+    found = Member("a.yaml", {"name": "a"}, "\x1b[2Jjobs/\n\udcff.yaml")
+    assert problems(accepted(FLEET), found) == ["4: fleets.streaming[a.yaml]: \ufffd[2Jjobs/ \ufffd.yaml"]
 
 
 @pytest.mark.parametrize(
