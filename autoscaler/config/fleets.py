@@ -11,9 +11,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from autoscaler import plugins
 from autoscaler.config import document
 from autoscaler.config.build import Builder
-from autoscaler.config.cluster import SAME_TARGET, ClusterReader, Owners, read_source, source_classes
+from autoscaler.config.cluster import (
+    SAME_TARGET,
+    ClusterReader,
+    Owners,
+    contained,
+    read_source,
+    source_classes,
+)
 from autoscaler.config.document import Invalid, Problems, join
 from autoscaler.config.model import Cluster, Config, MemberCluster
 from autoscaler.config.sections import ClusterSection
@@ -160,6 +168,10 @@ class Template:
         reader.warn(cluster, known, path)
         if name is None or sources is None:
             raise Invalid
+        for key, parts in (("target", [cluster.target]), ("engine", [cluster.engine]), ("sources", sources.values())):
+            for part in parts if key in mapping.entries else ():
+                with contained(part, build.problems, *mapping.place(key, path)):
+                    plugins.hash_key(part)  # as it is for finding an equal one: a failure there would be one of all
         metrics = {
             key: dataclasses.replace(metric, source=f"{name}/{metric.source}") if metric.source in sources else metric
             for key, metric in cluster.metrics.items()

@@ -729,6 +729,13 @@ def test_a_target_that_cannot_be_compared_is_a_problem_of_its_member(accepted: A
     assert problem == "10: fleets.streaming[unknown].template.target: FailingSubject failed: KeyError: 'oops'"
 
 
+def test_a_plug_in_that_cannot_be_hashed_is_a_problem_of_its_member(accepted: Accepted) -> None:
+    config = accepted(FLEET.replace("type: stub-engine", "type: unhashable-engine"))
+    expanded(config)
+    (problem,) = problems(config, member(labels={"app": "unknown"}))
+    assert problem == "11: fleets.streaming[prod/orders].template.engine: UnhashableEngine failed: KeyError: 'oops'"
+
+
 def test_a_member_takes_milliseconds_and_ten_thousand_are_assembled_in_a_second_of_processor_time(
     accepted: Accepted,
 ) -> None:

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_each_file_of_a_folder_is_a_member_with_its_values(folder: Path) -> None:
-    (folder / "orders.yaml").write_text("app: shop\nmax: 12\nnight: off\nempty:\nnone: null\ntext: \"null\"\n")
+    (folder / "orders.yaml").write_text('app: shop\nmax: 12\nnight: off\nempty:\nnone: null\ntext: "null"\n')
     (folder / "clicks.json").write_text('{"app": "web", "max": 3}')
     (folder / "views.yml").write_text("{}\n")
     (folder / "notes.txt").write_text("app: no\n")
