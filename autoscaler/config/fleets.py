@@ -33,9 +33,11 @@ MAX_NAME = 200
 """Characters that the name of a member's cluster may have."""
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_MAX_PARTS = 10  # a file of this name, where each `/` takes three characters, has one of at most 255
+_NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,{_MAX_PARTS - 1}}}")
 _NAME_RULE = (
-    f"a name is 1 to {MAX_NAME} letters, digits, `_`, `.`, `-`, in parts separated by `/`; no `.`, `-` first in a part"
+    f"a name is 1 to {MAX_NAME} letters, digits, `_`, `.`, `-`, in up to {_MAX_PARTS} parts separated by `/`; "
+    "no `.`, `-` first in a part"
 )
 
 

@@ -16,6 +16,7 @@ from autoscaler.config import load
 from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, MemberCluster
 from autoscaler.ports import ConfigurationError, Member
+from autoscaler.trace import profile_file
 
 Accepted = Callable[..., Config]
 Refused = Callable[..., list[str]]
@@ -360,12 +361,20 @@ def test_an_id_that_cannot_be_shown_is_a_problem(accepted: Accepted, id: str, pr
 # Names
 
 
-@pytest.mark.parametrize("name", ["a", "a.b_c-d", "x" * 195, "0", "_a", "a/b"])
+@pytest.mark.parametrize("name", ["a", "a.b_c-d", "x" * 195, "0", "_a", "a/b", "/".join("123456789")])
 def test_a_name_of_a_member_may_have_parts(accepted: Accepted, name: str) -> None:
     assert expanded(accepted(FLEET), member(name=name))[0].name == f"prod/{name}"
 
 
-@pytest.mark.parametrize("name", ["x" * 196, "a b", "-a", ".a", "..", "a//b", "/a", "a/", "a/../b", "<b>", "é", "a?b"])
+def test_the_longest_name_is_that_of_a_file(accepted: Accepted, tmp_path: Path) -> None:
+    (found,) = expanded(accepted(FLEET), member(name="/".join(["x" * 20] * 8 + ["y" * 27])))
+    assert len(found.name) == 200
+    (tmp_path / f".{profile_file.file_name(found.name)}.part").touch()
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 196, "a b", "-a", ".a", "..", "a//b", "/a", "a/", "a/../b", "<b>", "é", "a?b", "a/" * 9 + "a"]
+)
 def test_a_name_that_cannot_be_one_is_a_problem_of_its_member(accepted: Accepted, name: str) -> None:
     (found,) = problems(accepted(FLEET), member("id", name=name))
     assert found.startswith("6: fleets.streaming[id].name: 'prod/")
