@@ -497,7 +497,7 @@ class Builder:
             if hint not in _TEXTS:
                 raise Invalid  # nothing is wrong as far as it is known
             return PLACEHOLDER
-        if secret and value != expression.default:
+        if hint is Secret or (secret and value != expression.default):  # a default such as `basic` is a word
             self.problems.hide(value)
         return value
 

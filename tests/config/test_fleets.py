@@ -164,6 +164,13 @@ def test_expressions(accepted: Accepted, written: str, labels: Mapping[str, str]
     assert name_of(config, member(labels={"app": "shop", **labels})) == text
 
 
+def test_a_value_may_have_a_thousand_characters(accepted: Accepted) -> None:
+    config = accepted(with_name('"${annotations.long}"'))
+    assert name_of(config, member(annotations={"long": "x" * 1000})) == "x" * 1000
+    (problem,) = problems(config, member(annotations={"long": "x" * 1001}))
+    assert problem.endswith(".target.name: ${annotations.long} has 1,001 characters, at most 1,000 are allowed")
+
+
 def test_an_empty_default_leaves_out_what_may_be_left_out(accepted: Accepted) -> None:
     config = accepted(FLEET + '      partitions: "${annotations.partitions | }"\n      combine: ${labels.combine|}\n')
     first, second = expanded(config, member(), member(annotations={"partitions": "12"}))
@@ -404,6 +411,11 @@ def test_a_name_that_no_member_could_have_is_refused(refused: Refused, name: str
     ("old", "new", "problems"),
     [
         ("min: 1", "mn: 1", ["12: fleets.streaming.template.mn: unknown key; did you mean 'min'?"]),
+        (
+            'stub-target, name: "${name}"',
+            'stub-target, words: "${name}"',
+            ["10: fleets.streaming.template.target.words: expected a list, not a string"],
+        ),
         ("min: 1", "min: x", ["12: fleets.streaming.template.min: expected a whole number, not a string"]),
         ("| 8}", "| 0}", ["13: fleets.streaming.template.max: must be 1 or more, not 0"]),
         ("| 8}", "| x}", ["13: fleets.streaming.template.max: expected a whole number, not a string"]),
@@ -609,6 +621,20 @@ def test_the_value_of_a_member_is_a_secret_where_the_field_is_one(accepted: Acce
     assert "hunter2" not in repr(found)
     problem = problems(config, member("x", name="hunter2 ", annotations={"token": "hunter2"}))
     assert "hunter2" not in "".join(problem)
+
+
+def test_a_default_is_a_secret_where_the_field_is_one(accepted: Accepted) -> None:
+    config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token | hunter2}"))
+    assert config.secrets == {"hunter2"}
+    (problem,) = problems(config, member("x", name="hunter2 "))
+    assert "'prod/*** ' cannot be a name" in problem
+
+
+def test_a_default_is_not_hidden_where_only_the_key_is_called_like_a_secret(accepted: Accepted) -> None:
+    config = accepted(with_name('"${name}", labels: {auth: "${labels.auth | basic}", token: "${labels.token | none}"}'))
+    assert config.secrets == set()
+    (found,) = expanded(config, member(labels={"app": "a", "token": "hunter2"}))
+    assert found.secrets == {"hunter2"}
 
 
 def test_a_plug_in_that_names_a_secret_does_not_show_it(accepted: Accepted) -> None:
