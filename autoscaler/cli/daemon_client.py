@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
 import urllib.error
 import urllib.parse
@@ -67,12 +68,12 @@ def find_daemon(arguments: argparse.Namespace) -> Address:
         return Address(url)
     if arguments.config is None:
         return Address(URL)
-    from autoscaler.cli.configuration import load  # noqa: PLC0415 - most often there is no configuration to read
+    from autoscaler import config  # noqa: PLC0415 - most often there is no configuration to read
 
     path: Path = arguments.config
     problems: tuple[str, ...] = ()
     try:
-        listen = load(path).daemon.listen
+        listen = config.load(path, os.environ, offline=True).daemon.listen
     except ConfigurationError as error:
         problems = error.problems
         listen = _listen_in(path, problems)

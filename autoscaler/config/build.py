@@ -513,7 +513,8 @@ class Builder:
             if hint not in _TEXTS:
                 raise Invalid  # nothing is wrong as far as it is known
             return PLACEHOLDER
-        if secret and value != expression.default and not self._own:
+        # A default such as `basic` is a word.
+        if not self._own and (hint is Secret or (secret and value != expression.default)):
             self.problems.hide(value)
         return value
 

@@ -11,9 +11,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from autoscaler import plugins
 from autoscaler.config import document
 from autoscaler.config.build import Builder
-from autoscaler.config.cluster import SAME_TARGET, ClusterReader, Owners, read_source, source_classes
+from autoscaler.config.cluster import (
+    SAME_TARGET,
+    ClusterReader,
+    Owners,
+    contained,
+    read_source,
+    source_classes,
+)
 from autoscaler.config.document import Invalid, Problems, join
 from autoscaler.config.model import Cluster, Config, MemberCluster
 from autoscaler.config.sections import ClusterSection
@@ -25,9 +33,11 @@ MAX_NAME = 200
 """Characters that the name of a member's cluster may have."""
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_MAX_PARTS = 10  # a file of this name, where each `/` takes three characters, has one of at most 255
+_NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,{_MAX_PARTS - 1}}}")
 _NAME_RULE = (
-    f"a name is 1 to {MAX_NAME} letters, digits, `_`, `.`, `-`, in parts separated by `/`; no `.`, `-` first in a part"
+    f"a name is 1 to {MAX_NAME} letters, digits, `_`, `.`, `-`, in up to {_MAX_PARTS} parts separated by `/`; "
+    "no `.`, `-` first in a part"
 )
 
 
@@ -107,7 +117,7 @@ class Template:
     def expand(self, member: Member) -> MemberCluster:
         """Fill it with the values of a member. Raises ConfigurationError."""
         path, problems = self._path_of(member.id), Problems(self._file)
-        fault = member.problem or fault_of(member.id, "its id")
+        fault = _printable(member.problem) or fault_of(member.id, "its id")
         if fault is not None:
             problems.add(self._section.line, path, fault)
             raise self._error(problems)
@@ -174,6 +184,15 @@ class Template:
         reader.warn(cluster, known, path)
         if name is None or sources is None:
             raise Invalid
+        parts: dict[str, list[object]] = {
+            "target": [cluster.target],
+            "engine": [cluster.engine],
+            "sources": [*sources.values()],
+        }
+        for place, plug_ins in parts.items():
+            for part in plug_ins if place in mapping.entries else ():
+                with contained(part, build.problems, *mapping.place(place, path)):
+                    plugins.hash_key(part)  # as it is for finding an equal one: a failure there would be one of all
         metrics = {
             key: dataclasses.replace(metric, source=f"{name}/{metric.source}") if metric.source in sources else metric
             for key, metric in cluster.metrics.items()
@@ -205,6 +224,11 @@ class Template:
             return build.entries(node, path, partial(read_source, build))
         except Invalid:
             return None
+
+
+def _printable(text: str | None) -> str:
+    """What a discovery says, without escape sequences of terminals."""
+    return "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text or "")
 
 
 @dataclass(frozen=True, slots=True)

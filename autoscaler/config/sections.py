@@ -105,8 +105,8 @@ class FleetSection:
 
     Attributes:
         discover: finds the members.
-        name: the name of each member's cluster, such as `${namespace}/${name}`: the parts between `/` have letters,
-            digits, `.`, `_` and `-`; at most 200 characters.
+        name: the name of each member's cluster, such as `${namespace}/${name}`: up to 10 parts between `/`
+            have letters, digits, `.`, `_` and `-`; at most 200 characters.
         template: the cluster of each member; left out if the discovery's members bring their own.
         interval: time between two questions to the discovery; at least 1s.
         confirm: how long a loss of half of the members or more, or of the last one, must last before they are

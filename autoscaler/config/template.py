@@ -202,13 +202,13 @@ def _value(expression: Expression, values: abc.Mapping[str, object]) -> str:
     elif isinstance(found, abc.Mapping):
         found = found.get(expression.key)
     elif found is not None:
-        raise ValueError(f"{expression.written}: {expression.variable} is a text and has no keys")
+        raise ValueError(f"{expression.written}: {expression.variable} has no keys")
     if found is None or found == "":
         if expression.default is not None:
             return expression.default
         known = values.get(expression.variable) if expression.key is not None else values
-        state = "is empty" if found == "" else "has no value"
-        raise ValueError(f"{expression.written} {state} and no default{_listed(known)}")
+        state = "is empty and has" if found == "" else "has no value and"
+        raise ValueError(f"{expression.written} {state} no default{_listed(known)}")
     fault = fault_of(found, expression.written)
     if fault is not None:
         raise ValueError(fault)

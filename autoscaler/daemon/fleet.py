@@ -102,14 +102,17 @@ class Fleet:
         successor, which is not waited for. To be called by one task at a time.
         """
         before, slices = self._config, Slices()
+        # Not those of the configuration before: a change to it that failed, by a defect of a plug-in, is made up for.
+        present = {name for name in self._running if name not in self._ending or self._ending[name].successor}
         added, changed = set(), set()
         for name in config.clusters:
             await slices.turn()
-            if before is None or name not in before.clusters:
+            if name not in present:
                 added.add(name)
-            elif _parts(before, name) != _parts(config, name):
+            elif before is None or name not in before.clusters or _parts(before, name) != _parts(config, name):
                 changed.add(name)
-        removed = set() if before is None else set(before.clusters) - set(config.clusters)
+        gone = self._running.keys() - config.clusters.keys()
+        removed = {name for name in gone if name in present or self._ending[name].task is None}
         self._config = config
         for name in removed | changed:
             await slices.turn()

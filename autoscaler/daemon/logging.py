@@ -99,4 +99,5 @@ class ConsoleFormatter(_Formatter):
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    # Names come from outside: an escape sequence must not reach a terminal.
+    return json.dumps(text) if not text.isprintable() or not text or any(c in ' "=' for c in text) else text

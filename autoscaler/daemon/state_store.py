@@ -437,8 +437,9 @@ def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Membe
 
 def _dump_member(member: Member) -> bytes:
     """Its values, or a list of these and its own template."""
-    values = member.values if member.template is None else [member.values, member.template]
-    return json.dumps(values, default=_plain).encode()
+    values = _texts(member.values)
+    stored = values if member.template is None else [values, member.template]
+    return json.dumps(stored).encode()
 
 
 def _bytes(key: str) -> bytes:
@@ -446,9 +447,17 @@ def _bytes(key: str) -> bytes:
     return key.encode(errors="surrogatepass")
 
 
-def _plain(value: object) -> object:
-    """What JSON has no form for: a plug-in may give any mapping."""
-    return dict(value) if isinstance(value, Mapping) else str(value)
+def _texts(values: Mapping[str, object]) -> dict[str, str | dict[str, str]]:
+    """The values of a member that a template can use: a plug-in may give anything else, which is left out."""
+    found: dict[str, str | dict[str, str]] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found[str(name)] = {
+                key: inner for key, inner in value.items() if isinstance(key, str) and isinstance(inner, str)
+            }
+        elif isinstance(value, str):
+            found[str(name)] = value
+    return found
 
 
 def _times(thing: object) -> Iterator[datetime]:

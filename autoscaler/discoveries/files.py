@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import ClassVar
 
 from autoscaler.config import document
@@ -54,9 +55,17 @@ class _Folder:
                 stat = file.stat()
             except FileNotFoundError:
                 continue  # removed meanwhile
+            except OSError as error:
+                self._read[file] = (0, 0, 0), _unreadable(file, f"{file} cannot be read: {error.strerror}")
+                continue
             state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             before = known.get(file)
-            self._read[file] = before if before is not None and before[0] == state else (state, _member(file))
+            if before is not None and before[0] == state:
+                self._read[file] = before
+            elif S_ISREG(stat.st_mode):
+                self._read[file] = state, _member(file)
+            else:  # reading a pipe waits for whoever writes it
+                self._read[file] = state, _unreadable(file, f"{file} is not a regular file")
         return [member for _, member in self._read.values()]
 
     def _files(self) -> list[Path]:
@@ -78,11 +87,15 @@ def _member(file: Path) -> Member:
         values = {}
         for key, entry in node.entries.items():
             if isinstance(entry.node, document.Scalar):
-                values[key] = entry.node.text
+                values[key] = "" if entry.node.value is None else entry.node.text
             else:
                 problems.add(entry.line, key, "expected a text, a number, true or false, not a list or a mapping")
     except Invalid:
         pass
     if problems:
-        return Member(file.name, {"name": file.stem}, "; ".join(problems.error().problems))
+        return _unreadable(file, "; ".join(problems.error().problems))
     return Member(file.name, {"name": file.stem, "values": values})
+
+
+def _unreadable(file: Path, problem: str) -> Member:
+    return Member(file.name, {"name": file.stem}, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from autoscaler import cli
 from autoscaler.cli.configuration import summarized
+from autoscaler.cli.daemon_client import find_daemon
 
 FLEET = """
 daemon: {directory: var, listen: '127.0.0.1:0'}
@@ -57,6 +59,12 @@ def test_check_without_connecting_checks_the_template(fleet: Path, capsys: pytes
     assert capsys.readouterr().err.startswith(
         f"{fleet}:10: fleets.jobs.template.min: unknown variable value in ${{value.min | 1}}; variables: name, values"
     )
+
+
+def test_a_file_with_fleets_only_names_its_daemon(fleet: Path) -> None:
+    fleet.write_text(FLEET.replace("127.0.0.1:0", "127.0.0.1:7654"))
+    found = find_daemon(argparse.Namespace(url=None, config=fleet))
+    assert (found.url, found.problems) == ("http://127.0.0.1:7654", ())
 
 
 def test_check_online_asks_the_discovery_and_lists_the_problems_of_members(

@@ -42,7 +42,10 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "odd-source": f"{module}:OddSource",
                 "failing-source": f"{module}:FailingSource",
             },
-            "engines": {"stub-engine": f"{module}:StubEngine"},
+            "engines": {
+                "stub-engine": f"{module}:StubEngine",
+                "unhashable-engine": f"{module}:UnhashableEngine",
+            },
             "targets": {
                 "stub-target": f"{module}:StubTarget",
                 "failing-target": f"{module}:FailingTarget",

@@ -127,6 +127,16 @@ class StubEngine:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class UnhashableEngine(StubEngine):
+    """An engine that cannot be compared with others if it is called so."""
+
+    def __hash__(self) -> int:
+        if "unknown" in self.url:
+            raise KeyError("oops")
+        return 0
+
+
 class Colour(StrEnum):
     RED = "red"
     GREEN = "green"

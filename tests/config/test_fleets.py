@@ -16,6 +16,7 @@ from autoscaler.config import load
 from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, MemberCluster
 from autoscaler.ports import ConfigurationError, Member
+from autoscaler.trace import profile_file
 
 Accepted = Callable[..., Config]
 Refused = Callable[..., list[str]]
@@ -163,6 +164,13 @@ def test_expressions(accepted: Accepted, written: str, labels: Mapping[str, str]
     assert name_of(config, member(labels={"app": "shop", **labels})) == text
 
 
+def test_a_value_may_have_a_thousand_characters(accepted: Accepted) -> None:
+    config = accepted(with_name('"${annotations.long}"'))
+    assert name_of(config, member(annotations={"long": "x" * 1000})) == "x" * 1000
+    (problem,) = problems(config, member(annotations={"long": "x" * 1001}))
+    assert problem.endswith(".target.name: ${annotations.long} has 1,001 characters, at most 1,000 are allowed")
+
+
 def test_an_empty_default_leaves_out_what_may_be_left_out(accepted: Accepted) -> None:
     config = accepted(FLEET + '      partitions: "${annotations.partitions | }"\n      combine: ${labels.combine|}\n')
     first, second = expanded(config, member(), member(annotations={"partitions": "12"}))
@@ -216,8 +224,8 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
     [
         ({"labels": {}}, "${labels.text} has no value and no default; there are none"),
         ({"labels": {"b": "1", "a": "2"}}, "${labels.text} has no value and no default; there are: a, b"),
-        ({"labels": {"text": ""}}, "${labels.text} is empty and no default; there are: text"),
-        ({"labels": "shop"}, "${labels.text}: labels is a text and has no keys"),
+        ({"labels": {"text": ""}}, "${labels.text} is empty and has no default; there are: text"),
+        ({"labels": "shop"}, "${labels.text}: labels has no keys"),
         ({"labels": {"text": "9" * 65_536}}, "${labels.text} has 65,536 characters, at most 1,000 are allowed"),
         ({"labels": {"text": "a\n- x"}}, "${labels.text} has the character U+000A, which is not printable"),
         ({"labels": {"text": "\x1b[2J"}}, "${labels.text} has the character U+001B, which is not printable"),
@@ -324,6 +332,8 @@ def test_settings_are_checked_together_for_each_member(accepted: Accepted) -> No
 def test_a_member_that_its_discovery_could_not_read_is_in_trouble_for_that(accepted: Accepted) -> None:
     found = Member("a.yaml", {"name": "a"}, "jobs/a.yaml:3: (file): not valid YAML")
     assert problems(accepted(FLEET), found) == ["4: fleets.streaming[a.yaml]: jobs/a.yaml:3: (file): not valid YAML"]
+    found = Member("a.yaml", {"name": "a"}, "\x1b[2Jjobs/\n\udcff.yaml")
+    assert problems(accepted(FLEET), found) == ["4: fleets.streaming[a.yaml]: \ufffd[2Jjobs/ \ufffd.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -358,12 +368,20 @@ def test_an_id_that_cannot_be_shown_is_a_problem(accepted: Accepted, id: str, pr
 # Names
 
 
-@pytest.mark.parametrize("name", ["a", "a.b_c-d", "x" * 195, "0", "_a", "a/b"])
+@pytest.mark.parametrize("name", ["a", "a.b_c-d", "x" * 195, "0", "_a", "a/b", "/".join("123456789")])
 def test_a_name_of_a_member_may_have_parts(accepted: Accepted, name: str) -> None:
     assert expanded(accepted(FLEET), member(name=name))[0].name == f"prod/{name}"
 
 
-@pytest.mark.parametrize("name", ["x" * 196, "a b", "-a", ".a", "..", "a//b", "/a", "a/", "a/../b", "<b>", "é", "a?b"])
+def test_the_longest_name_is_that_of_a_file(accepted: Accepted, tmp_path: Path) -> None:
+    (found,) = expanded(accepted(FLEET), member(name="/".join(["x" * 20] * 8 + ["y" * 27])))
+    assert len(found.name) == 200
+    (tmp_path / f".{profile_file.file_name(found.name)}.part").touch()
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 196, "a b", "-a", ".a", "..", "a//b", "/a", "a/", "a/../b", "<b>", "é", "a?b", "a/" * 9 + "a"]
+)
 def test_a_name_that_cannot_be_one_is_a_problem_of_its_member(accepted: Accepted, name: str) -> None:
     (found,) = problems(accepted(FLEET), member("id", name=name))
     assert found.startswith("6: fleets.streaming[id].name: 'prod/")
@@ -393,6 +411,11 @@ def test_a_name_that_no_member_could_have_is_refused(refused: Refused, name: str
     ("old", "new", "problems"),
     [
         ("min: 1", "mn: 1", ["12: fleets.streaming.template.mn: unknown key; did you mean 'min'?"]),
+        (
+            'stub-target, name: "${name}"',
+            'stub-target, words: "${name}"',
+            ["10: fleets.streaming.template.target.words: expected a list, not a string"],
+        ),
         ("min: 1", "min: x", ["12: fleets.streaming.template.min: expected a whole number, not a string"]),
         ("| 8}", "| 0}", ["13: fleets.streaming.template.max: must be 1 or more, not 0"]),
         ("| 8}", "| x}", ["13: fleets.streaming.template.max: expected a whole number, not a string"]),
@@ -600,6 +623,20 @@ def test_the_value_of_a_member_is_a_secret_where_the_field_is_one(accepted: Acce
     assert "hunter2" not in "".join(problem)
 
 
+def test_a_default_is_a_secret_where_the_field_is_one(accepted: Accepted) -> None:
+    config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token | hunter2}"))
+    assert config.secrets == {"hunter2"}
+    (problem,) = problems(config, member("x", name="hunter2 "))
+    assert "'prod/*** ' cannot be a name" in problem
+
+
+def test_a_default_is_not_hidden_where_only_the_key_is_called_like_a_secret(accepted: Accepted) -> None:
+    config = accepted(with_name('"${name}", labels: {auth: "${labels.auth | basic}", token: "${labels.token | none}"}'))
+    assert config.secrets == set()
+    (found,) = expanded(config, member(labels={"app": "a", "token": "hunter2"}))
+    assert found.secrets == {"hunter2"}
+
+
 def test_a_plug_in_that_names_a_secret_does_not_show_it(accepted: Accepted) -> None:
     config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token}"))
     (problem,) = problems(config, member(annotations={"token": "refused"}))
@@ -725,6 +762,13 @@ def test_a_target_that_cannot_be_compared_is_a_problem_of_its_member(accepted: A
     assert list(assemble(config, {"streaming": found}).members) == ["prod/a", "prod/b"]
     (problem,) = problems(config, member("unknown"))
     assert problem == "10: fleets.streaming[unknown].template.target: FailingSubject failed: KeyError: 'oops'"
+
+
+def test_a_plug_in_that_cannot_be_hashed_is_a_problem_of_its_member(accepted: Accepted) -> None:
+    config = accepted(FLEET.replace("type: stub-engine", "type: unhashable-engine"))
+    expanded(config)
+    (problem,) = problems(config, member(labels={"app": "unknown"}))
+    assert problem == "11: fleets.streaming[prod/orders].template.engine: UnhashableEngine failed: KeyError: 'oops'"
 
 
 def test_a_member_takes_milliseconds_and_ten_thousand_are_assembled_in_a_second_of_processor_time(

@@ -192,7 +192,10 @@ class Template:
             source, sources = f"{name}/own", {f"{name}/own": self.own}
         cluster = replace(cluster, metrics={"load": Metric(source, FakeQuery("load"))})
         warnings = (str(member.values["warn"]),) if "warn" in member.values else ()
-        return MemberCluster(id=member.id, name=name, cluster=cluster, sources=sources, warnings=warnings)
+        secrets = frozenset({str(member.values["token"])} if "token" in member.values else ())
+        return MemberCluster(
+            id=member.id, name=name, cluster=cluster, sources=sources, warnings=warnings, secrets=secrets
+        )
 
     def problem(self, member: str, message: str, key: str = "name") -> str:
         return f"config.yaml:7: fleets.{self.fleet}[{member}].{key}: {message}"

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from autoscaler.config.model import MemberCluster
+from autoscaler.core.foreign import Mask
 from autoscaler.core.model import Limits, NamedPolicy
+from autoscaler.daemon import discovery
 from autoscaler.daemon.controller import splay, trouble
 from autoscaler.ports import ConfigurationError, Member, UnavailableError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import Fake, FakeDiscovery
+from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeEngine
 
 from .conftest import Fleets, Remembers, Template
 
@@ -535,6 +537,48 @@ def test_that_members_cannot_be_persisted_is_logged_once_and_made_up_for(caplog:
     run(main)
     assert len(said(caplog, "cannot restore members")) == 1
     assert len(said(caplog, "cannot persist members")) == 1
+
+
+def test_secrets_of_members_are_hidden_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = Mask()
+    monkeypatch.setattr(discovery, "mask", mask)
+
+    async def main() -> None:
+        world = Fleets()
+        world.find("a", token="hunter2")
+        await world.start()
+        await world.until(100)
+        assert mask("it is hunter2") == "it is ***"
+        await world.stop()
+
+    run(main)
+
+
+class Unhashable(Fake[FakeEngine]):
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+
+def test_a_change_that_failed_is_tried_at_every_answer_and_shown() -> None:
+    async def main() -> None:
+        world = Fleets("static")
+        world.of_members = {"engine": Unhashable(FakeEngine())}
+        world.find("abc")
+        await world.start()
+        await world.until(100)
+        assert set(world.controllers) == {"static"}
+        assert world.status.failure == "RuntimeError: no hash"
+        assert world.status.failures == 10
+        world.of_members = {}
+        world.specs = {"f": world.spec("f", world.discover)}
+        await world.start()
+        await world.until(200)
+        assert set(world.controllers) == {"static", "a", "b", "c"}
+        assert world.status.failure is None
+        assert len(world.ticks("static")) == 20
+        await world.stop()
+
+    run(main)
 
 
 def test_a_fleet_without_members_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

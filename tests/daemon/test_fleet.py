@@ -146,6 +146,38 @@ def test_a_reload_with_the_same_configuration_changes_nothing() -> None:
     virtual_time.run(main())
 
 
+class Unhashable(Fake[FakeTarget]):
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+
+def test_a_change_that_a_defect_of_a_plug_in_ended_is_made_up_for_by_the_next() -> None:
+    async def main() -> None:
+        world = World("a", "changed", "gone")
+        await world.start()
+        await world.until(100)
+        gone = world.clusters.pop("gone")
+        world.clusters["changed"] = make_cluster("changed", world.plugins["changed"], limits=Limits(2, 10))
+        world.clusters["bad"] = make_cluster("bad", Unhashable(FakeTarget()))
+        world.clusters["later"] = make_cluster("later", Fake(FakeTarget()))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no hash"):
+                await world.fleet.apply(world.config)
+        del world.clusters["bad"]
+        await world.fleet.apply(world.config)
+        await world.until(200)
+        assert set(world.fleet.controllers) == {"a", "changed", "later"}
+        assert world.targets["changed"].requests == [2]
+        assert world.plugins["gone"].closed
+        assert len(world.ticks("a")) == 20
+        assert len(world.ticks("later")) == 10
+        world.clusters = {"gone": gone}
+        assert await world.fleet.apply(world.config) == ({"gone"}, {"a", "changed", "later"}, set())
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
 def test_a_plugin_that_cannot_connect_fails_only_its_clusters_and_is_retried() -> None:
     async def main() -> None:
         world = World("good", "bad")

@@ -73,6 +73,13 @@ def test_console_lines_are_for_people() -> None:
     assert rest[-1] == "ValueError: why"
 
 
+def test_console_lines_have_no_escape_sequences_of_others() -> None:
+    stream = io.StringIO()
+    setup(LogFormat.CONSOLE, stream)
+    logging.getLogger("autoscaler.daemon.test").warning("refused", extra={"member": "a\x1b[2J", "other": "\u00e9"})
+    assert stream.getvalue().endswith('refused  member="a\\u001b[2J" other=\u00e9\n')
+
+
 def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     setup(LogFormat.CONSOLE)
     logging.getLogger("autoscaler.daemon.test").warning("look")

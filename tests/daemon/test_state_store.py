@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -530,6 +531,16 @@ async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(tmp_path:
         await store.forget_members({"f"})
         assert await store.load_members("f") == {"b": b}
         assert await store.load_members("other") == {}
+
+
+async def test_what_no_template_can_use_of_a_member_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
+    values: dict[Any, Any] = {"name": "a", "labels": {"x": "1", ("y",): "2", "z": 3}, "size": 4, "raw": b"x"}
+    values["self"] = values
+    async with open_state_store(tmp_path, decisions=9) as store:
+        await store.save_members("f", {"a": Member("a", values), "b": Member("b", {"name": "b"})})
+        found = await store.load_members("f")
+    assert found["b"] == Member("b", {"name": "b"})
+    assert found["a"].values == {"name": "a", "labels": {"x": "1"}, "self": {"name": "a"}}
 
 
 async def test_only_members_that_differ_are_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -25,14 +26,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_each_file_of_a_folder_is_a_member_with_its_values(folder: Path) -> None:
-    (folder / "orders.yaml").write_text("app: shop\nmax: 12\nnight: off\nempty:\n")
+    (folder / "orders.yaml").write_text('app: shop\nmax: 12\nnight: off\nempty:\nnone: null\ntext: "null"\n')
     (folder / "clicks.json").write_text('{"app": "web", "max": 3}')
     (folder / "views.yml").write_text("{}\n")
     (folder / "notes.txt").write_text("app: no\n")
     (folder / ".hidden.yaml").write_text("app: no\n")
     assert await found(folder) == [
         Member("clicks.json", {"name": "clicks", "values": {"app": "web", "max": "3"}}),
-        Member("orders.yaml", {"name": "orders", "values": {"app": "shop", "max": "12", "night": "off", "empty": ""}}),
+        Member(
+            "orders.yaml",
+            {
+                "name": "orders",
+                "values": {"app": "shop", "max": "12", "night": "off", "empty": "", "none": "", "text": "null"},
+            },
+        ),
         Member("views.yml", {"name": "views", "values": {}}),
     ]
 
@@ -96,3 +103,18 @@ async def test_a_link_to_nothing_is_no_member(folder: Path) -> None:
     os.symlink(folder / "gone.yaml", folder / "a.yaml")  # noqa: PTH211 - shorter
     (folder / "b.yaml").write_text("app: two\n")
     assert [member.id for member in await found(folder)] == ["b.yaml"]
+
+
+async def test_what_is_no_regular_file_is_a_member_in_trouble_and_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "folder.yaml").mkdir()
+    os.symlink(folder / "round.yaml", folder / "round.yaml")  # noqa: PTH211 - shorter
+    (folder / "good.yaml").write_text("app: two\n")
+    async with asyncio.timeout(10):
+        members = await found(folder)
+    assert {member.id: member.problem for member in members} == {
+        "folder.yaml": f"{folder}/folder.yaml is not a regular file",
+        "good.yaml": None,
+        "pipe.yaml": f"{folder}/pipe.yaml is not a regular file",
+        "round.yaml": f"{folder}/round.yaml cannot be read: Too many levels of symbolic links",
+    }
