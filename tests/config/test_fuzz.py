@@ -91,12 +91,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attempt(path: Path, data: bytes) -> Config | None:
     path.write_bytes(data)
     problems: tuple[str, ...] = ()
-    start = time.monotonic()
+    start = time.process_time()
     try:
         return load(path, ENVIRON)
     except ConfigurationError as error:
         problems = error.problems
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert problems
     for problem in problems:
         where, line, rest = problem.removeprefix(str(path)).split(":", 2)

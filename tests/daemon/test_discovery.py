@@ -614,15 +614,15 @@ def test_many_members_that_join_leave_or_are_refused_are_counted_in_one_line(cap
 
 
 async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> None:
-    """In real time: what must not take long is the work between two ticks."""
+    """In processor time of the loop: what must not take long is the work between two ticks."""
     world = Fleets("static", interval=timedelta(seconds=1), timeout=timedelta(milliseconds=500))
-    longest, at = 0.0, time.perf_counter()
+    longest, at = 0.0, time.thread_time()
 
     async def watch() -> None:
         nonlocal longest, at
         while True:
             await asyncio.sleep(0.001)
-            longest, at = max(longest, time.perf_counter() - at), time.perf_counter()
+            longest, at = max(longest, time.thread_time() - at), time.thread_time()
 
     world.of_members = {"interval": timedelta(hours=1)}
     await world.start()
@@ -630,7 +630,7 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
     watching = asyncio.create_task(watch())
     world.specs["f"] = replace(world.specs["f"], interval=timedelta(milliseconds=100))
     world.discovery.found = [Member(f"m{number}", {"name": f"m{number}"}) for number in range(10_000)]
-    at = time.perf_counter()
+    at = time.thread_time()
     await world.discoveries.apply(world.config)
     while len(world.discoveries.members) < 10_000:  # noqa: ASYNC110 - nothing says so
         await asyncio.sleep(0.1)

@@ -554,22 +554,22 @@ def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_co
 
 async def test_ten_thousand_clusters_that_appear_at_once_do_not_keep_the_loop() -> None:
     world = World(*(f"c{number}" for number in range(10_000)), interval=timedelta(hours=1))
-    longest, at = 0.0, time.perf_counter()
+    longest, at = 0.0, time.thread_time()
 
     async def watch() -> None:
         nonlocal longest, at
         while True:
             await asyncio.sleep(0)
-            longest, at = max(longest, time.perf_counter() - at), time.perf_counter()
+            longest, at = max(longest, time.thread_time() - at), time.thread_time()
 
     config = world.config
     gc.disable()  # as the daemon does, which collects by itself
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
-    at = time.perf_counter()
+    at = time.thread_time()
     changes = await world.fleet.change(config)
     appeared, longest = longest, 0.0
-    at = time.perf_counter()
+    at = time.thread_time()
     gone = await world.fleet.change(make_config({}, world.source_plugin))
     await asyncio.gather(*gone.ending)
     gc.enable()
