@@ -290,7 +290,7 @@ class DiscoveryPlugin(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """What a member of a fleet is told about itself.
+    """The status of a member of a fleet, as it is shown where the member was found.
 
     Attributes:
         at: when this was so first.

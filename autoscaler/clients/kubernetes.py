@@ -18,8 +18,9 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -34,6 +35,7 @@ from tenacity import (
 )
 
 from autoscaler.clients.shared_requests import one_line
+from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
 
@@ -56,6 +58,7 @@ _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
 _UNREADABLE = (AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, yaml.YAMLError)
 # What RBAC and other authorizers say; admission (policies, webhooks, quotas) answers 403 too.
 _UNAUTHORIZED = re.compile(r'User "[^"]*" cannot [a-z]+ (resource|path) ')
+_RESOURCE = re.compile(r"(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)/(?P<plural>[a-z][a-z0-9]*)")
 _PASSWORD = re.compile(r"//[^\s/@]*@")  # with the user's name, in an address
 _BACKOFF = wait_random_exponential(multiplier=0.2, max=2)
 
@@ -86,7 +89,7 @@ class NotFoundError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An API server, an identity and the time-outs: the key of the shared client.
+    """An API server, an identity and the time-outs: the key of the shared client. `check_times` has their limits.
 
     Attributes:
         kubeconfig: path of the file; empty: the pod's service account, or where kubectl finds one.
@@ -101,6 +104,14 @@ class Access:
     max_age: float
 
 
+def check_times(timeout: timedelta, max_age: timedelta) -> None:
+    """Check the parameters of a plug-in that an access is made of. Raises ParameterError."""
+    if timeout <= timedelta(0):
+        raise ParameterError("timeout", "must be above 0s")
+    if max_age < timedelta(seconds=2):
+        raise ParameterError("max_age", "must be 2s or more: a watch lasts half of it, in whole seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """A resource type as in the API's paths. The group of the core API is empty."""
@@ -108,6 +119,12 @@ class Resource:
     group: str
     version: str
     plural: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """That of a `group/version/plural`, or None if the text is not of this form."""
+        match = _RESOURCE.fullmatch(text)
+        return cls(**match.groupdict()) if match else None
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural

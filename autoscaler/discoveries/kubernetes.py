@@ -15,7 +15,7 @@ from datetime import timedelta
 from sys import intern
 from typing import ClassVar
 
-from autoscaler.clients.kubernetes import Access, Api, Json, Resource
+from autoscaler.clients.kubernetes import Access, Api, Json, Resource, check_times
 from autoscaler.clients.kubernetes_watch import Collection, Scope, shared_watches
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import guess
@@ -29,7 +29,6 @@ RESOURCES = {
 # The whole object once more, as the client wrote it: no template can use it, and it is most of an object's memory.
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
-_PLURAL_FIRST = re.compile(r"(?P<plural>[a-z][a-z0-9]*)\.(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _KEY = r"([\w.-]+/)?\w([\w.-]*\w)?"
 _VALUE = r"(\w([\w.-]*\w)?)?"
@@ -46,8 +45,8 @@ class Kubernetes:
     It shares its client with targets of equal `kubeconfig`, `context`, `timeout` and `max_age`.
 
     Attributes:
-        resource: their type: `deployments`, `statefulsets`, `flinkdeployments`, or plural, group and version of another
-            one as `sparkapplications.sparkoperator.k8s.io/v1beta2`. Default `deployments`.
+        resource: their type: `deployments`, `statefulsets`, `flinkdeployments`, or another one as group, version and
+            plural, such as `sparkoperator.k8s.io/v1beta2/sparkapplications`. Default `deployments`.
         selector: label selector as of kubectl, such as `autoscale=streaming` or `team in (a, b),!test`.
             Default: all objects.
         namespaces: the namespaces that are searched, one list and one watch for each. Default: that of the kubeconfig's
@@ -74,11 +73,11 @@ class Kubernetes:
     max_age: timedelta = timedelta(minutes=1)
 
     def __post_init__(self) -> None:
-        if self.resource not in RESOURCES and not _PLURAL_FIRST.fullmatch(self.resource):
+        if self.resource not in RESOURCES and Resource.parse(self.resource) is None:
             raise ParameterError(
                 "resource",
-                f"must be one of {', '.join(RESOURCES)} or plural.group/version such as "
-                f"flinkdeployments.flink.apache.org/v1beta1, not {self.resource!r}{guess(self.resource, RESOURCES)}",
+                f"must be one of {', '.join(RESOURCES)} or group/version/plural such as "
+                f"flink.apache.org/v1beta1/flinkdeployments, not {self.resource!r}{guess(self.resource, RESOURCES)}",
             )
         if not _SELECTOR.fullmatch(self.selector):
             raise ParameterError(
@@ -92,16 +91,12 @@ class Kubernetes:
             raise ParameterError("namespaces", "must not name one twice")
         if self.all and self.namespaces:
             raise ParameterError("all", "has no effect with namespaces: leave one of the two out")
-        if self.timeout <= timedelta(0):
-            raise ParameterError("timeout", "must be above 0s")
-        if self.max_age < timedelta(seconds=2):
-            raise ParameterError("max_age", "must be 2s or more: a watch lasts half of it, in whole seconds")
+        check_times(self.timeout, self.max_age)
 
     @property
     def what(self) -> Resource:
         """The resource as the API's addresses name it."""
-        match = _PLURAL_FIRST.fullmatch(self.resource)
-        return Resource(match["group"], match["version"], match["plural"]) if match else RESOURCES[self.resource]
+        return Resource.parse(self.resource) or RESOURCES[self.resource]
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:

@@ -67,7 +67,7 @@ class StreamAutoscalers:
     def _resources(self) -> Kubernetes:
         """The discovery of the resources as objects. Raises ParameterError."""
         return Kubernetes(
-            resource=f"{RESOURCE}/{VERSION}",
+            resource=f"{GROUP}/{VERSION}/{PLURAL}",
             selector=self.selector,
             namespaces=self.namespaces,
             all=self.all,

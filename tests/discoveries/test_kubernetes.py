@@ -61,6 +61,9 @@ def plugin(cluster: Cluster, **more: Any) -> Kubernetes:
     return Kubernetes(**{"kubeconfig": cluster.kubeconfig, **place, **more})
 
 
+SPARK = Kind("sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication")
+
+
 @asynccontextmanager
 async def connected(plugin: Kubernetes) -> AsyncIterator[Discovery]:
     async with LocalShared() as shared, plugin.connect(shared) as discovery:
@@ -184,8 +187,11 @@ async def test_an_object_that_is_being_deleted_is_no_member(cluster: Cluster, se
     [
         (STATEFUL_SETS, "statefulsets"),
         (FLINK, "flinkdeployments"),
-        (FLINK, "flinkdeployments.flink.apache.org/v1beta1"),
-        (Kind("sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"), ""),
+        (FLINK, "flink.apache.org/v1beta1/flinkdeployments"),
+        (
+            Kind("sparkoperator.k8s.io", "v1beta2", "sparkapplications", "SparkApplication"),
+            "sparkoperator.k8s.io/v1beta2/sparkapplications",
+        ),
     ],
     ids=str,
 )
@@ -194,8 +200,7 @@ async def test_any_resource_may_be_found(cluster: Cluster, server: ApiServer, ki
         server.kinds.append(kind)
     found = deployment("clicks", {"autoscale": "streaming"})
     server.put(kind, {**found, "metadata": {**found["metadata"], "namespace": "jobs", "uid": "u"}}, "ADDED")
-    named = resource or f"{kind.plural}.{kind.group}/{kind.version}"
-    async with connected(plugin(cluster, resource=named)) as discovery:
+    async with connected(plugin(cluster, resource=resource)) as discovery:
         assert await names(discovery) == ["clicks"]
 
 
@@ -436,7 +441,7 @@ async def test_values_are_passed_on_as_they_are_however_long_or_odd(cluster: Clu
     ("parameters", "problem"),
     [
         ({"resource": "deployment"}, "resource: must be one of .* did you mean 'deployments'?"),
-        ({"resource": "apps/v1/deployments"}, "resource: must be one of .* plural.group/version"),
+        ({"resource": "flinkdeployments.flink.apache.org/v1beta1"}, "resource: must be one of .* group/version/plural"),
         ({"selector": "autoscale=streaming,"}, "selector: must be a label selector"),
         ({"selector": "a in b"}, "selector: "),
         ({"selector": "a=b c"}, "selector: "),

@@ -23,6 +23,7 @@ import psutil
 import pytest
 import yaml
 
+from autoscaler.daemon.reports import POLL
 from tests.e2e.kube_server import Json, KubeServer, RefusedRequest, kube_server
 
 pytestmark = pytest.mark.e2e
@@ -536,7 +537,7 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         eventually(lambda: size(streams, "team", "gone") == 5, lambda: running.lines[-20:])
         streams.request("DELETE", path_of("gone"))
         eventually(lambda: running.fleet()["members"] == 3, running.fleet)
-        time.sleep(6)
+        time.sleep(3 * POLL)  # what must not happen: that its status is written, at one of three looks
         assert not [line for line in running.lines if line["level"] in {"error", "critical"}]
         assert not running.said("cannot be shown")
         assert streams.kubectl("-n", "team", "get", "streamautoscalers", "gone", check=False).returncode == 1

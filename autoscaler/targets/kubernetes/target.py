@@ -27,6 +27,7 @@ from autoscaler.clients.kubernetes import (
     NotFoundError,
     Request,
     Resource,
+    check_times,
 )
 from autoscaler.clients.kubernetes_watch import Collection, Key, Scope, Watches, shared_watches, version_of
 from autoscaler.clients.shared_requests import cancel_all
@@ -59,7 +60,6 @@ POD_LIST_INTERVAL = 10.0  # seconds between two lists of the pods of a target th
 POD_LIST_WAIT = 0.3  # seconds that a reading waits for that list; one that takes longer is for the next reading
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_RESOURCE = re.compile(r"(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)/(?P<plural>[a-z][a-z0-9]*)")
 _PATH = re.compile(r"\.?[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 
@@ -121,7 +121,7 @@ class Kubernetes:
             raise ParameterError("name", f"must be the name of an object (a-z, 0-9, - and .), not {self.name!r}")
         if self.namespace and not _NAME.fullmatch(self.namespace):
             raise ParameterError("namespace", f"must be the name of a namespace, not {self.namespace!r}")
-        if self.resource not in APPS and not _RESOURCE.fullmatch(self.resource):
+        if self.resource not in APPS and Resource.parse(self.resource) is None:
             raise ParameterError(
                 "resource",
                 f"must be one of {', '.join(APPS)} or group/version/plural such as "
@@ -139,16 +139,12 @@ class Kubernetes:
             raise ParameterError(
                 "choose_pods", "must be left out for statefulsets: they always remove the highest ordinal"
             )
-        if self.timeout <= timedelta(0):
-            raise ParameterError("timeout", "must be above 0s")
-        if self.max_age < timedelta(seconds=2):
-            raise ParameterError("max_age", "must be 2s or more: a watch lasts half of it, in whole seconds")
+        check_times(self.timeout, self.max_age)
 
     @property
     def what(self) -> Resource:
         """The resource as the API's addresses name it."""
-        match = _RESOURCE.fullmatch(self.resource)
-        return Resource(*match.groups()) if match else Resource("apps", "v1", self.resource)
+        return Resource.parse(self.resource) or Resource("apps", "v1", self.resource)
 
     @property
     def subject(self) -> tuple[str, ...]:
