@@ -210,7 +210,7 @@ class KubeServer:
 
     def _connection(self) -> HTTPSConnection:
         server = urlsplit(self.url)
-        return HTTPSConnection(str(server.hostname), server.port, timeout=30, context=self._trust)
+        return HTTPSConnection(str(server.hostname), server.port, timeout=120, context=self._trust)
 
     def close(self) -> None:
         """Close its connections."""
