@@ -272,15 +272,11 @@ def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_us
 
 
 def test_what_the_target_and_the_discovery_do_on_the_test_server_they_do_on_kubernetes(
-    streams: KubeServer, tmp_path: Path
+    kube: KubeServer, tmp_path: Path
 ) -> None:
-    files = [
-        "tests/targets/test_kubernetes.py",
-        "tests/discoveries/test_kubernetes.py",
-        "tests/contracts/test_discoveries.py",
-    ]
+    files = ["tests/targets/test_kubernetes.py", "tests/discoveries/test_kubernetes.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/own"]
-    environment = {**os.environ, "AUTOSCALER_TEST_KUBECONFIG": streams.admin, "NO_PROXY": "127.0.0.1"}
+    environment = {**os.environ, "AUTOSCALER_TEST_KUBECONFIG": kube.admin, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
         [*command, "-k", "real", *files], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
     )
