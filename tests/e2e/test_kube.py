@@ -672,7 +672,8 @@ def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limite
     assert most(events) <= RATE + 2 * AT_ONCE
     assert most(refused) <= 3 * AT_ONCE
     # On a busy machine a target or a reading may fail, and be there again: these are changes too.
-    assert FLEET <= len(events) <= 3 * FLEET
+    # The last Events may be on their way when the daemon is stopped.
+    assert FLEET - AT_ONCE <= len(events) <= 3 * FLEET
     assert FLEET <= len(statuses) <= 3 * FLEET
     # All statuses take two intervals: if ticks waited for them, nearly all would be late.
     assert late(metrics, 0.5) <= LATE
