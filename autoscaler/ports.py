@@ -11,7 +11,7 @@ plug-in is refused while one is not installed, with the extra that brings it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -382,6 +382,13 @@ class StateStore(Protocol):
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
         """Persist state and record together. Raises StoreError, and then neither is persisted."""
+        ...
+
+    async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
+        """Delete state and records of all clusters whose last record is older, but of those named in `keep`.
+
+        Saves are not delayed by more than a moment, however many there are. Raises StoreError.
+        """
         ...
 
 

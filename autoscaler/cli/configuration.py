@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.plugins import guess
-from autoscaler.ports import ConfigurationError
+from autoscaler.ports import ConfigurationError, Member
 
 if TYPE_CHECKING:
     from autoscaler.config.document import Node
@@ -36,9 +37,13 @@ def load(path: Path, root: Node | None = None) -> Config:
     Raises:
         ConfigurationError: it is not usable, or has fleets only.
     """
+    return with_clusters(_load(path, root))
+
+
+def _load(path: Path, root: Node | None = None) -> Config:
     from autoscaler import config  # noqa: PLC0415 - modules that only register options need no pydantic
 
-    return with_clusters(config.load(path, os.environ, root, offline=True))
+    return config.load(path, os.environ, root, offline=True)
 
 
 def with_clusters(read: Config) -> Config:
@@ -46,7 +51,8 @@ def with_clusters(read: Config) -> Config:
     if not read.clusters:
         raise wrong(
             f"{read.path}: has fleets only, and this command takes clusters that are written in the file: write one "
-            "that stands for the members under clusters, with the template's keys and values in place of expressions"
+            "that stands for the members under clusters, with the template's keys and values in place of expressions; "
+            "or simulate a member by its values, with --member name=NAME"
         )
     return read
 
@@ -67,6 +73,38 @@ def summarized(problems: Iterable[str]) -> list[str]:
         *lines[:MAX_PROBLEMS],
         *([f"and {len(lines) - MAX_PROBLEMS} more problems"] if lines[MAX_PROBLEMS:] else []),
     ]
+
+
+def chosen(options: argparse.Namespace) -> Cluster:
+    """The cluster that `--cluster`, or `--member` and `--fleet`, choose. Raises ConfigurationError."""
+    if options.member:
+        return _member(_load(options.config), options.fleet, options.member)
+    if options.fleet is not None:
+        raise wrong("--fleet: chooses the template that --member fills; give its values, such as --member name=NAME")
+    return cluster(load(options.config), options.cluster)
+
+
+def _member(read: Config, name: str | None, given: Sequence[tuple[str, str]]) -> Cluster:
+    """The cluster of a member of a fleet that has these values; `labels.app` is the value `app` of `labels`."""
+    if not read.fleets:
+        raise wrong(f"{read.path}: has no fleets, and --member is of one")
+    if name is None and len(read.fleets) > 1:
+        raise wrong(f"{read.path}: has the fleets {', '.join(sorted(read.fleets))}: choose with --fleet NAME")
+    fleet = read.fleets[known(name or next(iter(read.fleets)), read.fleets, f"fleet of {read.path}")]
+    if getattr(fleet.discover, "brings_templates", False):
+        raise wrong(
+            f"{read.path}: fleets.{fleet.name}: its members have templates of their own: write one as a cluster"
+        )
+    values: dict[str, str | dict[str, str]] = {}
+    for path, value in given:
+        variable, _, key = path.partition(".")
+        known(variable, fleet.discover.variables, f"variable of fleet {fleet.name}")
+        inner = values.setdefault(variable, {} if key else value)
+        if isinstance(inner, dict) is not bool(key):
+            raise wrong(f"--member {path}: {variable} has either one value or keys")
+        if isinstance(inner, dict):
+            inner[key] = value
+    return fleet.template.expand(Member("--member", values)).cluster
 
 
 def cluster(read: Config, name: str | None) -> Cluster:

@@ -61,7 +61,17 @@ def register(commands: Commands) -> None:
         help=f"the simulated cluster: {', '.join((*PLANTS, *SCHEDULER_PLANTS))}, or a YAML file with its parameters "
         "(default: k8s)",
     )
-    add("--cluster", metavar="NAME", help="which cluster of the configuration, if it has several")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--cluster", metavar="NAME", help="which cluster of the configuration, if it has several")
+    which.add_argument(
+        "--member",
+        action="append",
+        type=arguments.pair,
+        default=[],
+        metavar="KEY=VALUE",
+        help="simulate a member of a fleet that has this value, such as name=orders or labels.app=shop (repeatable)",
+    )
+    add("--fleet", metavar="NAME", help="of which fleet the member is, if there are several")
     add("--seed", type=int, default=1, metavar="N", help="of every random draw (default: 1)")
     add("--hours", type=arguments.above, metavar="H", help="only the first hours of the load")
     add("--peak", type=arguments.above, metavar="RATE", help="scale the load to this peak, records/s")

@@ -79,8 +79,7 @@ def _setup(options: argparse.Namespace) -> Setup:
     refused = [f"--{name.replace('_', '-')}: is of a load, and --jobs has none" for name in given if given[name]]
     if refused:
         raise wrong(*refused)
-    config = configuration.load(options.config)
-    cluster = configuration.cluster(config, options.cluster)
+    cluster = configuration.chosen(options)
     described = plants.plant(options.plant)
     policies = [named.policy for named in cluster.spec.policies]
     # A parameter of that name of another policy may be anything else.

@@ -80,8 +80,7 @@ def setup(options: argparse.Namespace) -> Setup:
     Raises:
         ConfigurationError: an option, or a file that one names, is wrong.
     """
-    config = configuration.load(options.config)
-    cluster = configuration.cluster(config, options.cluster)
+    cluster = configuration.chosen(options)
     described = plants.plant(options.plant)
     plant = described.plant
     spec = cluster.spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -250,16 +250,18 @@ def assemble(
     config: Config,
     found: Mapping[str, Sequence[MemberCluster]],
     present: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    held: Collection[tuple[str, str]] = (),
 ) -> Assembled:
     """Add the members of fleets to the clusters of a configuration.
 
     Of two with one name or with equal targets, the first keeps it and the other is refused: first the clusters of the
-    file, then the members that are present, then the others, by fleet and id.
+    file, then the members that are present, then the others, by fleet and id, and then those that are held.
 
     Args:
         config: as it was loaded.
         found: fleet -> its members.
         present: `members` of what is running now.
+        held: fleets and ids of members that are not found any more: whoever is there takes their name and target.
     """
     owners = Owners()
     for name, cluster in config.clusters.items():
@@ -269,11 +271,11 @@ def assemble(
     refused: dict[str, dict[str, str]] = {fleet: {} for fleet in found}
     warnings, secrets = list(config.warnings), set(config.secrets)
     ordered = [
-        (present.get(member.name) != (fleet, member.id), index, member.id, fleet, member)
+        ((fleet, member.id) in held, present.get(member.name) != (fleet, member.id), index, member.id, fleet, member)
         for index, (fleet, of_fleet) in enumerate(found.items())
         for member in of_fleet
     ]
-    for *_, fleet, member in sorted(ordered, key=lambda item: item[:3]):
+    for *_, fleet, member in sorted(ordered, key=lambda item: item[:4]):
         problem = _conflict(config, fleet, member, clusters, members, owners)
         if problem is not None:
             refused[fleet][member.id] = problem

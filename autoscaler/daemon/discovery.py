@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from autoscaler.config.fleets import assemble
@@ -40,6 +40,15 @@ ASK_TIMEOUT = 30.0
 
 MAX_LINES = 10
 """Log lines about single members at a time; the others are counted in one line."""
+
+KEPT = timedelta(days=30)
+"""How long what is known of a cluster that has left is kept, from its last tick."""
+
+SWEEP = timedelta(days=1).total_seconds()
+"""Seconds between two looks for what is kept no longer."""
+
+SWEEP_RETRY = 60.0
+"""Seconds until the next look while not all discoveries have answered: who has left is not known before."""
 
 NOT_ASKED = "the discovery has not answered yet"
 
@@ -118,6 +127,7 @@ class Discoveries:
         self._lock = asyncio.Lock()
         self._applied = True
         self._store_failure: str | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[object]] = set()
 
     @property
@@ -152,12 +162,26 @@ class Discoveries:
             for spec in new:
                 self._watches[spec.name].start(self._run, self._report)
         self._in_background(self._persist(self._store.forget_members(config.fleets)))
+        self._sweeping = self._sweeping or asyncio.create_task(self._sweep(), name="forget clusters that have left")
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
 
     async def stop(self) -> None:
         """Ask no more. The controllers go on until they are stopped."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await asyncio.gather(*(watch.end() for watch in self._watches.values()))
+
+    async def _sweep(self) -> None:
+        """Forget clusters that left long ago, until this is cancelled."""
+        while True:
+            complete = all(fleet.answered_at is not None for fleet in self.status)
+            if complete:
+                try:
+                    await self._fleet.forget(self._utc() - KEPT)
+                except StoreError as error:
+                    log.error("cannot forget clusters that have left", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+            await asyncio.sleep(SWEEP if complete else SWEEP_RETRY)
 
     async def _run(self, watch: _Watch) -> None:
         """Ask a discovery until this is cancelled."""
@@ -215,10 +239,11 @@ class Discoveries:
             membership = members(spec)
             filled = await _fill(self._config, spec, membership, before, anew=False)
             async with self._lock:
-                if watch.spec is not spec:
-                    continue  # there was a reload meanwhile
+                if watch.spec is not spec or watch.filled is not before:
+                    continue  # there was a reload meanwhile, or a member of another fleet took the place of one
+                held = watch.membership.held.keys()
                 watch.take(membership, filled)
-                if filled is not before or not self._applied:
+                if filled is not before or membership.held.keys() != held or not self._applied:
                     await self._change()
                 break
         if watch.unsaved:
@@ -229,9 +254,10 @@ class Discoveries:
         """Have the controllers follow."""
         self._applied = False
         found = {name: _clusters(watch.filled) for name, watch in self._watches.items()}
+        held = {(name, key) for name, watch in self._watches.items() for key in watch.membership.held}
         # In a thread: with ten thousand members it takes longer than a tick may be late.
         with contained():
-            assembled = await asyncio.to_thread(assemble, self._config, found, self.members)
+            assembled = await asyncio.to_thread(assemble, self._config, found, self.members, held)
         mask.hide(*assembled.config.secrets)
         changes = await self._fleet.change(assembled.config)
         self._applied = True
@@ -240,7 +266,7 @@ class Discoveries:
         for name, (fleet, member) in assembled.members.items():
             controllers[name].template_problem = next(iter(self._watches[fleet].filled[member].problems), None)
         for name, watch in self._watches.items():
-            watch.refused = assembled.refused.get(name, {})
+            watch.refuse(assembled.refused.get(name, {}))
             watch.report()
         return changes
 
@@ -376,6 +402,15 @@ class _Watch:
         self.spec = spec
         self.take(self.membership, filled)
         self.asked_for.set()
+
+    def refuse(self, refused: Mapping[str, str]) -> None:
+        """Have these members refused. One that is held has left: another has its name or its target now."""
+        gone = refused.keys() & self.membership.held.keys()
+        self.refused = {key: problem for key, problem in refused.items() if key not in gone}
+        if gone:
+            self.membership = self.membership.without(gone)
+            self.filled = {key: each for key, each in self.filled.items() if key not in gone}
+            self.unsaved = True
 
     def fail(self, error: str) -> bool:
         """Note that there was no answer. Returns whether this was not logged yet."""

@@ -128,6 +128,10 @@ class Fleet:
         tasks = [self._ending[name].task for name in added | removed | changed if name in self._ending]
         return Changes(added, removed, changed, [task for task in tasks if task is not None])
 
+    async def forget(self, before: datetime) -> None:
+        """Delete what is known of clusters that were not decided about since, and are not here. Raises StoreError."""
+        await self._store.forget_clusters(before, frozenset(self.controllers))
+
     async def stop(self) -> None:
         """End all controllers between two ticks and close their connections."""
         self._stopped = True

@@ -13,6 +13,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Hashable,
     Iterable,
@@ -271,7 +272,10 @@ async def _ready(request: web.Request) -> web.Response:
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
     problems = {c.name: why for c in status.controllers.values() if (why := trouble(c)) not in (None, NOT_OBSERVED)}
     fleets = {fleet.name: why for fleet in status.fleets if (why := _fleet_problem(fleet)) is not None}
-    ok = not (waiting or problems or fleets or status.store_failure)
+    down = {*waiting, *problems}
+    ok = not (
+        down - status.members.keys() or any(_is_down(fleet, down) for fleet in status.fleets) or status.store_failure
+    )
     body = {
         "ok": ok,
         "not_observed": waiting,
@@ -282,6 +286,11 @@ async def _ready(request: web.Request) -> web.Response:
         "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
+
+
+def _is_down(fleet: FleetStatus, down: Collection[str]) -> bool:
+    """Whether a fleet is not under control at all. One bad member of hundreds is no reason to take the daemon away."""
+    return fleet.failure is not None or (fleet.members > 0 and all(name in down for name in fleet.clusters.values()))
 
 
 def _fleet_problem(fleet: FleetStatus) -> str | None:

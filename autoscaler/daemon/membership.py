@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autoscaler.ports import Member
@@ -20,6 +20,11 @@ class Membership:
 
     members: Mapping[str, Member] = field(default_factory=dict)
     held: Mapping[str, float] = field(default_factory=dict)
+
+    def without(self, ids: Collection[str]) -> Membership:
+        """The others."""
+        members = {key: member for key, member in self.members.items() if key not in ids}
+        return Membership(members, {key: since for key, since in self.held.items() if key not in ids})
 
 
 def accept(before: Membership, found: Iterable[Member], now: float, confirm: float) -> Membership:

@@ -1,7 +1,8 @@
 """Shows the members of a fleet their status where they were found, if the discovery can (`ports.Reports`).
 
 A task of each fleet compares what is known of its members with what was shown last. Ticks never wait for it: of several
-changes the last one is shown, a few at a time, and what cannot be shown is tried again with growing pauses.
+changes the last one is shown, a few at a time at a limited rate, and what cannot be shown is tried again with growing
+pauses.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ QUIET = 30.0
 """Seconds between two reports of a member of which neither the size nor whether it is refused has changed."""
 
 AT_ONCE = 8
-"""Reports under way at a time."""
+"""Reports of a fleet under way at a time."""
+
+RATE = 50.0
+"""Reports of a fleet a second, at most: when a thousand members change at once, an API server has more to do."""
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -105,12 +109,13 @@ class Reporter:
         live = self._live()
         if not isinstance(live, Reports):
             return
-        changed = await self._changed()
+        changed, loop = await self._changed(), asyncio.get_running_loop()
         for first in range(0, len(changed), AT_ONCE):
-            batch = changed[first : first + AT_ONCE]
+            batch, begun = changed[first : first + AT_ONCE], loop.time()
             done = await asyncio.gather(*(self._show(live, member, status) for member, status in batch))
             if not any(done):
                 break  # it is rather the discovery than these members
+            await asyncio.sleep(begun + len(batch) / RATE - loop.time())
         failing = any(shown.retry_at for shown in self._shown.values())
         if self._failing and not failing:
             log.info("the status of members is shown again", extra={"fleet": self._fleet})

@@ -59,6 +59,8 @@ _SPAN = 2**32
 
 _PRUNE_EVERY = 16
 
+_FORGET_AT_ONCE = 10
+
 MAX_BYTES = 16 * 2**20
 """Bytes of decisions of one cluster that are kept, except for those that its state needs."""
 
@@ -151,6 +153,14 @@ class SqliteStateStore:
     async def forget_members(self, fleets: Collection[str]) -> None:
         """Delete the members of all fleets but these. Raises StoreError."""
         await self._read(lambda: self._delete_members(fleets), "the members of fleets")
+
+    async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
+        """Delete state and decisions of all clusters whose last decision is older, but of those named in `keep`.
+
+        A few at a time, so that saves do not wait. Raises StoreError.
+        """
+        while await self._read(lambda: self._delete_clusters(before, keep), "what is known of clusters that have left"):
+            pass
 
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
@@ -258,6 +268,23 @@ class SqliteStateStore:
             connection.executemany("DELETE FROM member WHERE fleet = ?", [(fleet,) for fleet in gone])
         for fleet in gone:
             self._members.pop(fleet, None)
+
+    def _delete_clusters(self, before: datetime, keep: Collection[str]) -> bool:
+        """Delete some; returns whether there may be more."""
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            old = connection.execute(
+                "SELECT cluster.id, name FROM cluster JOIN decision ON decision.id = cluster.id * ? + last "
+                "WHERE at < ?",
+                (_SPAN, before.timestamp()),
+            )
+            gone = [row for row in old if row[1] not in keep][:_FORGET_AT_ONCE]
+            for identity, name in gone:
+                first = identity * _SPAN
+                connection.execute("DELETE FROM decision WHERE id BETWEEN ? AND ?", (first, first + _SPAN - 1))
+                connection.execute("DELETE FROM cluster WHERE id = ?", (identity,))
+                self._numbers.pop(name, None)
+        return len(gone) == _FORGET_AT_ONCE
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -233,6 +233,14 @@ class FakeStore:
         if record is not None:
             self.records.append(record)
 
+    async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
+        """Forget those that are older."""
+        if self.failure:
+            raise StoreError(self.failure)
+        self.states = {
+            name: state for name, state in self.states.items() if name in keep or state.at is None or state.at >= before
+        }
+
     async def load_members(self, fleet: str) -> Mapping[str, Member]:
         """The members last saved."""
         if self.failure:

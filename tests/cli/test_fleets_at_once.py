@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,86 @@ def test_hundreds_are_summarized_in_a_screen(fleet: Path, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"0 of \d+ rows; --json lists all\.", lines[2])
     assert lines[-1] == "60 clusters, 0 readings failed, 0 findings."
+
+
+SIMULATED = """\
+sources:
+  flink: &flink {type: flink, url: "http://flink:8081", token: "${TOKEN}"}
+fleets:
+  jobs:
+    discover: {type: kubernetes}
+    name: "${namespace}/${name}"
+    template:
+      target: {type: kubernetes, name: "${name}", namespace: "${namespace}"}
+      max: "${annotations['autoscaler/max'] | 8}"
+      metrics: {load: {source: flink, metric: arrivals}}
+      policies: {load: {type: target-tracking, metric: load, target: "${labels.target}", mode: total}}
+"""
+VALUES = ("name=orders", "namespace=prod", "labels.target=500", "annotations.autoscaler/max=12")
+
+
+def simulated(directory: Path, text: str, *words: str, values: Sequence[str] = VALUES) -> int:
+    path = directory / "jobs.yaml"
+    path.write_text(text)
+    members = [word for value in values for word in ("--member", value)]
+    return cli.main(["simulate", str(path), "--load", "steps6h", "--hours", "0.5", *members, *words])
+
+
+def test_a_member_of_a_fleet_is_simulated_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated(tmp_path, SIMULATED, "--json") == 0
+    of_member = json.loads(capsys.readouterr().out)
+    assert of_member["cluster"] == "prod/orders"
+    assert simulated(tmp_path, SIMULATED, "--fleet", "jobs") == 0
+    assert "Cluster prod/orders of" in (shown := capsys.readouterr().out)
+    assert "1 to 12 workers" in shown
+    written = SIMULATED.replace('"${labels.target}"', "500").replace("\"${annotations['autoscaler/max'] | 8}\"", "12")
+    written = written.replace("${name}", "orders").replace("${namespace}", "prod").replace("  jobs:", "  orders:")
+    lines = [line for line in written.splitlines() if "discover:" not in line and "name:" not in line.split("{")[0]]
+    written = "\n".join(lines).replace("fleets:", "clusters:").replace("    template:\n", "")
+    assert simulated(tmp_path, written, "--json", values=()) == 0
+    of_file = json.loads(capsys.readouterr().out)
+    assert {**of_member, "cluster": "orders"} == of_file
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "problem"),
+    [
+        (
+            (),
+            VALUES[:2],
+            "11: fleets.jobs[--member].template.policies.load.target: ${labels.target} has no value and no",
+        ),
+        (
+            (),
+            ("nmae=orders",),
+            "'nmae' is not a variable of fleet jobs, expected one of annotations, labels, name, name",
+        ),
+        ((), (*VALUES, "name.x=1"), "--member name.x: name has either one value or keys"),
+        ((), (*VALUES, "labels=1"), "--member labels: labels has either one value or keys"),
+        (("--fleet", "job"), VALUES, "'job' is not a fleet of"),
+        (("--fleet", "jobs"), (), "--fleet: chooses the template that --member fills"),
+        ((), (), "or simulate a member by its values, with --member name=NAME"),
+    ],
+)
+def test_values_that_no_member_can_have_are_refused(
+    tmp_path: Path,
+    words: Sequence[str],
+    values: Sequence[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulated(tmp_path, SIMULATED, *words, values=values) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_which_fleet_the_member_is_of_must_be_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = SIMULATED + "  streams: {discover: {type: stream-autoscalers}, name: '${name}'}\n"
+    assert simulated(tmp_path, two) == 2
+    assert "has the fleets jobs, streams: choose with --fleet NAME" in capsys.readouterr().err
+    assert simulated(tmp_path, two, "--fleet", "streams") == 2
+    assert "fleets.streams: its members have templates of their own: write one as a cluster" in capsys.readouterr().err
+    assert simulated(tmp_path, STATIC) == 2
+    assert "has no fleets, and --member is of one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

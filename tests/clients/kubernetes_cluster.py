@@ -44,6 +44,11 @@ class Cluster:
         assert self._server is not None, "only the test server can do that"
         return self._server
 
+    def define(self, kind: Kind) -> None:
+        """Have the test server serve a custom resource. A real one must have its definition already."""
+        if self._server is not None:
+            self._server.kinds.append(kind)
+
     def target(self, name: str, **more: Any) -> Kubernetes:
         return Kubernetes(name=name, **{"namespace": self.namespace, "kubeconfig": self.kubeconfig, **more})
 

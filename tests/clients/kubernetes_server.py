@@ -51,6 +51,7 @@ DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment", _APPS)
 STATEFUL_SETS = Kind("apps", "v1", "statefulsets", "StatefulSet", _APPS)
 REPLICA_SETS = Kind("apps", "v1", "replicasets", "ReplicaSet", _APPS)
 HPAS = Kind("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+STREAMS = Kind("reactive-autoscaler.internal", "v1alpha1", "streamautoscalers", "StreamAutoscaler")
 SCALED_OBJECTS = Kind("keda.sh", "v1alpha1", "scaledobjects", "ScaledObject")
 FLINK = Kind(
     "flink.apache.org",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +16,13 @@ from autoscaler.discoveries.files import Files
 from autoscaler.discoveries.flink_jobs import FlinkJobs
 from autoscaler.discoveries.kubernetes import Kubernetes
 from autoscaler.discoveries.prometheus import Prometheus
-from autoscaler.ports import Secret
+from autoscaler.discoveries.stream_autoscalers import StreamAutoscalers
+from autoscaler.ports import DiscoveryPlugin, Secret
 from autoscaler.testing import DiscoveryContract
 from tests.clients.aws_server import REGION, Proxy
 from tests.clients.flink_stub import VERSIONS, FakeFlink, serve
-from tests.clients.kubernetes_cluster import SERVERS, kubeconfig, open_cluster
-from tests.clients.kubernetes_server import DEPLOYMENTS, ApiServer
+from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_cluster
+from tests.clients.kubernetes_server import DEPLOYMENTS, STREAMS, ApiServer
 from tests.sources.prometheus_server import stub, vector
 
 pytest_plugins = ("tests.clients.aws_fixtures",)
@@ -29,19 +30,27 @@ pytest_plugins = ("tests.clients.aws_fixtures",)
 NOWHERE = "http://127.0.0.1:1"
 
 
-class TestKubernetes(DiscoveryContract):
+class _OnKubernetes(DiscoveryContract):
+    """A discovery of an API server, which has a loop of its own: the contract counts the tasks of the test's."""
+
+    def create(self, cluster: Cluster) -> Awaitable[object]:
+        """Create two members."""
+        raise NotImplementedError
+
+    def found_by(self, kubeconfig: str, namespaces: tuple[str, ...] = ()) -> DiscoveryPlugin:
+        """The discovery."""
+        raise NotImplementedError
+
     @pytest.fixture(params=SERVERS)
-    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubernetes]:
-        """The server has a loop of its own, as the contract counts the tasks of the test's."""
-        found: Future[tuple[Kubernetes, Callable[[], object]]] = Future()
+    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiscoveryPlugin]:
+        found: Future[tuple[DiscoveryPlugin, Callable[[], object]]] = Future()
 
         async def serve() -> None:
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             async with open_cluster(request.param, tmp_path) as cluster:
-                for name in ("orders", "clicks"):
-                    await cluster.workload(DEPLOYMENTS, name, 0)
-                plugin = Kubernetes(kubeconfig=cluster.kubeconfig, namespaces=(cluster.namespace,))
+                await self.create(cluster)
+                plugin = self.found_by(cluster.kubeconfig, (cluster.namespace,))
                 found.set_result((plugin, lambda: loop.call_soon_threadsafe(stop.set)))
                 await stop.wait()
 
@@ -53,14 +62,39 @@ class TestKubernetes(DiscoveryContract):
         thread.join()
 
     @pytest.fixture
-    def unreachable(self, tmp_path: Path) -> Kubernetes:
+    def unreachable(self, tmp_path: Path) -> DiscoveryPlugin:
         absent = ApiServer()
         absent.url = NOWHERE
-        return Kubernetes(kubeconfig=kubeconfig(tmp_path / "absent", absent, "hunter2"))
+        return self.found_by(kubeconfig(tmp_path / "absent", absent, "hunter2"))
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
         return ("hunter2",)
+
+
+class TestKubernetes(_OnKubernetes):
+    async def create(self, cluster: Cluster) -> None:
+        for name in ("orders", "clicks"):
+            await cluster.workload(DEPLOYMENTS, name, 0)
+
+    def found_by(self, kubeconfig: str, namespaces: tuple[str, ...] = ()) -> Kubernetes:
+        return Kubernetes(kubeconfig=kubeconfig, namespaces=namespaces)
+
+
+class TestStreamAutoscalers(_OnKubernetes):
+    async def create(self, cluster: Cluster) -> None:
+        cluster.define(STREAMS)
+        for name in ("orders", "clicks"):
+            spec = {
+                "target": {"type": "kubernetes", "name": name},
+                "max": 8,
+                "metrics": {"lag": {"source": "prometheus", "query": "lag"}},
+                "policies": {"lag": {"type": "target-tracking", "metric": "lag", "target": 100}},
+            }
+            await cluster.create(STREAMS, {"metadata": {"name": name}, "spec": spec})
+
+    def found_by(self, kubeconfig: str, namespaces: tuple[str, ...] = ()) -> StreamAutoscalers:
+        return StreamAutoscalers(kubeconfig=kubeconfig, namespaces=namespaces)
 
 
 class TestAwsAsg(DiscoveryContract):

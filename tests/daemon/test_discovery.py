@@ -98,6 +98,45 @@ def test_what_was_learned_survives_the_return_of_a_member() -> None:
     run(main)
 
 
+def test_what_was_learned_of_a_cluster_is_forgotten_long_after_it_has_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = 240.0  # instead of 86,400 seconds: a month of polls takes long in virtual time too
+    monkeypatch.setattr(discovery, "SWEEP", day)
+    monkeypatch.setattr(discovery, "KEPT", timedelta(seconds=30 * day))
+
+    async def main() -> None:
+        world = Fleets("static", interval=timedelta(seconds=60))
+        world.of_members = {"interval": timedelta(seconds=60)}
+        world.find("abc")
+        await world.start()
+        await world.until(2 * day)
+        world.find("ab")
+        await world.until(32 * day)
+        assert set(world.store.states) == {"static", "a", "b", "c"}
+        await world.until(34 * day)
+        assert set(world.store.states) == {"static", "a", "b"}
+        # After a long time without a daemon nobody has left before the discovery has answered.
+        await world.stop()
+        world.store.members.clear()
+        world.discovery.failure = UnavailableError("away")
+        await world.until(90 * day)
+        world.restart()
+        await world.start()
+        await world.until(95 * day)
+        assert {"a", "b"} <= set(world.store.states)
+        world.find("a")
+        world.discovery.failure, world.store.failure = None, "the disk is full"
+        await world.until(97 * day)
+        world.store.failure = ""
+        await world.until(98 * day)
+        assert set(world.store.states) == {"static", "a"}
+        await world.stop()
+
+    run(main)
+    assert {line["error"] for line in said(caplog, "cannot forget clusters that have left")} == {"the disk is full"}
+
+
 @pytest.mark.parametrize(
     ("maximum", "problem"),
     [
@@ -301,6 +340,72 @@ def test_of_two_members_with_one_name_the_first_keeps_it_and_the_other_follows_i
         await world.until(300)
         assert world.discoveries.members["same"] == ("f", "a")
         assert set(world.status.problems) == {"b"}
+        await world.stop()
+
+    run(main)
+
+
+def test_a_new_member_takes_the_name_or_the_target_of_one_that_is_missing_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = Fleets()
+        world.discovery.found = [Member("job-1", {"name": "orders"}), Member("job-2", {"name": "a", "target": "pool"})]
+        await world.start()
+        await world.until(100)
+        before = world.controllers["orders"]
+        # Each is half of the members, so both are held; and both were deployed anew, the second one by another name.
+        world.discovery.found = [Member("job-3", {"name": "orders"}), Member("job-4", {"name": "b", "target": "pool"})]
+        await world.until(111)
+        assert world.status.problems == {}
+        assert world.status.held == {}
+        assert world.status.clusters == {"job-3": "orders", "job-4": "b"}
+        assert set(world.controllers) == {"orders", "b"}
+        assert world.controllers["orders"] is before, "nothing of the cluster has changed"
+        await world.until(200)
+        assert 100 < world.ticks("b")[0] <= 111
+        assert set(world.store.members["f"]) == {"job-3", "job-4"}
+        await world.stop()
+
+    run(main)
+    assert [line["member"] for line in said(caplog, "member left")] == ["job-1", "job-2"]
+    assert said(caplog, "member refused") == []
+
+
+def test_a_member_that_was_refused_for_another_takes_its_place_once_that_one_is_missing() -> None:
+    async def main() -> None:
+        world = Fleets()
+        old, new = Member("job-1", {"name": "orders"}), Member("job-2", {"name": "orders"})
+        world.discovery.found = [old, new]
+        await world.start()
+        await world.until(100)
+        assert set(world.status.problems) == {"job-2"}
+        world.discovery.found = [new]
+        await world.until(111)
+        assert world.status.clusters == {"job-2": "orders"}
+        assert (world.status.problems, world.status.held) == ({}, {})
+        await world.stop()
+
+    run(main)
+
+
+def test_a_member_that_moves_to_another_fleet_is_under_control_there_at_once() -> None:
+    async def main() -> None:
+        world = Fleets()
+        other = FakeDiscovery()
+        world.specs["g"] = world.spec("g", Fake(other))
+        world.find("ab")
+        await world.start()
+        await world.until(100)
+        world.find("a")
+        other.found = [Member("id-b", {"name": "b"})]
+        await world.until(125)
+        assert world.discoveries.members == {"a": ("f", "id-a"), "b": ("g", "id-b")}
+        f, g = world.discoveries.status
+        assert (f.members, f.held, f.problems) == (1, {}, {})
+        assert (g.members, g.clusters, g.problems) == (1, {"id-b": "b"}, {})
+        await world.until(300)
+        assert len(world.ticks("b")) == 30
         await world.stop()
 
     run(main)

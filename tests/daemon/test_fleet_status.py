@@ -18,6 +18,7 @@ from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.daemon.status import health
 from autoscaler.ports import Member, UnavailableError
+from autoscaler.testing.fakes import Fake, FakeTarget
 
 from .conftest import Fleets
 
@@ -134,6 +135,38 @@ async def test_what_is_wrong_with_a_fleet_and_its_members_is_shown(house: House)
         'autoscaler_fleet_discovery_failures_total{fleet="f"} ',
     ):
         assert line in text
+
+
+async def test_one_bad_member_does_not_make_the_daemon_unready_and_is_named(house: House) -> None:
+    house.world.discovery.failure = None
+    house.world.find("abc")
+    await house.until("/readyz", lambda status, _: status == 200 and len(house.daemon.members) == 3)
+    refused = Member("bad", {"name": "bad", "max": "lots"})
+    house.world.discovery.found = [*house.world.discovery.found, refused]
+    house.world.targets["a"].failure = UnavailableError("no such Deployment")
+    body = await house.until("/readyz", lambda _, body: "a" in body["problems"] and body["fleets"])
+    assert "no such Deployment" in body["problems"]["a"]
+    assert "[bad].template.max" in body["fleets"]["f"]
+    assert (await house.ask("/readyz"))[0] == 200
+    assert body["ok"] is True
+    # A member that has just come.
+    house.world.find("abcd")
+    house.world.plugins["d"] = Fake(FakeTarget())
+    house.world.plugins["d"].live.failure = UnavailableError("not there yet")
+    await house.until("/readyz", lambda _, body: "d" in body["problems"] or "d" in body["not_observed"])
+    assert (await house.ask("/readyz"))[0] == 200
+    # All of them.
+    for name in "bcd":
+        house.world.targets[name].failure = UnavailableError("the API server is away")
+    await house.until("/readyz", lambda status, body: status == 503 and not body["ok"] and len(body["problems"]) == 4)
+
+
+async def test_a_fleet_whose_members_are_all_refused_makes_the_daemon_unready(house: House) -> None:
+    house.world.discovery.failure = None
+    house.world.find("ab", max="lots")
+    body = await house.until("/readyz", lambda _, body: "1 more members have problems" in str(body["fleets"]))
+    assert (await house.ask("/readyz"))[0] == 503
+    assert (body["ok"], body["problems"], body["not_observed"]) == (False, {}, [])
 
 
 async def test_a_reload_goes_through_the_fleets(house: House) -> None:

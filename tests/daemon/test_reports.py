@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.daemon import reports
 from autoscaler.daemon.discovery import Discoveries
-from autoscaler.ports import MemberStatus, RefusedError, UnavailableError
+from autoscaler.ports import Member, MemberStatus, RefusedError, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery
 
@@ -25,13 +25,14 @@ class Board(FakeDiscovery):
     """A discovery that shows the status of its members.
 
     Attributes:
-        shown: what it was asked to show, in this order.
+        shown, times: what it was asked to show, in this order, and when.
         refuse: ids of members -> the error.
         slow: seconds that it takes.
         under_way, most: reports at a time: now, and at most.
     """
 
     shown: list[tuple[str, MemberStatus]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     refuse: dict[str, BaseException] = field(default_factory=dict)
     slow: float = 0.0
     under_way: int = 0
@@ -43,6 +44,7 @@ class Board(FakeDiscovery):
         try:
             await asyncio.sleep(self.slow)
             self.shown.append((member, status))
+            self.times.append(asyncio.get_running_loop().time())
             if member in self.refuse:
                 raise self.refuse[member]
         finally:
@@ -127,6 +129,22 @@ def test_ticks_do_not_wait_for_a_discovery_that_hangs_and_few_reports_are_under_
         await world.until(300)
         assert world.board.most == reports.AT_ONCE
         assert len(world.ticks("static")) == len(world.ticks("a")) == 30
+        await world.stop()
+
+    run(main)
+
+
+def test_of_many_changes_at_once_a_limited_number_is_shown_each_second() -> None:
+    async def main() -> None:
+        world = Boards()
+        world.discovery.found = [Member(f"id-{number}", {"name": f"m{number}", "max": "lots"}) for number in range(500)]
+        await world.start()
+        await world.until(60)
+        times = world.board.times
+        assert len(times) == 500
+        for begun in times:
+            assert sum(begun <= at < begun + 1 for at in times) <= reports.RATE + reports.AT_ONCE
+        assert times[-1] - times[0] == pytest.approx(500 / reports.RATE, rel=0.1)
         await world.stop()
 
     run(main)

@@ -533,6 +533,37 @@ async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(tmp_path:
         assert await store.load_members("other") == {}
 
 
+async def test_what_is_known_of_clusters_that_left_long_ago_is_forgotten_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_store, "_FORGET_AT_ONCE", 2)
+    now = a_record().observation.at
+    old, limit = now - timedelta(days=31), now - timedelta(days=30)
+    ages = {"new": now, "old": old, "old-and-kept": old, "on-time": limit, "older": old - timedelta(days=9), "x": old}
+    async with open_state_store(tmp_path, decisions=9) as store:
+        for name, at in ages.items():
+            for _ in range(3):
+                await store.save(name, replace(a_state(), at=at), a_record())
+        await store.forget_clusters(limit, {"old-and-kept", "unknown"})
+        left = ["new", "old-and-kept", "on-time"]
+        assert [name for name in ages if await store.load(name) is not None] == left
+        assert [name for name in ages if await store.records(name, 9)] == left
+        counts = await store.call(
+            lambda connection: connection.execute(
+                "SELECT (SELECT COUNT(*) FROM cluster), (SELECT COUNT(*) FROM decision)"
+            ).fetchone()
+        )
+        assert counts == (3, 9)
+        # One that returns begins anew, and is persisted as any other.
+        await store.save("old", a_state(), a_record())
+    async with open_state_store(tmp_path, decisions=9) as store:
+        assert await store.load("old") is not None
+        assert len(await store.records("old", 9)) == 1
+        await store.call(lambda connection: connection.execute("PRAGMA query_only = 1"))
+        with pytest.raises(StoreError, match="cannot be used"):
+            await store.forget_clusters(now + timedelta(days=1), set())
+
+
 async def test_what_no_template_can_use_of_a_member_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
     values: dict[Any, Any] = {"name": "a", "labels": {"x": "1", ("y",): "2", "z": 3}, "size": 4, "raw": b"x"}
     values["self"] = values

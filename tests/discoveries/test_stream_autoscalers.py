@@ -21,9 +21,8 @@ from autoscaler.ports import ConfigurationError, Member, MemberStatus, RefusedEr
 from autoscaler.targets.kubernetes.target import Kubernetes, Watch
 from autoscaler.testing import LocalShared
 from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
-from tests.clients.kubernetes_server import EVENTS, Grants, Json, Kind
+from tests.clients.kubernetes_server import EVENTS, STREAMS, Grants, Json
 
-STREAM = Kind("reactive-autoscaler.internal", "v1alpha1", "streamautoscalers", "StreamAutoscaler")
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 SPEC: Json = {
     "target": {"type": "kubernetes", "name": "orders"},
@@ -178,7 +177,7 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with open_cluster(SERVERS[0], tmp_path) as cluster:
-        cluster.server.kinds.append(STREAM)
+        cluster.define(STREAMS)
         yield cluster
 
 
@@ -210,17 +209,17 @@ def events(cluster: Cluster) -> list[tuple[str, str, str]]:
 
 async def test_the_status_of_a_resource_is_written_and_its_changes_are_events(cluster: Cluster, tmp_path: Path) -> None:
     rules: list[Json] = [
-        {"apiGroups": [STREAM.group], "resources": [STREAM.plural], "verbs": ["list", "watch"]},
-        {"apiGroups": [STREAM.group], "resources": [f"{STREAM.plural}/status"], "verbs": ["patch"]},
+        {"apiGroups": [STREAMS.group], "resources": [STREAMS.plural], "verbs": ["list", "watch"]},
+        {"apiGroups": [STREAMS.group], "resources": [f"{STREAMS.plural}/status"], "verbs": ["patch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ]
     grants = Grants([("jobs", rule) for rule in rules])
     config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
-    await cluster.create(STREAM, resource())
+    await cluster.create(STREAMS, resource())
     async with connected(StreamAutoscalers(kubeconfig=config)) as live:
         await seen(live, lambda members: set(members) == {"jobs/orders"})
         await live.report("jobs/orders", status())
-        written = (await cluster.get(STREAM, "orders"))["status"]
+        written = (await cluster.get(STREAMS, "orders"))["status"]
         condition = {
             "type": "Ready",
             "status": "True",
@@ -249,7 +248,7 @@ async def test_the_status_of_a_resource_is_written_and_its_changes_are_events(cl
         assert (kind, reason, len(events(cluster))) == ("Warning", "SpecRefused", 3)
         assert message.startswith("config.yaml:4: spec.max: <b>éé")
         assert len(message.encode()) <= 1000
-        [condition] = (await cluster.get(STREAM, "orders"))["status"]["conditions"]
+        [condition] = (await cluster.get(STREAMS, "orders"))["status"]["conditions"]
         assert (condition["status"], condition["reason"]) == ("False", "SpecRefused")
         assert condition["lastTransitionTime"] == "2026-07-01T12:05:00Z"
         await live.report("jobs/orders", status(at=later, rescaled_at=later))
@@ -258,13 +257,13 @@ async def test_the_status_of_a_resource_is_written_and_its_changes_are_events(cl
 
 
 async def test_the_time_of_a_condition_stays_while_it_holds_also_across_a_restart(cluster: Cluster) -> None:
-    await cluster.create(STREAM, resource())
+    await cluster.create(STREAMS, resource())
     for minute in range(3):
         async with connected(StreamAutoscalers(kubeconfig=cluster.kubeconfig, namespaces=("jobs",))) as live:
             await seen(live, bool)
             at = NOON + timedelta(minutes=minute)
             await live.report("jobs/orders", status(at=at, problem="no metric"))
-        [condition] = (await cluster.get(STREAM, "orders"))["status"]["conditions"]
+        [condition] = (await cluster.get(STREAMS, "orders"))["status"]["conditions"]
         assert condition["lastTransitionTime"] == "2026-07-01T12:00:00Z"
     assert events(cluster) == [("Normal", "Rescaled", "2 to 4"), ("Warning", "Troubled", "no metric")]
 
@@ -273,11 +272,11 @@ async def test_a_resource_that_was_deleted_meanwhile_is_no_error(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    await cluster.create(STREAM, resource())
+    await cluster.create(STREAMS, resource())
     async with connected(StreamAutoscalers(kubeconfig=cluster.kubeconfig, namespaces=("jobs",))) as live:
         await seen(live, bool)
-        cluster.server.fault("patch", "lose", STREAM)
-        cluster.server.delete(STREAM, "jobs", "orders")
+        cluster.server.fault("patch", "lose", STREAMS)
+        cluster.server.delete(STREAMS, "jobs", "orders")
         await live.report("jobs/orders", status())
         await seen(live, lambda members: not members)
         await live.report("jobs/orders", status())
@@ -286,9 +285,9 @@ async def test_a_resource_that_was_deleted_meanwhile_is_no_error(
 
 
 async def test_without_the_permission_the_error_names_the_rule(cluster: Cluster, tmp_path: Path) -> None:
-    rules: Json = {"apiGroups": [STREAM.group], "resources": [STREAM.plural], "verbs": ["list", "watch"]}
+    rules: Json = {"apiGroups": [STREAMS.group], "resources": [STREAMS.plural], "verbs": ["list", "watch"]}
     config = kubeconfig(tmp_path / "role", cluster.server, "role", Grants([("jobs", rules)]))
-    await cluster.create(STREAM, resource())
+    await cluster.create(STREAMS, resource())
     async with connected(StreamAutoscalers(kubeconfig=config)) as live:
         await seen(live, bool)
         with pytest.raises(RefusedError, match=r"patch on streamautoscalers\.reactive-autoscaler\.internal/status"):
@@ -296,12 +295,12 @@ async def test_without_the_permission_the_error_names_the_rule(cluster: Cluster,
 
 
 async def test_a_dry_run_writes_nothing(cluster: Cluster) -> None:
-    await cluster.create(STREAM, resource())
+    await cluster.create(STREAMS, resource())
     plugin = StreamAutoscalers(kubeconfig=cluster.kubeconfig, namespaces=("jobs",))
     async with connected(plugin, dry_run=True) as live:
         await seen(live, bool)
         await live.report("jobs/orders", status())
-    assert not (await cluster.get(STREAM, "orders")).get("status")
+    assert not (await cluster.get(STREAMS, "orders")).get("status")
     assert cluster.server.asked("patch") == cluster.server.asked("create", EVENTS) == []
 
 

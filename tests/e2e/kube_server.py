@@ -1,7 +1,8 @@
-"""A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager.
+"""A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager, with nodes of kwok.
 
-The two servers are built from the Go module proxy, once: they are kept in a directory of the user's cache. There are no
-nodes: pods stay pending until a test writes what a kubelet would. The daemon's identity is a real service account
+The programs are built from the Go module proxy, once: they are kept in a directory of the user's cache. There is no
+scheduler: pods name their node themselves, and are up as soon as kwok knows a Node of that name, which is when a test
+creates it. The daemon's identity is a real service account
 under RBAC, and every request is in the audit log.
 """
 
@@ -13,19 +14,20 @@ import fcntl
 import hashlib
 import ipaddress
 import json
+import math
 import os
 import shutil
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
 from pathlib import Path
 from ssl import SSLContext, create_default_context
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -39,10 +41,15 @@ from autoscaler.demo.processes import free_port
 Json = dict[str, Any]
 
 MODULE = Path(__file__).parent / "data" / "kubernetes"
-PROGRAMS = ("kube-apiserver", "kube-controller-manager")
+PACKAGES = {
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+}
 BUILD_SECONDS = 3600
 START_SECONDS = 120
 STOP_SECONDS = 20
+IDLE_SECONDS = 30
 ADMIN, CONTROLLERS = "an-administrator", "the-controllers"
 # The others want nodes, clouds and certificates.
 BASIC_CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "garbage-collector-controller")
@@ -71,7 +78,7 @@ def missing(reason: str) -> None:
 
 
 def programs() -> Path:
-    """The directory with the two servers, built if they are not there yet."""
+    """The directory with the programs, built if they are not there yet."""
     if shutil.which("etcd") is None:
         missing("no etcd on the PATH (Debian: apt-get install etcd-server)")
     texts = b"".join((MODULE / name).read_bytes() for name in ("go.mod", "go.sum"))
@@ -81,7 +88,7 @@ def programs() -> Path:
     found = directory / "bin"
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building: this takes as long as that
-        if not all((found / name).exists() for name in PROGRAMS):
+        if not all((found / name).exists() for name in PACKAGES):
             _build(directory)
     return found
 
@@ -91,10 +98,9 @@ def _build(directory: Path) -> None:
         missing("no go on the PATH to build kube-apiserver with")
     for name in ("go.mod", "go.sum"):
         shutil.copy(MODULE / name, directory)
-    packages = [f"k8s.io/kubernetes/cmd/{name}" for name in PROGRAMS]
     environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
     # Into a directory of its own: one that is interrupted leaves nothing that looks finished.
-    command = ["go", "build", "-mod=readonly", "-o", "building/", *packages]
+    command = ["go", "build", "-mod=readonly", "-o", "building/", *PACKAGES.values()]
     shutil.rmtree(directory / "building", ignore_errors=True)
     try:
         subprocess.run(
@@ -152,6 +158,8 @@ class KubeServer:
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
         self.directory = directory
+        # Connections, and until when they are used again: thousands of handshakes take long.
+        self._idle: list[tuple[HTTPSConnection, float]] = []
         self.admin = self.kubeconfig("admin", ADMIN)
 
     def kubeconfig(self, name: str, token: str, namespace: str = "default") -> str:
@@ -185,17 +193,29 @@ class KubeServer:
         """A request of the administrator. Returns the object; raises RefusedRequest."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": content}
-        asked = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310 - our own
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._trust)
-        )
+        connection, until = self._idle.pop() if self._idle else (self._connection(), math.inf)
+        if time.monotonic() > until:
+            connection.close()  # the server may be about to: the request opens it again
         try:
-            with opener.open(asked, timeout=30) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise RefusedRequest(error.code, error.read().decode()) from None
+            connection.request(method, path, data, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append((connection, time.monotonic() + IDLE_SECONDS))
+        if answer.status // 100 != 2:
+            raise RefusedRequest(answer.status, text.decode())
         return json.loads(text) if text.startswith(b"{") else text.decode()
+
+    def _connection(self) -> HTTPSConnection:
+        server = urlsplit(self.url)
+        return HTTPSConnection(str(server.hostname), server.port, timeout=120, context=self._trust)
+
+    def close(self) -> None:
+        """Close its connections."""
+        while self._idle:
+            self._idle.pop()[0].close()
 
     def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator."""
@@ -204,6 +224,10 @@ class KubeServer:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0 or not check, done.stderr
         return done
+
+    def node(self, name: str) -> None:
+        """Create a node, on which the pods that name it come up."""
+        self.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
 
     def account(self, namespace: str, name: str) -> str:
         """A kubeconfig with a token of a service account, which must be there."""
@@ -230,7 +254,7 @@ def kube_server(directory: Path, *, workloads: bool = True) -> Iterator[KubeServ
 
     Args:
         directory: for its files.
-        workloads: whether Deployments and StatefulSets have controllers, which make pods.
+        workloads: whether Deployments and StatefulSets have controllers, which make pods, and nodes run these.
     """
     binaries = programs()
     etcd, peer, port = free_port(), free_port(), free_port()
@@ -257,6 +281,7 @@ def kube_server(directory: Path, *, workloads: bool = True) -> Iterator[KubeServ
             )
         )
         server = KubeServer(f"https://127.0.0.1:{port}", directory)
+        stack.callback(server.close)
         api = stack.enter_context(_process(directory, _api_server(binaries, directory, at, port)))
         _await_ready(server, api)
         kubeconfig = server.kubeconfig("controllers", CONTROLLERS)
@@ -279,6 +304,14 @@ def kube_server(directory: Path, *, workloads: bool = True) -> Iterator[KubeServ
                 ],
             )
         )
+        if workloads:
+            command = [
+                str(binaries / "kwok"),
+                f"--kubeconfig={kubeconfig}",
+                "--manage-all-nodes",
+                "--node-lease-duration-seconds=0",
+            ]
+            stack.enter_context(_process(directory, command))
         _await_account(server)
         yield server
 

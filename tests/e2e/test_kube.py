@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +13,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +28,8 @@ import psutil
 import pytest
 import yaml
 
-from autoscaler.daemon.reports import POLL
-from tests.e2e.kube_server import Json, KubeServer, RefusedRequest, kube_server
+from autoscaler.daemon.reports import AT_ONCE, POLL, RATE
+from tests.e2e.kube_server import Json, KubeServer, RefusedRequest, Requests, kube_server
 
 pytestmark = pytest.mark.e2e
 
@@ -36,20 +41,24 @@ ACCOUNT = "system:serviceaccount:streaming:autoscaler"
 STREAMS = "/apis/reactive-autoscaler.internal/v1alpha1"
 PATIENCE = 90.0
 FLEET = 1000
+NODE = "a-node"
 INTERVAL = 10.0  # seconds between two observations of a member
 MEMBER_BYTES = 150_000
+LATE = 1.0  # seconds by which most ticks may begin late, at most
 # Where another client has changed the size at the same time, and where there is KEDA.
 SELDOM = {("get", "deployments/scale"), ("watch", "scaledobjects")}
 
 
-def eventually(ask: Callable[[], T | None], what: Callable[[], object], seconds: float = PATIENCE) -> T:
+def eventually(
+    ask: Callable[[], T | None], what: Callable[[], object], seconds: float = PATIENCE, pause: float = 0.2
+) -> T:
     deadline = time.monotonic() + seconds
     while True:
         found = ask()
         if found:
             return found
         assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
 # -- what the daemon sees and does
@@ -60,16 +69,18 @@ class Load:
 
     Attributes:
         url: its address.
-        of: name -> load; all others have 100.
+        of: name -> load.
+        usual: that of all others.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}
+        self.usual = 100.0
         load = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps({"of": load.of, "usual": 100}).encode()
+                body = json.dumps({"of": load.of, "usual": load.usual}).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
@@ -128,15 +139,18 @@ class Daemon:
     def said(self, message: str) -> list[Json]:
         return [line for line in self.lines if message in line["message"]]
 
-    def get(self, path: str) -> Any:
+    def text(self, path: str) -> str:
         url = eventually(lambda: self.said("started"), (self.directory / "log").read_text)[0]["url"]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"{url}{path}", timeout=30) as answer:
-                return json.load(answer)
+                return str(answer.read(), "utf-8")
         except urllib.error.HTTPError as error:  # /readyz answers 503 with the reasons
             with error:
-                return json.load(error)
+                return str(error.read(), "utf-8")
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.text(path))
 
     def fleet(self) -> Json:
         [fleet] = self.get("/api/v1/fleets")["fleets"]
@@ -174,6 +188,7 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeServer]:
     with kube_server(tmp_path_factory.mktemp("kube")) as server:
         namespace(server, "streaming")
         server.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / "serviceaccount.yaml"))
+        server.node(NODE)
         yield server
 
 
@@ -182,13 +197,12 @@ def namespace(server: KubeServer, name: str) -> None:
     server.request("POST", "/api/v1/namespaces", body)
 
 
-def deployment(name: str, labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}) -> Json:
-    """A Deployment of one replica whose pods no node can run."""
+def deployment(
+    name: str, labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}, node: str = NODE
+) -> Json:
+    """A Deployment of one replica. Its pods come up on the node, if there is one of this name."""
     container = {"name": "main", "image": "registry.invalid/none:1"}
-    template = {
-        "metadata": {"labels": {"app": name}},
-        "spec": {"nodeSelector": {"autoscaler-test": "nowhere"}, "containers": [container]},
-    }
+    template = {"metadata": {"labels": {"app": name}}, "spec": {"nodeName": node, "containers": [container]}}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -205,24 +219,17 @@ def size(server: KubeServer, space: str, name: str) -> int:
     return int(server.request("GET", apps(space, name))["spec"]["replicas"])
 
 
-def ready(server: KubeServer, space: str, app: str) -> None:
-    """Write into the status of all pods of a workload what a kubelet would."""
-    found = server.request("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=app%3D{app}")
-    for pod in found["items"]:
-        status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-        path = f"/api/v1/namespaces/{space}/pods/{pod['metadata']['name']}/status"
-        with suppress(RefusedRequest):  # it may be gone
-            server.request("PATCH", path, status, "application/merge-patch+json")
+def ready(server: KubeServer, space: str, name: str) -> int:
+    """How many pods of a Deployment are up."""
+    return int(server.request("GET", apps(space, name))["status"].get("readyReplicas", 0))
 
 
 def reaches(server: KubeServer, space: str, name: str, replicas: int, *, running: Daemon) -> None:
-    """Wait until a Deployment has a size, while its pods come up."""
-
-    def reached() -> bool:
-        ready(server, space, name)
-        return size(server, space, name) == replicas
-
-    eventually(reached, lambda: (size(server, space, name), running.lines[-20:]))
+    """Wait until a Deployment has a size, and as many pods are up."""
+    eventually(
+        lambda: size(server, space, name) == ready(server, space, name) == replicas,
+        lambda: (size(server, space, name), ready(server, space, name), running.lines[-20:]),
+    )
 
 
 def rules(*manifests: str) -> set[tuple[str, str]]:
@@ -245,12 +252,13 @@ def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_us
 ) -> None:
     for name in ("role", "rolebinding"):
         kube.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / f"{name}.yaml"))
-    kube.request("POST", apps("streaming"), deployment("flink-taskmanager"))
+    kube.request("POST", apps("streaming"), deployment("flink-taskmanager", node="a-late-node"))
     kubeconfig = kube.account("streaming", "autoscaler")
     target = {"type": "kubernetes", "name": "flink-taskmanager", "namespace": "streaming", "kubeconfig": kubeconfig}
     with daemon(tmp_path / "daemon", load, clusters={"tm": cluster("tm", target=target)}) as running:
         # Its pod is not up: why, is asked.
         eventually(lambda: kube.requests(ACCOUNT).count("list", "pods"), lambda: running.lines[-20:])
+        kube.node("a-late-node")
         load.of["tm"] = 300
         reaches(kube, "streaming", "flink-taskmanager", 3, running=running)
         load.of["tm"] = 100
@@ -308,7 +316,7 @@ def discovered(kubeconfig: str, space: str, **more: Any) -> Json:
 
 
 def up(server: KubeServer, space: str, name: str) -> None:
-    """Create a Deployment and write what its controllers would."""
+    """Create a Deployment and write what its controllers, where there are none, would."""
     labels = {"autoscale": "streaming", "team": f"team-{len(name)}"}
     server.request("POST", apps(space), deployment(name, labels))
     status = {"status": {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "observedGeneration": 1}}
@@ -469,7 +477,8 @@ def test_the_definition_is_accepted_as_structural(streams: KubeServer) -> None:
     assert conditions.get("NonStructuralSchema", "False") == "False"
 
 
-CRD_NAME = "streamautoscalers.reactive-autoscaler.internal"
+STREAM_PLURAL = "streamautoscalers"
+CRD_NAME = f"{STREAM_PLURAL}.reactive-autoscaler.internal"
 
 
 @pytest.mark.parametrize(
@@ -494,9 +503,9 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
     streams: KubeServer, load: Load, tmp_path: Path
 ) -> None:
     before = streams.requests(ACCOUNT)
-    names = ("orders", "wrong", "other", "gone")
-    for name in names:
-        streams.request("POST", apps("team"), deployment(name))
+    streams.node("a-lost-node")
+    for name in ("orders", "wrong", "other", "gone"):
+        streams.request("POST", apps("team"), deployment(name, node="a-lost-node" if name == "gone" else NODE))
     applied(streams, stream("orders"))
     applied(streams, stream("wrong", metrics={"load": {"source": "load", "path": "${API_TOKEN}"}}))
     applied(streams, stream("other", target={"type": "kubernetes", "name": "other", "namespace": "kube-system"}))
@@ -509,7 +518,6 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         reaches(streams, "team", "orders", 3, running=running)
 
         def shown() -> Json | None:
-            ready(streams, "team", "orders")
             status = streams.request("GET", path_of("orders")).get("status") or {}
             return status if status.get("size") == 3 and status.get("lastRescaleTime") else None
 
@@ -532,9 +540,12 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         assert "SpecRefused" in streams.kubectl("-n", "team", "describe", "streamautoscalers", "wrong").stdout
 
         # Deleted in the middle of a rescale: of the new pods none has come up.
-        ready(streams, "team", "gone")
+        reaches(streams, "team", "gone", 1, running=running)
+        streams.request("DELETE", "/api/v1/nodes/a-lost-node")
         load.of["gone"] = 500
         eventually(lambda: size(streams, "team", "gone") == 5, lambda: running.lines[-20:])
+        assert ready(streams, "team", "gone") == 1
+        asks_why(streams, before, running)
         streams.request("DELETE", path_of("gone"))
         eventually(lambda: running.fleet()["members"] == 3, running.fleet)
         time.sleep(3 * POLL)  # what must not happen: that its status is written, at one of three looks
@@ -548,3 +559,143 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
     assert of_team.refused == set()
     assert of_team.used <= granted
     assert granted - of_team.used <= SELDOM
+
+
+def asks_why(server: KubeServer, before: Requests, running: Daemon) -> None:
+    """Wait until the daemon has looked at the pods: why do they not come up?"""
+    listed = before.count("list", "pods")
+    eventually(lambda: server.requests(ACCOUNT).count("list", "pods") > listed, lambda: running.lines[-20:])
+
+
+STATUSES = f"{STREAM_PLURAL}/status"
+# A priority level without seats, where one request at a time gets through: to the others, when the daemon writes
+# statuses, the server answers 429.
+FULL: list[Json] = [
+    {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "PriorityLevelConfiguration",
+        "metadata": {"name": "full"},
+        "spec": {
+            "type": "Limited",
+            "limited": {
+                "nominalConcurrencyShares": 0,
+                "lendablePercent": 0,
+                "borrowingLimitPercent": 0,
+                "limitResponse": {"type": "Reject"},
+            },
+        },
+    },
+    {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "FlowSchema",
+        "metadata": {"name": "full"},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "full"},
+            "matchingPrecedence": 2,
+            "rules": [
+                {
+                    "subjects": [
+                        {"kind": "ServiceAccount", "serviceAccount": {"namespace": "streaming", "name": "autoscaler"}}
+                    ],
+                    "resourceRules": [
+                        {
+                            "verbs": ["patch"],
+                            "apiGroups": [CRD_NAME.partition(".")[2]],
+                            "resources": [STATUSES],
+                            "namespaces": ["*"],
+                        }
+                    ],
+                }
+            ],
+        },
+    },
+]
+
+
+def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limited_rate_and_delay_no_tick(
+    load: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "kube").mkdir()
+    with kube_server(tmp_path / "kube", workloads=False) as kube:
+        for name in ("streaming", "team"):
+            namespace(kube, name)
+        kube.kubectl("apply", "--server-side", "-k", str(DEPLOY / "crd"))
+        kube.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}")
+        kube.kubectl("-n", "streaming", "apply", "-f", str(DEPLOY / "base" / "serviceaccount.yaml"))
+        kube.kubectl("-n", "team", "apply", "-k", str(DEPLOY / "stream-autoscalers"))
+        names = [f"job-{number}" for number in range(FLEET)]
+
+        def create(name: str) -> None:
+            up(kube, "team", name)
+            kube.request("POST", path_of(), stream(name, interval=f"{INTERVAL:g}s", timeout="9s"))
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(create, names))
+        for found in FULL:
+            kube.kubectl("apply", "-f", "-", stdin=json.dumps(found))
+        kube.kubectl("wait", "--for=condition=Dangling=False", "flowschema/full")
+        kubeconfig = kube.account("streaming", "autoscaler")
+        discover = {"type": "stream-autoscalers", "namespaces": ["team"], "kubeconfig": kubeconfig}
+        fleets = {"streams": {"discover": discover, "name": "${namespace}/${name}", "interval": "2s"}}
+        load.usual = 300
+
+        def deployed() -> Counter[int]:
+            return Counter(each["spec"]["replicas"] for each in kube.request("GET", apps("team"))["items"])
+
+        def shown() -> Counter[int | None]:
+            return Counter((each.get("status") or {}).get("size") for each in kube.request("GET", path_of())["items"])
+
+        with daemon(tmp_path / "daemon", load, fleets=fleets) as running:
+            eventually(lambda: deployed() == {3: FLEET}, deployed, 300.0, pause=2.0)
+            # The server refuses nearly every status, and nothing else waits for that.
+            assert shown()[3] < FLEET / 4
+            [failed] = eventually(lambda: running.said("cannot be shown"), lambda: running.lines[-20:])
+            assert "429" in failed["error"]
+            kube.kubectl("delete", "flowschema", "full")
+            begun = time.monotonic()
+            eventually(lambda: shown() == {3: FLEET}, shown, 300.0, pause=2.0)
+            took = time.monotonic() - begun
+            eventually(lambda: running.said("is shown again"), lambda: running.lines[-20:])
+            metrics = running.text("/metrics")
+        asked = kube.requests(ACCOUNT)
+    written = [entry for entry in asked.entries if entry["responseStatus"]["code"] in {200, 201}]
+    statuses = times(written, "patch", STREAM_PLURAL)
+    events = times(written, "create", "events")
+    throttled = [entry for entry in asked.entries if entry["responseStatus"]["code"] == 429]
+    refused = times(throttled, "patch", STREAM_PLURAL)
+    print(  # noqa: T201
+        f"\n{FLEET} statuses in {took:.0f} s: at most {most(statuses)} a second, and {most(events)} Events; "
+        f"{most(refused)} while they are refused; {len(statuses)} statuses and {len(events)} Events in all; "
+        f"a tick is {late(metrics, 0.5):g} s late at the median, {late(metrics, 1.0):g} s at most"
+    )
+    assert most(statuses) <= RATE + 2 * AT_ONCE  # a second of the server's clock may have one more batch
+    assert most(events) <= RATE + 2 * AT_ONCE
+    assert most(refused) <= 3 * AT_ONCE
+    # On a busy machine a target or a reading may fail, and be there again: these are changes too.
+    # The last Events may be on their way when the daemon is stopped.
+    assert FLEET - AT_ONCE <= len(events) <= 3 * FLEET
+    assert FLEET <= len(statuses) <= 3 * FLEET
+    # All statuses take two intervals: if ticks waited for them, nearly all would be late.
+    assert late(metrics, 0.5) <= LATE
+
+
+def times(entries: Sequence[Json], verb: str, resource: str) -> list[float]:
+    """When such requests were received, in seconds."""
+    return [
+        datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
+        for entry in entries
+        if (entry["verb"], (entry.get("objectRef") or {}).get("resource")) == (verb, resource)
+    ]
+
+
+def most(times: Sequence[float]) -> int:
+    """How many of them are in one second, at most."""
+    ordered = sorted(times)
+    return max((bisect_left(ordered, at + 1.0) - number for number, at in enumerate(ordered)), default=0)
+
+
+def late(metrics: str, share: float) -> float:
+    """By how many seconds this share of the ticks began late at most, as far as the buckets of the metric tell."""
+    found = re.findall(r'autoscaler_tick_lateness_seconds_bucket{le="([^"]+)"} (\S+)', metrics)
+    counts = {float(edge): float(count) for edge, count in found}
+    return min(edge for edge, count in counts.items() if count >= share * counts[math.inf])
