@@ -24,9 +24,8 @@ def register(commands: Commands) -> None:
     copy = own.add_parser("copy", help="copy all state from a directory to PostgreSQL, or back")
     copy.description = (
         "Copy everything a daemon has persisted: the states of clusters, their decisions, the members of fleets, what "
-        "people have ordered, and the audit. Stop all daemons first. TO must be empty. Afterwards it has everything or, "
-        "after an error, "
-        "nothing. The hourly history files stay in their directory."
+        "people have ordered, and the audit. Stop all daemons first. TO must be empty; after an error it still is. "
+        "The hourly history files stay in their directory."
     )
     text = "daemon.directory of a configuration, or postgresql://USER@HOST/DATABASE with the password in $PGPASSWORD"
     copy.add_argument("source", metavar="FROM", help=text)
