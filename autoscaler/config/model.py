@@ -55,8 +55,6 @@ class DaemonSpec:
             raise ParameterError(
                 "listen", f"must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
             )
-        if self.state is not None and not self.state.startswith(("postgresql://", "postgres://")):
-            raise ParameterError("state", "must be postgresql://USER:PASSWORD@HOST/DATABASE, or be left out")
         if self.decisions < 1:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):

@@ -135,7 +135,7 @@ WITH given AS (
 )
 SELECT name, false FROM ours UNION ALL SELECT name, true FROM saved
 """
-"""The planner takes each part for one row: a join of two would compare all with all, and `IS TRUE` makes it hash them."""
+"""The planner takes each part for one row: a join of two would compare all with all. `IS TRUE` makes it hash them."""
 
 _SAVE = _GIVEN.format(ours="SELECT * FROM given")
 
