@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "observe once and show what would be decided, changing nothing",
     "status": "show the clusters of a running daemon",
     "explain": "explain the decisions of a running daemon",
+    "state": "copy the state of daemons between a directory and PostgreSQL",
     "plugins": "list the installed policies, sources, engines, targets and discoveries",
     "schema": "print the JSON Schema of the configuration file",
     "demo": "scale a real Spark or Flink cluster on this machine under a changing load",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from autoscaler.config import include
 from autoscaler.config.build import Builder
@@ -17,6 +19,8 @@ from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec
 from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
 from autoscaler.plugins import Kind
 from autoscaler.ports import SourcePlugin
+
+_PASSWORD = re.compile(r"://[^/@:]*:(.+)@")
 
 
 def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
@@ -36,7 +40,7 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     problems = Problems(str(path))
     file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
-        config = file.read(include.read(path, problems) if root is None else root)
+        config = file.read(include.read(path, problems) if root is None else root, offline=offline)
     except Invalid:
         config = None
     if problems or config is None:
@@ -54,7 +58,7 @@ class _File:
         self._classes: dict[str, type[Any] | None] = {}
         self._sources: dict[str, SourcePlugin] = {}
 
-    def read(self, node: Node) -> Config:
+    def read(self, node: Node, *, offline: bool) -> Config:
         """Read it. Raises Invalid when problems were recorded that leave nothing to go on with."""
         build = self._build
         root = build.mapping(node, "", FileSections)
@@ -63,7 +67,7 @@ class _File:
         clusters = ClusterReader(build, self._classes, Owners())
         default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         readers = {
-            "daemon": lambda node, path: build.dataclass(DaemonSpec, node, path, default),
+            "daemon": lambda node, path: self._daemon(node, path, default, offline=offline),
             "sources": lambda node, path: build.entries(node, path, self._source),
             "clusters": lambda node, path: self._clusters(node, path, clusters),
             "fleets": lambda node, path: build.entries(node, path, self._fleet),
@@ -73,9 +77,10 @@ class _File:
             raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, here or in fleets")
         if not read.complete:
             raise Invalid
+        daemon = read.values.get("daemon", default)
         config = Config(
             path=self._path,
-            daemon=read.values.get("daemon", default),
+            daemon=daemon,
             sources=self._sources,
             clusters=read.values.get("clusters", {}),
             fleets=read.values.get("fleets", {}),
@@ -87,6 +92,21 @@ class _File:
         return dataclasses.replace(
             config, warnings=build.warnings.error().problems, secrets=frozenset(self._problems.secrets)
         )
+
+    def _daemon(self, node: Node, path: str, default: DaemonSpec, *, offline: bool) -> DaemonSpec:
+        mapping = self._build.mapping(node, path, DaemonSpec)
+        daemon = self._build.dataclass(DaemonSpec, node, path, default)
+        if daemon.state is None or offline:
+            return daemon
+        if found := _PASSWORD.search(daemon.state):
+            # The whole URL is hidden already, and a message may have the password alone.
+            self._problems.hide(found[1])
+            self._problems.hide(unquote(found[1]))
+        if not daemon.state.startswith(("postgresql://", "postgres://")):
+            line, where = mapping.place("state", path)
+            message = "expected postgresql://USER:PASSWORD@HOST/DATABASE; left out, state is kept in the directory"
+            raise self._problems.fail(line, where, message)
+        return daemon
 
     def _source(self, name: str, node: Node, path: str) -> SourcePlugin:
         source: SourcePlugin = read_source(self._build, name, node, path)

@@ -34,8 +34,8 @@ from autoscaler.daemon.connections import (
     format_error,
     sleep_until_stopped,
 )
-from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
+from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, Record, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -157,13 +157,14 @@ class Controller:
         self,
         cluster: Cluster,
         connections: ClusterConnections,
-        store: StateStore,
+        store: ClusterStore,
         sink: DecisionSink,
         *,
         utc: Callable[[], datetime],
         tick_recorder: TickRecorder,
         dry_run: bool = False,
         decide: Decide = step,
+        orders: Orders = no_orders,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -183,7 +184,7 @@ class Controller:
         self._sink = sink
         self._tick_recorder = tick_recorder
         self._decide = decide
-        self._observer = Observer(cluster, connections, utc)
+        self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None

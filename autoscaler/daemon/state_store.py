@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from autoscaler.core.model import ClusterState, Observation
-from autoscaler.core.state import rebase
+from autoscaler.core.model import ClusterState
+from autoscaler.daemon.controls import unneeded
+from autoscaler.daemon.stored import MAX_BYTES, PAGE, dump_id, dump_member, restore, restore_member
 from autoscaler.daemon.write_batcher import WriteBatcher
-from autoscaler.ports import Member, Record, StoreError
-from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
+from autoscaler.ports import MAX_AUDIT, AuditEntry, Member, Record, StoredControl, StoreError
+from autoscaler.trace.codec import (
+    dump_audit,
+    dump_control,
+    dump_record,
+    dump_state,
+    load_audit,
+    load_control,
+    load_record,
+)
 
 R = TypeVar("R")
 
@@ -52,23 +60,23 @@ CREATE TABLE IF NOT EXISTS member (
     found BLOB NOT NULL,
     PRIMARY KEY (fleet, id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS control (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    stored BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    entry BLOB NOT NULL
+) STRICT;
 """
 
-_SPAN = 2**32
+SPAN = 2**32
 """Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
 
 _PRUNE_EVERY = 16
 
 _FORGET_AT_ONCE = 10
-
-MAX_BYTES = 16 * 2**20
-"""Bytes of decisions of one cluster that are kept, except for those that its state needs."""
-
-_TIMES = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""The range of times in a sound state."""
-
-PAGE = 64 * 1024
-"""Bytes of decisions that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ class SqliteStateStore:
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        with _store_errors(self.path, f"the decisions of cluster {cluster!r}"):
+        with store_errors(self.path, f"the decisions of cluster {cluster!r}"):
             return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
 
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
@@ -162,6 +170,22 @@ class SqliteStateStore:
         while await self._read(lambda: self._delete_clusters(before, keep), "what is known of clusters that have left"):
             pass
 
+    async def load_controls(self) -> list[StoredControl]:
+        """What people have ordered, oldest first. Raises StoreError."""
+        return await self._read(lambda: _load_controls(self._connection), "what people have ordered")
+
+    async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        """Persist both together, and delete what is not needed any more. Raises StoreError, and then neither is."""
+        return await self._read(lambda: self._write_control(stored, audit), "what people have ordered")
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        await self._read(lambda: self._write_audit(entry), "the audit")
+
+    async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        return await self._read(lambda: _load_audit(self._connection, limit, until), "the audit")
+
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
         return await self._batcher.call(lambda: function(self._connection))
@@ -180,7 +204,7 @@ class SqliteStateStore:
         self._unlock()
 
     async def _read(self, read: Callable[[], R], what: str) -> R:
-        with _store_errors(self.path, what):
+        with store_errors(self.path, what):
             return await self._batcher.call(read)
 
     def _open(self) -> None:
@@ -229,10 +253,10 @@ class SqliteStateStore:
         if save.record is not None:
             number += 1
             connection.execute(
-                "INSERT INTO decision VALUES (?, ?, ?)", (identity * _SPAN + number, save.at, save.record)
+                "INSERT INTO decision VALUES (?, ?, ?)", (identity * SPAN + number, save.at, save.record)
             )
             if number % _PRUNE_EVERY == 0:
-                self._prune(identity * _SPAN, identity * _SPAN + number, save.past)
+                self._prune(identity * SPAN, identity * SPAN + number, save.past)
         connection.execute(
             "UPDATE cluster SET state = ?, past = ?, last = ? WHERE id = ?",
             (save.state, save.past, number, identity),
@@ -248,12 +272,12 @@ class SqliteStateStore:
                 connection.execute("DELETE FROM member WHERE fleet = ?", (fleet,))
             connection.executemany(
                 "DELETE FROM member WHERE fleet = ? AND id = ?",
-                [(fleet, _bytes(key)) for key in before.keys() - members.keys()],
+                [(fleet, dump_id(key)) for key in before.keys() - members.keys()],
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
                 [
-                    (fleet, _bytes(key), _dump_member(member))
+                    (fleet, dump_id(key), dump_member(member))
                     for key, member in members.items()
                     if before.get(key) != member
                 ],
@@ -276,15 +300,29 @@ class SqliteStateStore:
             old = connection.execute(
                 "SELECT cluster.id, name FROM cluster JOIN decision ON decision.id = cluster.id * ? + last "
                 "WHERE at < ?",
-                (_SPAN, before.timestamp()),
+                (SPAN, before.timestamp()),
             )
             gone = [row for row in old if row[1] not in keep][:_FORGET_AT_ONCE]
             for identity, name in gone:
-                first = identity * _SPAN
-                connection.execute("DELETE FROM decision WHERE id BETWEEN ? AND ?", (first, first + _SPAN - 1))
+                first = identity * SPAN
+                connection.execute("DELETE FROM decision WHERE id BETWEEN ? AND ?", (first, first + SPAN - 1))
                 connection.execute("DELETE FROM cluster WHERE id = ?", (identity,))
                 self._numbers.pop(name, None)
         return len(gone) == _FORGET_AT_ONCE
+
+    def _write_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            cursor = connection.execute("INSERT INTO control (stored) VALUES (?)", (dump_control(stored),))
+            gone = unneeded(_load_controls(connection), stored.at)
+            connection.executemany("DELETE FROM control WHERE id = ?", [(identity,) for identity in gone])
+            _insert_audit(connection, audit)
+        return replace(stored, id=int(cursor.lastrowid or 0))
+
+    def _write_audit(self, entry: AuditEntry) -> None:
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            _insert_audit(connection, entry)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -323,6 +361,17 @@ async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[
         yield store
     finally:
         await store.close()
+
+
+@contextmanager
+def open_alone(directory: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a directory that no daemon uses or can use for as long as it is open. Raises StoreError."""
+    lock = _lock(directory)
+    try:
+        with closing(_open(directory / FILE)) as connection:
+            yield connection
+    finally:
+        os.close(lock)
 
 
 def _lock(directory: Path) -> int:
@@ -379,7 +428,7 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
         StoreError: there is a file and it cannot be read.
     """
     path = directory / FILE
-    with _store_errors(path, f"the state of cluster {cluster!r}"):
+    with store_errors(path, f"the state of cluster {cluster!r}"):
         try:
             path.stat()
         except FileNotFoundError:
@@ -390,7 +439,7 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
 
 
 @contextmanager
-def _store_errors(path: Path, what: str) -> Iterator[None]:
+def store_errors(path: Path, what: str) -> Iterator[None]:
     """Raise StoreError for errors of the file, of SQLite and of stored values."""
     try:
         yield
@@ -403,7 +452,7 @@ def _store_errors(path: Path, what: str) -> Iterator[None]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    with _store_errors(path, "the schema"):
+    with store_errors(path, "the schema"):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         # Opened in one thread, then used only in the writer's.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -439,76 +488,36 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
     identity, text, past, last = row
     rows = connection.execute(
         "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
-        (identity * _SPAN + last - past + 1, identity * _SPAN + last),
+        (identity * SPAN + last - past + 1, identity * SPAN + last),
     )
-    state, past = load_state(text), tuple(load_record(record).observation for (record,) in rows)
-    for time in _times((state, past)):
-        # With others the core cannot calculate.
-        if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
-            raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
-    return replace(state, past=_past(past))
+    return restore(text, (record for (record,) in rows))
 
 
 def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Member]:
     found = {}
     for key, text in connection.execute("SELECT id, found FROM member WHERE fleet = ?", (fleet,)):
-        values, template = json.loads(text), None
-        if isinstance(values, list):
-            values, template = values
-        if not isinstance(values, dict):
-            raise ValueError("a member has no values")  # noqa: TRY004 - it is what is stored that is wrong
-        member = Member(key.decode(errors="surrogatepass"), values, template=template)
+        member = restore_member(key, text)
         found[member.id] = member
     return found
 
 
-def _dump_member(member: Member) -> bytes:
-    """Its values, or a list of these and its own template."""
-    values = _texts(member.values)
-    stored = values if member.template is None else [values, member.template]
-    return json.dumps(stored).encode()
+def _load_controls(connection: sqlite3.Connection) -> list[StoredControl]:
+    return [load_control(*row) for row in connection.execute("SELECT id, stored FROM control ORDER BY id")]
 
 
-def _bytes(key: str) -> bytes:
-    """The id of a member, which comes from outside, as it is stored: it may be no text that SQLite takes."""
-    return key.encode(errors="surrogatepass")
+def _insert_audit(connection: sqlite3.Connection, entry: AuditEntry) -> None:
+    cursor = connection.execute(
+        "INSERT INTO audit (at, entry) VALUES (?, ?)", (entry.at.timestamp(), dump_audit(entry))
+    )
+    connection.execute("DELETE FROM audit WHERE id <= ?", ((cursor.lastrowid or 0) - MAX_AUDIT,))
 
 
-def _texts(values: Mapping[str, object]) -> dict[str, str | dict[str, str]]:
-    """The values of a member that a template can use: a plug-in may give anything else, which is left out."""
-    found: dict[str, str | dict[str, str]] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found[str(name)] = {
-                key: inner for key, inner in value.items() if isinstance(key, str) and isinstance(inner, str)
-            }
-        elif isinstance(value, str):
-            found[str(name)] = value
-    return found
-
-
-def _times(thing: object) -> Iterator[datetime]:
-    """All times in a state."""
-    if isinstance(thing, datetime):
-        yield thing
-    elif is_dataclass(thing):
-        for field in fields(thing):
-            yield from _times(getattr(thing, field.name))
-    elif isinstance(thing, Mapping | tuple):
-        for part in thing.values() if isinstance(thing, Mapping) else thing:
-            yield from _times(part)
-
-
-def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """The past as the core had it: where the clock was set back, earlier observations were moved with it."""
-    past: tuple[Observation, ...] = ()
-    before: datetime | None = None
-    for observation in observations:
-        if before is not None and observation.at < before:
-            past = rebase(ClusterState(past=past), observation.at - before).past
-        past = (*past, observation)
-        before = observation.at
-    return past
+def _load_audit(connection: sqlite3.Connection, limit: int, until: datetime | None) -> list[AuditEntry]:
+    rows = connection.execute(
+        "SELECT entry FROM audit WHERE at <= ? ORDER BY id DESC LIMIT ?",
+        (math.inf if until is None else until.timestamp(), limit),
+    )
+    return [load_audit(entry) for (entry,) in rows]
 
 
 def _page(
@@ -519,7 +528,7 @@ def _page(
         "SELECT decision.id, record "
         "FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
         "WHERE name = ? AND at <= ? AND decision.id < ? ORDER BY decision.id DESC LIMIT ?",
-        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
+        (SPAN, SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
     )
     page: list[bytes] = []
     size = 0
