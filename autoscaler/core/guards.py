@@ -452,10 +452,9 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         fact = Fact("excluded", {"reason": s.excluded})
         return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
-    # What is below already people have ordered.
-    least = min(size, s.current)
-    if after < least and s.holds:
-        after = least
+    # A size that is below already is one that people hold it at.
+    if after < s.current <= size and s.holds:
+        after = s.current
     but = None if after == s.current else _contended(s) or _beyond(s, after)
     if but is not None:
         after = s.current

@@ -171,6 +171,8 @@ class Daemon:
             StoreError: what people have ordered cannot be read.
         """
         mask.hide(*self._config.secrets)
+        # Before any cluster: one that is held must not be scaled first.
+        await self.controls.load()
         try:
             daemon = self._config.daemon
             async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
@@ -185,8 +187,6 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
-                # Before any cluster: one that is held must not be scaled first.
-                await self.controls.load()
                 await self.discoveries.apply(self._config)
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:
