@@ -30,8 +30,17 @@ from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
+from autoscaler.daemon.observer import Ordered
 from autoscaler.daemon.reports import Known, Reporter
-from autoscaler.ports import ConfigurationError, EdgeError, Member, RefusedError, StoreError, UnavailableError
+from autoscaler.ports import (
+    ConfigurationError,
+    EdgeError,
+    Member,
+    MembersWithControls,
+    RefusedError,
+    StoreError,
+    UnavailableError,
+)
 
 log = logging.getLogger("autoscaler.daemon.discovery")
 
@@ -115,10 +124,12 @@ class Discoveries:
 
     Attributes:
         members: name of a member's cluster -> its fleet and the member's id.
+        ordered: name of a member's cluster -> what people have ordered on the member, where there is something.
     """
 
     def __init__(self, fleet: Fleet, store: MemberStore, *, utc: Callable[[], datetime]) -> None:
         self.members: Mapping[str, tuple[str, str]] = {}
+        self.ordered: Mapping[str, Ordered] = {}
         self._fleet = fleet
         self._store = store
         self._utc = utc
@@ -259,7 +270,8 @@ class Discoveries:
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members, held)
         mask.hide(*assembled.config.secrets)
-        # Before: a new cluster must know its fleet at its first tick, and one that goes until its last.
+        # Before: a new cluster must know its fleet, and what is ordered, at its first tick.
+        self.ordered = await self._ordered(assembled.members)
         self.members = {**self.members, **assembled.members}
         changes = await self._fleet.change(assembled.config)
         self._applied = True
@@ -271,6 +283,20 @@ class Discoveries:
             watch.refuse(assembled.refused.get(name, {}))
             watch.report()
         return changes
+
+    async def _ordered(self, members: Mapping[str, tuple[str, str]]) -> dict[str, Ordered]:
+        """What people have ordered on members, by the names of their clusters, where there is something."""
+        found, slices = {}, Slices()
+        plugins = {
+            fleet: watch.spec.discover
+            for fleet, watch in self._watches.items()
+            if isinstance(watch.spec.discover, MembersWithControls)
+        }
+        for name, (fleet, member) in members.items() if plugins else ():
+            if fleet in plugins:
+                await slices.turn()
+                found[name] = _ordered(plugins[fleet], self._watches[fleet].filled[member].member)
+        return {name: each for name, each in found.items() if each.controls or each.remarks}
 
     async def _persist(self, call: Coroutine[None, None, None]) -> bool:
         """Wait for a call of the store. Returns whether it succeeded; that it does not is logged once."""
@@ -502,6 +528,14 @@ async def find_members(config: Config, connections: Connections) -> tuple[Config
         of_members = _problems(filled, assembled.refused[name])
         problems[name] = (*failure, *(line for _, lines in sorted(of_members.items()) for line in lines))
     return assembled.config, problems
+
+
+def _ordered(plugin: MembersWithControls, member: Member) -> Ordered:
+    try:
+        with contained():
+            return Ordered(*plugin.controls(member))
+    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+        return Ordered(remarks=(f"what is ordered on {member.id} is not known: {format_error(error)}",))
 
 
 def _clusters(filled: Mapping[str, Filled]) -> list[MemberCluster]:

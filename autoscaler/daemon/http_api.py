@@ -34,8 +34,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.explain import explain
-from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
+from autoscaler.core.explain import describe_control, explain
+from autoscaler.core.model import ClusterState, Control, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
@@ -530,8 +530,25 @@ def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
         "desired": None if decision is None else decision.desired,
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
+        "controls": [_control(control) for control in cluster.controls],
         "missing": {} if observation is None else dict(observation.missing),
         "problem": cluster.trouble,
+    }
+
+
+def _control(control: Control) -> dict[str, object]:
+    return {
+        "kind": control.kind.value,
+        "by": control.by,
+        "at": None if control.at is None else control.at.isoformat(),
+        "until": None if control.until is None else control.until.isoformat(),
+        "reason": control.reason,
+        "up": control.up,
+        "down": control.down,
+        "replicas": control.replicas,
+        "min": control.minimum,
+        "max": control.maximum,
+        "text": describe_control(control),
     }
 
 
