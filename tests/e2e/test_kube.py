@@ -670,7 +670,7 @@ def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limite
     )
     assert most(statuses) <= RATE + 2 * AT_ONCE  # a second of the server's clock may have one more batch
     assert most(events) <= RATE + 2 * AT_ONCE
-    assert most(refused) <= 3 * AT_ONCE
+    assert most(refused) <= RATE + 2 * AT_ONCE
     # On a busy machine a target or a reading may fail, and be there again: these are changes too.
     # The last Events may be on their way when the daemon is stopped.
     assert FLEET - AT_ONCE <= len(events) <= 3 * FLEET
