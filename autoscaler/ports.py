@@ -373,6 +373,10 @@ class Record:
     failed: str = ""
 
 
+class LeaseLost(StoreError):  # noqa: N818 - it is no defect
+    """This copy has lost the lease of the cluster, or the lease has expired: nothing was saved."""
+
+
 class StateStore(Protocol):
     """Persists the state of clusters. A state is persisted before it is acted on."""
 
@@ -383,6 +387,38 @@ class StateStore(Protocol):
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
         """Persist state and record together. Raises StoreError, and then neither is persisted."""
         ...
+
+
+LEASE = 15.0
+"""Seconds after its last renewal until what a copy of the daemon has can be taken by another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of the daemon that shares its clusters with others.
+
+    Attributes:
+        id: of this process alone.
+        name: for people: that of the machine or pod.
+        url: of its HTTP endpoints, as other copies reach them.
+    """
+
+    id: str
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a copy knows after it has renewed its leases.
+
+    Attributes:
+        copies: the copies that live -> seconds since each has renewed, by the clock of the store.
+        owned: the clusters whose lease this copy has.
+    """
+
+    copies: Mapping[Copy, float]
+    owned: frozenset[str]
 
 
 class DecisionSink(Protocol):

@@ -34,8 +34,9 @@ from autoscaler.daemon.connections import (
     format_error,
     sleep_until_stopped,
 )
+from autoscaler.daemon.leases import Everything, Ownership
 from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
+from autoscaler.ports import DecisionSink, EdgeError, LeaseLost, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -45,6 +46,8 @@ SCALE_TIMEOUT = 30.0
 NOT_OBSERVED = "not observed yet"
 
 UNANSWERED = "the daemon was stopped before the scale call was answered"
+
+EXPIRED = "the lease may have expired: another copy may control this cluster"
 
 _TICKS_UNTIL_BACK = 3
 """Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
@@ -164,6 +167,7 @@ class Controller:
         tick_recorder: TickRecorder,
         dry_run: bool = False,
         decide: Decide = step,
+        ownership: Ownership | None = None,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -183,6 +187,7 @@ class Controller:
         self._sink = sink
         self._tick_recorder = tick_recorder
         self._decide = decide
+        self._ownership = ownership or Everything()
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
         self._scaling = False
@@ -268,6 +273,10 @@ class Controller:
             failed = "" if state.rescale is None else state.rescale.error
             record = Record(observation, decision, dry_run=self.dry_run, failed=failed)
             await self._store.save(self.name, after, record)
+        except LeaseLost as error:
+            self.problem = str(error)  # what has become of the lease is logged where it is renewed
+            self._ownership.doubt()
+            return
         except StoreError as error:
             self._set_problem(str(error))
             return
@@ -303,6 +312,8 @@ class Controller:
         try:
             with contained():
                 async with asyncio.timeout(SCALE_TIMEOUT):
+                    if not self._ownership.valid(self.name):
+                        raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails
                     await self.connections.target().scale(replicas)
         except TimeoutError:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
@@ -330,6 +341,9 @@ class Controller:
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)
+        except LeaseLost as store_error:
+            self.problem = str(store_error)
+            self._ownership.doubt()
         except StoreError as store_error:
             self._set_problem(str(store_error))
 
