@@ -129,8 +129,8 @@ class Fleet:
     async def change(self, config: Config | None) -> Changes:
         """Make the controllers those of the configuration that are owned; None: of the present one.
 
-        Clusters that it does not change are not disturbed. However many it changes, ticks of the others are not late. One
-        in the middle of a scale call delays only its own successor, which is not waited for.
+        Clusters that it does not change are not disturbed. However many it changes, ticks of the others are not late.
+        One in the middle of a scale call delays only its own successor, which is not waited for.
         """
         async with self._lock:
             config = config or self._config

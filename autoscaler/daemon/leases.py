@@ -1,8 +1,8 @@
 """Which copy controls which cluster, where several copies of the daemon share a state store.
 
-Each cluster has a lease with a term, which rises whenever another copy takes it. A copy renews all that it has with one
-row; they expire together, by the clock of the store alone. The shares are rendezvous hashing of the names over the copies
-that live: when one comes or goes, no cluster moves between two others.
+Each cluster has a lease with a term, which rises whenever it is taken. A copy renews all that it has with one row; they
+expire together, by the clock of the store alone. The shares are rendezvous hashing of the names over the copies that
+live: when one comes or goes, no cluster moves between two others.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from autoscaler.daemon.connections import format_error, sleep_until_stopped
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.ports import LEASE, Copy, Renewal, StoreError
-
-T = TypeVar("T")
 
 log = logging.getLogger("autoscaler.daemon.leases")
 
@@ -31,8 +30,8 @@ POLL = 1.0
 MARGIN = 3.0
 """Seconds before the lease may have expired from which nothing is scaled: a scale call takes a moment to be sent."""
 
-TIMEOUT = 5.0
-"""Seconds that one statement may take."""
+GRACE = 6.0
+"""Seconds in which a copy that was expired itself takes nothing."""
 
 _AT_ONCE = 1000
 """Clusters that are taken in one statement: the first ones are under control while the others are taken."""
@@ -75,14 +74,14 @@ class Everything:
 
 
 class LeaseStore(Protocol):
-    """Keeps the leases. All methods raise StoreError."""
+    """Keeps the leases. All methods raise StoreError, within a few seconds."""
 
     async def renew(self) -> Renewal:
         """Renew this copy's row; which copies live, and which leases this one has."""
         ...
 
     async def take(self, clusters: Collection[str]) -> Mapping[str, bool]:
-        """Take those that nobody has, or whose copy has expired. Returns them, and whether it was from an expired one."""
+        """Take those that nobody has or whose copy has expired. Returns them -> whether a copy had expired."""
         ...
 
     async def let_go(self, clusters: Collection[str]) -> None:
@@ -177,7 +176,8 @@ class Leases:
         self._store = store
         self._owned: set[str] = set()
         self._leaving: frozenset[str] = frozenset()
-        self._renewed_at = -LEASE
+        self._renewed_at = -math.inf
+        self._take_from = -math.inf
         self._shares = _Shares()
         self._wake = asyncio.Event()
         self._stopping = False
@@ -190,7 +190,7 @@ class Leases:
 
     def owns(self, cluster: str) -> bool:
         """Whether this copy controls it."""
-        return cluster in self._owned and cluster not in self._leaving
+        return not self._stopping and cluster in self._owned and cluster not in self._leaving
 
     def valid(self, cluster: str) -> bool:
         """Whether no other copy can have taken it yet.
@@ -230,7 +230,7 @@ class Leases:
                     ended = not controllers.running
                 seconds = await self._round(controllers)
                 if ended:
-                    await self._in_time(self._store.leave())
+                    await self._store.leave()
             except StoreError as error:
                 # What is left expires.
                 if self.failure is None:
@@ -247,7 +247,10 @@ class Leases:
     async def _round(self, controllers: Controllers) -> float:
         """Renew, let go of what is another's share, take what is ours. Returns seconds until the next one."""
         begun = asyncio.get_running_loop().time()
-        renewal = await self._in_time(self._store.renew())
+        renewal = await self._store.renew()
+        if -math.inf < self._renewed_at < begun - LEASE:
+            # Most likely the store was away for all: the others are about to renew as well.
+            self._take_from = begun + GRACE
         self._renewed_at, self.copies = begun, tuple(renewal.copies)
         if self.failure is not None:
             log.info("leases are renewed again")
@@ -264,17 +267,18 @@ class Leases:
         # Between two ticks: one in the middle of a scale call has to wait for its answer.
         idle = planned.let_go.difference(controllers.running)
         if idle:
-            await self._in_time(self._store.let_go(idle))
+            await self._store.let_go(idle)
             self._owned -= idle
             log.info("clusters handed over", extra=_named(idle))
-        await self._take(planned.take.difference(controllers.running), controllers)
+        if begun >= self._take_from:
+            await self._take(planned.take.difference(controllers.running), controllers)
         return pause(renewal, self.me, busy=bool(planned.let_go - idle or planned.take - self._owned))
 
     async def _take(self, clusters: Collection[str], controllers: Controllers) -> None:
         names = sorted(clusters)
         taken: set[str] = set()
         for first in range(0, len(names), _AT_ONCE):
-            found = await self._in_time(self._store.take(names[first : first + _AT_ONCE]))
+            found = await self._store.take(names[first : first + _AT_ONCE])
             taken.update(found)
             self._owned.update(found)
             self.taken_over += sum(found.values())
@@ -282,13 +286,6 @@ class Leases:
                 await controllers.follow()
         if taken:
             log.info("clusters taken", extra=_named(taken))
-
-    async def _in_time(self, call: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                return await call
-        except TimeoutError:
-            raise StoreError(f"the state store has not answered within {TIMEOUT:g} s") from None
 
 
 def _named(clusters: Collection[str]) -> dict[str, object]:
