@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from uuid import UUID
 
 from autoscaler.core.model import Bound, ClusterState, Decision, EngineStatus, Observation, Reading
 
@@ -389,36 +390,38 @@ class StateStore(Protocol):
         ...
 
 
-LEASE = 15.0
-"""Seconds after its last renewal until what a copy of the daemon has can be taken by another."""
+LEASE = 15
+"""Seconds after its last renewal at which all leases of a copy end, by the clock of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of the daemon that shares its clusters with others.
+    """One running copy of the daemon.
 
     Attributes:
-        id: of this process alone.
-        name: for people: that of the machine or pod.
-        url: of its HTTP endpoints, as other copies reach them.
+        id: drawn at its start.
+        name: for people, such as that of its pod.
+        url: where other copies reach its HTTP endpoints; empty: nowhere.
     """
 
-    id: str
+    id: UUID
     name: str
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Renewal:
-    """What a copy knows after it has renewed its leases.
+class Leases:
+    """What a renewal has found.
 
     Attributes:
-        copies: the copies that live -> seconds since each has renewed, by the clock of the store.
-        owned: the clusters whose lease this copy has.
+        copies: those that are alive, this one among them, by their ids.
+        terms: the clusters that belong to this copy, and the term of each lease.
+        oldest: the most seconds since another copy has renewed; 0 without another.
     """
 
-    copies: Mapping[Copy, float]
-    owned: frozenset[str]
+    copies: Mapping[UUID, Copy]
+    terms: Mapping[str, int]
+    oldest: float = 0.0
 
 
 class DecisionSink(Protocol):

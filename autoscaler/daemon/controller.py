@@ -34,7 +34,7 @@ from autoscaler.daemon.connections import (
     format_error,
     sleep_until_stopped,
 )
-from autoscaler.daemon.leases import Everything, Ownership
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer
 from autoscaler.ports import DecisionSink, EdgeError, LeaseLost, Record, StateStore, StoreError, TargetStatus
 
@@ -187,7 +187,7 @@ class Controller:
         self._sink = sink
         self._tick_recorder = tick_recorder
         self._decide = decide
-        self._ownership = ownership or Everything()
+        self._ownership = ownership or SoleOwnership()
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
         self._scaling = False

@@ -13,7 +13,7 @@ from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, TickRecorder
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.leases import Everything, Ownership
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import utc_now
 from autoscaler.ports import DecisionSink, StateStore
 
@@ -86,7 +86,7 @@ class Fleet:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
         self.template_problems: Mapping[str, str] = {}
-        self.ownership = ownership or Everything()
+        self.ownership = ownership or SoleOwnership()
         self._config: Config | None = None
         self._lock = asyncio.Lock()
         self._running: dict[str, _Running] = {}
@@ -238,7 +238,7 @@ class Fleet:
 
 
 def _parts(config: Config, name: str) -> tuple[object, ...]:
-    """Everything in a configuration that a cluster depends on."""
+    """SoleOwnership in a configuration that a cluster depends on."""
     cluster = config.clusters[name]
     sources = {metric.source for metric in cluster.metrics.values()}
     return cluster, {source: config.sources[source] for source in sources}

@@ -13,11 +13,13 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
+from uuid import UUID
 
 from autoscaler.daemon.connections import format_error, sleep_until_stopped
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.ports import LEASE, Copy, Renewal, StoreError
+from autoscaler.ports import LEASE, Copy, Leases, StoreError
 
 log = logging.getLogger("autoscaler.daemon.leases")
 
@@ -40,7 +42,22 @@ _MAX_NAMED = 10
 
 
 class Ownership(Protocol):
-    """Which clusters this copy controls."""
+    """Which clusters this copy controls.
+
+    Attributes:
+        copies: all that live, as of the last renewal, this one included; empty where there are no others to share with.
+        failure: why the leases cannot be renewed, or None.
+        taken: how many leases this copy has taken since its start.
+    """
+
+    copies: Mapping[UUID, Copy]
+    failure: str | None
+    taken: int
+
+    @property
+    def owned(self) -> int:
+        """How many leases this copy has."""
+        ...
 
     def owns(self, cluster: str) -> bool:
         """Whether it controls this cluster."""
@@ -58,9 +75,25 @@ class Ownership(Protocol):
         """Have it found out at once what this copy still has: the store has refused to save."""
         ...
 
+    def start(self, controllers: Controllers, url: str) -> None:
+        """Begin to take this copy's share; others reach it at this URL."""
+        ...
 
-class Everything:
-    """The ownership of the only copy there is: what it controls is its own."""
+    async def stop(self) -> None:
+        """Let go of every cluster as soon as its controller has ended."""
+        ...
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None. Raises StoreError."""
+        ...
+
+
+class SoleOwnership:
+    """The ownership of the only copy there is: everything is its own. See `Ownership`."""
+
+    copies: Mapping[UUID, Copy] = MappingProxyType({})
+    failure: str | None = None
+    owned = taken = 0
 
     def owns(self, cluster: str) -> bool:
         """Yes."""
@@ -72,16 +105,32 @@ class Everything:
     def doubt(self) -> None:
         """Nothing is in doubt."""
 
+    def start(self, controllers: Controllers, url: str) -> None:
+        """There is nothing to take."""
+
+    async def stop(self) -> None:
+        """There is nobody to hand over to."""
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """None: no copy has a lease."""
+        del cluster
+        return None
+
 
 class LeaseStore(Protocol):
     """Keeps the leases. All methods raise StoreError, within a few seconds."""
 
-    async def renew(self) -> Renewal:
+    @property
+    def copy(self) -> UUID:
+        """The id of this copy."""
+        ...
+
+    async def renew(self, name: str, url: str) -> Leases:
         """Renew this copy's row; which copies live, and which leases this one has."""
         ...
 
-    async def take(self, clusters: Collection[str]) -> Mapping[str, bool]:
-        """Take those that nobody has or whose copy has expired. Returns them -> whether a copy had expired."""
+    async def take(self, clusters: Collection[str]) -> Mapping[str, int]:
+        """Take those that no copy has. Returns their terms."""
         ...
 
     async def let_go(self, clusters: Collection[str]) -> None:
@@ -90,6 +139,10 @@ class LeaseStore(Protocol):
 
     async def leave(self) -> None:
         """Let go of all, and be no copy any more."""
+        ...
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None."""
         ...
 
 
@@ -111,9 +164,10 @@ class Controllers(Protocol):
         ...
 
 
-def share(name: str, copies: Iterable[str]) -> str:
+def share(name: str, copies: Iterable[UUID]) -> UUID:
     """The copy whose share this is: rendezvous hashing. There must be a copy."""
-    return max(copies, key=lambda copy: hashlib.blake2b(f"{copy}\n{name}".encode(), digest_size=8).digest())
+    text = name.encode(errors="surrogatepass")
+    return max(copies, key=lambda copy: hashlib.blake2b(text, key=copy.bytes, digest_size=8).digest())
 
 
 class Plan(NamedTuple):
@@ -133,20 +187,19 @@ def plan(mine: Collection[str], owned: Collection[str]) -> Plan:
     return Plan(frozenset(mine) - frozenset(owned), frozenset(owned) - frozenset(mine))
 
 
-def pause(renewal: Renewal, me: str, *, busy: bool) -> float:
-    """Seconds until the next renewal: soon after another copy may expire, and soon while there is something to do."""
-    expiring = [LEASE - age + 0.1 for copy, age in renewal.copies.items() if copy.id != me]
-    return max(0.1, min([POLL if busy else RENEWAL, *expiring]))
+def pause(leases: Leases, *, busy: bool) -> float:
+    """Seconds until the next renewal: soon while there is something to do, and when another copy may have expired."""
+    return max(0.1, min(POLL if busy else RENEWAL, LEASE - leases.oldest + 0.1))
 
 
 @dataclass(slots=True)
 class _Shares:
     """The clusters of a copy's share, calculated anew when the copies or the clusters change."""
 
-    of: tuple[frozenset[str], frozenset[str]] | None = None
+    of: tuple[frozenset[UUID], frozenset[str]] | None = None
     mine: frozenset[str] = frozenset()
 
-    async def update(self, me: str, copies: Iterable[str], clusters: Iterable[str]) -> frozenset[str]:
+    async def update(self, me: UUID, copies: Iterable[UUID], clusters: Iterable[str]) -> frozenset[str]:
         of = (frozenset(copies), frozenset(clusters))
         if of != self.of:
             slices, mine = Slices(), set()
@@ -158,22 +211,21 @@ class _Shares:
         return self.mine
 
 
-class Leases:
-    """The leases of this copy.
+class SharedOwnership:
+    """The leases of this copy among others. See `Ownership`.
 
-    Attributes:
-        me: the id of this copy.
-        copies: those that live, as of the last renewal, this one included; empty before the first one.
-        failure: why the leases cannot be renewed, or None.
-        taken_over: how many were taken from copies that had expired.
+    Args:
+        store: keeps them.
+        name: of this copy, for people.
     """
 
-    def __init__(self, me: str, store: LeaseStore) -> None:
-        self.me = me
-        self.copies: tuple[Copy, ...] = ()
+    def __init__(self, store: LeaseStore, name: str) -> None:
+        self.copies: Mapping[UUID, Copy] = {}
         self.failure: str | None = None
-        self.taken_over = 0
+        self.taken = 0
         self._store = store
+        self._name = name
+        self._url = ""
         self._owned: set[str] = set()
         self._leaving: frozenset[str] = frozenset()
         self._renewed_at = -math.inf
@@ -202,14 +254,19 @@ class Leases:
 
     def shares(self, name: str) -> bool:
         """Whether what belongs to no cluster, by its name, is this copy's affair."""
-        return bool(self.copies) and share(name, (copy.id for copy in self.copies)) == self.me
+        return bool(self.copies) and share(name, self.copies) == self._store.copy
 
     def doubt(self) -> None:
         """Renew at once, which shows what another copy has taken."""
         self._wake.set()
 
-    def start(self, controllers: Controllers) -> None:
-        """Begin to take this copy's share."""
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None. Raises StoreError."""
+        return await self._store.owner(cluster)
+
+    def start(self, controllers: Controllers, url: str) -> None:
+        """Begin to take this copy's share; others reach it at this URL."""
+        self._url = url
         self._task = asyncio.create_task(self._run(controllers), name="leases")
 
     async def stop(self) -> None:
@@ -247,21 +304,21 @@ class Leases:
     async def _round(self, controllers: Controllers) -> float:
         """Renew, let go of what is another's share, take what is ours. Returns seconds until the next one."""
         begun = asyncio.get_running_loop().time()
-        renewal = await self._store.renew()
+        leases = await self._store.renew(self._name, self._url)
         if -math.inf < self._renewed_at < begun - LEASE:
             # Most likely the store was away for all: the others are about to renew as well.
             self._take_from = begun + GRACE
-        self._renewed_at, self.copies = begun, tuple(renewal.copies)
+        self._renewed_at, self.copies = begun, leases.copies
         if self.failure is not None:
             log.info("leases are renewed again")
             self.failure = None
-        lost = self._owned - renewal.owned
+        lost = self._owned - leases.terms.keys()
         if lost:
-            log.warning("clusters lost to other copies", extra=_named(lost))
+            log.warning("leases lost: expired, or taken by another copy", extra=_named(lost))
         # Also what was taken without our having had the answer.
-        self._owned = set(renewal.owned)
-        live = () if self._stopping else (copy.id for copy in self.copies)
-        planned = plan(await self._shares.update(self.me, live, controllers.wanted), self._owned)
+        self._owned = set(leases.terms)
+        live = () if self._stopping else self.copies
+        planned = plan(await self._shares.update(self._store.copy, live, controllers.wanted), self._owned)
         self._leaving = planned.let_go
         await controllers.follow()
         # Between two ticks: one in the middle of a scale call has to wait for its answer.
@@ -272,7 +329,7 @@ class Leases:
             log.info("clusters handed over", extra=_named(idle))
         if begun >= self._take_from:
             await self._take(planned.take.difference(controllers.running), controllers)
-        return pause(renewal, self.me, busy=bool(planned.let_go - idle or planned.take - self._owned))
+        return pause(leases, busy=bool(planned.let_go - idle or planned.take - self._owned))
 
     async def _take(self, clusters: Collection[str], controllers: Controllers) -> None:
         names = sorted(clusters)
@@ -281,7 +338,7 @@ class Leases:
             found = await self._store.take(names[first : first + _AT_ONCE])
             taken.update(found)
             self._owned.update(found)
-            self.taken_over += sum(found.values())
+            self.taken += len(found)
             if found:
                 await controllers.follow()
         if taken:

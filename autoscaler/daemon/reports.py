@@ -16,7 +16,7 @@ from autoscaler.core.explain import outcome
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.leases import Everything, Ownership
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.ports import EdgeError, Member, MemberStatus, Reports
 
 log = logging.getLogger("autoscaler.daemon.reports")
@@ -88,7 +88,7 @@ class Reporter:
         self._known = known
         self._controllers = controllers
         self._utc = utc
-        self._ownership = ownership or Everything()
+        self._ownership = ownership or SoleOwnership()
         self._shown: dict[str, _Shown] = {}
         self._failing = False
 
