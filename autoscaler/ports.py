@@ -11,7 +11,7 @@ plug-in is refused while one is not installed, with the extra that brings it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,6 +66,10 @@ class RefusedError(EdgeError):
 
 class StoreError(AutoscalerError):
     """State cannot be read or persisted (disk full, file corrupt). No decision may be acted on."""
+
+
+class LeaseLost(StoreError):  # noqa: N818 - it is what has happened
+    """The cluster belongs to another copy now, or to none: nothing was persisted, and nothing may be done."""
 
 
 class Secret(str):
@@ -374,10 +378,6 @@ class Record:
     failed: str = ""
 
 
-class LeaseLost(StoreError):  # noqa: N818 - it is no defect
-    """This copy has lost the lease of the cluster, or the lease has expired: nothing was saved."""
-
-
 class StateStore(Protocol):
     """Persists the state of clusters. A state is persisted before it is acted on."""
 
@@ -387,6 +387,45 @@ class StateStore(Protocol):
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
         """Persist state and record together. Raises StoreError, and then neither is persisted."""
+        ...
+
+
+class Store(StateStore, Protocol):
+    """The whole state store of a daemon: states, decisions and the members of fleets.
+
+    Attributes:
+        failure: why the last save failed, or None.
+        decisions: how many decisions of each cluster are kept, at least.
+    """
+
+    failure: str | None
+    decisions: int
+
+    def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster, up to a time if one is given, newest first, some at a time.
+
+        They are lines of the trace format, as they are stored. Raises StoreError.
+        """
+        ...
+
+    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
+        """The same, all at once and read. Raises StoreError."""
+        ...
+
+    async def load_members(self, fleet: str) -> dict[str, Member]:
+        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
+        ...
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Persist all members of a fleet. Raises StoreError."""
+        ...
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Delete the members of all fleets but these. Raises StoreError."""
+        ...
+
+    async def close(self) -> None:
+        """Persist what waits, and close it. Raises no StoreError."""
         ...
 
 
@@ -416,7 +455,7 @@ class Leases:
     Attributes:
         copies: those that are alive, this one among them, by their ids.
         terms: the clusters that belong to this copy, and the term of each lease.
-        oldest: the most seconds since another copy has renewed; 0 without another.
+        oldest: the most seconds since one of the copies has renewed.
     """
 
     copies: Mapping[UUID, Copy]

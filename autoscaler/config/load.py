@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from autoscaler.config import include
 from autoscaler.config.build import Builder
@@ -17,6 +19,8 @@ from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec
 from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
 from autoscaler.plugins import Kind
 from autoscaler.ports import SourcePlugin
+
+_PASSWORD = re.compile(r"://[^/@:]*:(.+)@")
 
 
 def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
@@ -73,9 +77,14 @@ class _File:
             raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, here or in fleets")
         if not read.complete:
             raise Invalid
+        daemon = read.values.get("daemon", default)
+        if daemon.state is not None and (found := _PASSWORD.search(daemon.state)):
+            # The whole URL is hidden too, but a message may have the password alone.
+            self._problems.hide(found[1])
+            self._problems.hide(unquote(found[1]))
         config = Config(
             path=self._path,
-            daemon=read.values.get("daemon", default),
+            daemon=daemon,
             sources=self._sources,
             clusters=read.values.get("clusters", {}),
             fleets=read.values.get("fleets", {}),

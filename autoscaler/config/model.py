@@ -11,7 +11,7 @@ from typing import Protocol
 
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, SourcePlugin, TargetPlugin
+from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, Secret, SourcePlugin, TargetPlugin
 
 _HIGHEST_PORT = 65535
 
@@ -29,6 +29,8 @@ class DaemonSpec:
 
     Attributes:
         directory: where state, decisions and history are kept; relative to the configuration file.
+        state: a PostgreSQL database that state and decisions are kept in instead of the directory,
+            `postgresql://USER:PASSWORD@HOST/DATABASE`: several copies may share it.
         listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
         hosts: further names under which clients reach the HTTP endpoints, such as that of a reverse proxy. Addresses,
             names without a dot and those of Kubernetes services need none; all others are refused.
@@ -39,6 +41,7 @@ class DaemonSpec:
     """
 
     directory: Path
+    state: Secret | None = None
     listen: str = "127.0.0.1:8765"
     hosts: tuple[str, ...] = ()
     log: LogFormat = LogFormat.CONSOLE
@@ -52,6 +55,8 @@ class DaemonSpec:
             raise ParameterError(
                 "listen", f"must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
             )
+        if self.state is not None and not self.state.startswith(("postgresql://", "postgres://")):
+            raise ParameterError("state", "must be postgresql://USER:PASSWORD@HOST/DATABASE, or be left out")
         if self.decisions < 1:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):

@@ -18,7 +18,7 @@ from autoscaler.core.trust import trusted
 from autoscaler.daemon.connections import ClusterConnections, Connection, Connections, contained, format_error
 from autoscaler.daemon.discovery import find_members
 from autoscaler.daemon.observer import Observer, utc_now
-from autoscaler.daemon.state_store import read_state
+from autoscaler.daemon.stores import read_states
 from autoscaler.ports import Doctor, Finding, Record, Severity
 
 _EXAMINE_TIMEOUT = 60.0
@@ -80,9 +80,10 @@ async def plan(config: Config, patterns: Sequence[str] = ()) -> tuple[list[Recor
     """
     async with _observers(config, patterns) as (config, fleets, observers, _):  # noqa: PLR1704 - with its members
         observations = await _observe(observers)
+    states = await read_states(config.daemon, observations)
     records = []
     for name, observation in observations.items():
-        state = read_state(config.daemon.directory, name) or ClusterState()
+        state = states.get(name) or ClusterState()
         after, decision = step(config.clusters[name].spec, state, observation)
         records.append(Record(after.past[-1], decision, dry_run=True))
     return records, fleets

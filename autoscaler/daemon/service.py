@@ -30,8 +30,8 @@ from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stal
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
-from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
-from autoscaler.ports import ConfigurationError
+from autoscaler.daemon.stores import open_store
+from autoscaler.ports import ConfigurationError, Store
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -67,7 +67,7 @@ class Daemon:
         self,
         config: Config,
         load: Callable[[], Config],
-        store: SqliteStateStore,
+        store: Store,
         history: History,
         *,
         utc: Callable[[], datetime] = utc_now,
@@ -202,8 +202,8 @@ class Daemon:
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if (old.directory, old.listen, old.hosts) != (new.directory, new.listen, new.hosts):
-            log.warning("changes of daemon.directory, daemon.listen and daemon.hosts take effect after a restart")
+        if any(getattr(old, key) != getattr(new, key) for key in ("directory", "state", "listen", "hosts")):
+            log.warning("changes of daemon.directory, state, listen and hosts take effect after a restart")
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions
@@ -352,7 +352,7 @@ async def _end(code: int, before: frozenset[threading.Thread]) -> int:
 async def _serve(
     config: Config, load: Callable[[], Config], signals: _Signals, notifier: Notifier, *, dry_run: bool
 ) -> None:
-    async with open_state_store(config.daemon.directory, decisions=config.daemon.decisions) as store:
+    async with open_store(config.daemon) as store:
         history = History(config.daemon.directory / "history", config.daemon.history, compress=config.daemon.pack)
         await history.start()
         try:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from autoscaler.core.model import ClusterState, Observation
-from autoscaler.core.state import rebase
+from autoscaler.core.model import ClusterState
+from autoscaler.daemon.stored import MAX_BYTES, PAGE, dump_id, dump_member, restore, restore_member
 from autoscaler.daemon.write_batcher import WriteBatcher
 from autoscaler.ports import Member, Record, StoreError
-from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
+from autoscaler.trace.codec import dump_record, dump_state, load_record
 
 R = TypeVar("R")
 
@@ -58,15 +57,6 @@ _SPAN = 2**32
 """Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
 
 _PRUNE_EVERY = 16
-
-MAX_BYTES = 16 * 2**20
-"""Bytes of decisions of one cluster that are kept, except for those that its state needs."""
-
-_TIMES = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""The range of times in a sound state."""
-
-PAGE = 64 * 1024
-"""Bytes of decisions that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +228,12 @@ class SqliteStateStore:
                 connection.execute("DELETE FROM member WHERE fleet = ?", (fleet,))
             connection.executemany(
                 "DELETE FROM member WHERE fleet = ? AND id = ?",
-                [(fleet, _bytes(key)) for key in before.keys() - members.keys()],
+                [(fleet, dump_id(key)) for key in before.keys() - members.keys()],
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO member VALUES (?, ?, ?)",
                 [
-                    (fleet, _bytes(key), _dump_member(member))
+                    (fleet, dump_id(key), dump_member(member))
                     for key, member in members.items()
                     if before.get(key) != member
                 ],
@@ -414,74 +404,15 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
         "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
         (identity * _SPAN + last - past + 1, identity * _SPAN + last),
     )
-    state, past = load_state(text), tuple(load_record(record).observation for (record,) in rows)
-    for time in _times((state, past)):
-        # With others the core cannot calculate.
-        if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
-            raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
-    return replace(state, past=_past(past))
+    return restore(text, (record for (record,) in rows))
 
 
 def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Member]:
     found = {}
     for key, text in connection.execute("SELECT id, found FROM member WHERE fleet = ?", (fleet,)):
-        values, template = json.loads(text), None
-        if isinstance(values, list):
-            values, template = values
-        if not isinstance(values, dict):
-            raise ValueError("a member has no values")  # noqa: TRY004 - it is what is stored that is wrong
-        member = Member(key.decode(errors="surrogatepass"), values, template=template)
+        member = restore_member(key, text)
         found[member.id] = member
     return found
-
-
-def _dump_member(member: Member) -> bytes:
-    """Its values, or a list of these and its own template."""
-    values = _texts(member.values)
-    stored = values if member.template is None else [values, member.template]
-    return json.dumps(stored).encode()
-
-
-def _bytes(key: str) -> bytes:
-    """The id of a member, which comes from outside, as it is stored: it may be no text that SQLite takes."""
-    return key.encode(errors="surrogatepass")
-
-
-def _texts(values: Mapping[str, object]) -> dict[str, str | dict[str, str]]:
-    """The values of a member that a template can use: a plug-in may give anything else, which is left out."""
-    found: dict[str, str | dict[str, str]] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found[str(name)] = {
-                key: inner for key, inner in value.items() if isinstance(key, str) and isinstance(inner, str)
-            }
-        elif isinstance(value, str):
-            found[str(name)] = value
-    return found
-
-
-def _times(thing: object) -> Iterator[datetime]:
-    """All times in a state."""
-    if isinstance(thing, datetime):
-        yield thing
-    elif is_dataclass(thing):
-        for field in fields(thing):
-            yield from _times(getattr(thing, field.name))
-    elif isinstance(thing, Mapping | tuple):
-        for part in thing.values() if isinstance(thing, Mapping) else thing:
-            yield from _times(part)
-
-
-def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """The past as the core had it: where the clock was set back, earlier observations were moved with it."""
-    past: tuple[Observation, ...] = ()
-    before: datetime | None = None
-    for observation in observations:
-        if before is not None and observation.at < before:
-            past = rebase(ClusterState(past=past), observation.at - before).past
-        past = (*past, observation)
-        before = observation.at
-    return past
 
 
 def _page(

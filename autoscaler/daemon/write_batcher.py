@@ -1,10 +1,10 @@
-"""Group commit: everything that waits is written by one thread in one batch."""
+"""Group commit: everything that waits is written in one batch."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -16,16 +16,15 @@ PAUSE = 0.01
 """Seconds between two batches, so that they get larger under load: handing one over costs as much as half a tick."""
 
 
-class WriteBatcher(Generic[T]):
-    """Hands items to `apply` in a thread of its own, one batch after the other.
+class Batches(Generic[T]):
+    """Hands items to `apply`, one batch after the other.
 
     Items that arrive while a batch is applied make the next one. Every caller waits for the batch of its item, and gets
     its error.
     """
 
-    def __init__(self, name: str, apply: Callable[[Sequence[T]], None]) -> None:
+    def __init__(self, apply: Callable[[Sequence[T]], Awaitable[None]]) -> None:
         self._apply = apply
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: list[tuple[T, asyncio.Future[None]]] = []
         self._work: asyncio.Task[None] | None = None
         self._next = -math.inf
@@ -38,16 +37,10 @@ class WriteBatcher(Generic[T]):
             self._work = asyncio.create_task(self._run())
         await done
 
-    async def call(self, function: Callable[[], R]) -> R:
-        """Call something in the same thread, between two batches."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-
-    async def close(self, last: Callable[[], None]) -> None:
-        """Apply what waits, call `last` in the thread, and end it."""
+    async def drain(self) -> None:
+        """Apply what waits."""
         if self._work is not None:
             await self._work
-        await self.call(last)
-        self._thread.shutdown()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -57,7 +50,7 @@ class WriteBatcher(Generic[T]):
                 batch, self._waiting = self._waiting, []
                 error: Exception | None = None
                 try:
-                    await self.call(lambda items=[item for item, _ in batch]: self._apply(items))  # type: ignore[misc]
+                    await self._apply([item for item, _ in batch])
                 except Exception as raised:  # noqa: BLE001 - raised for every item of the batch
                     error = raised
                 self._next = loop.time() + PAUSE
@@ -70,3 +63,21 @@ class WriteBatcher(Generic[T]):
                         done.set_exception(error)
         finally:
             self._work = None
+
+
+class WriteBatcher(Batches[T]):
+    """Hands items to `apply` in a thread of its own, one batch after the other."""
+
+    def __init__(self, name: str, apply: Callable[[Sequence[T]], None]) -> None:
+        super().__init__(lambda items: self.call(lambda: apply(items)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def call(self, function: Callable[[], R]) -> R:
+        """Call something in the same thread, between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def close(self, last: Callable[[], None]) -> None:
+        """Apply what waits, call `last` in the thread, and end it."""
+        await self.drain()
+        await self.call(last)
+        self._thread.shutdown()

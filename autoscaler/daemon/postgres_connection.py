@@ -1,0 +1,242 @@
+"""A connection to PostgreSQL that comes back, and of which no use takes longer than a tick can stand.
+
+Every use has a deadline on this side: when it has passed, the socket is shut down, which ends whatever waits for it.
+The timeouts that are set in the server only free what a use that was given up holds there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from autoscaler.core.foreign import foreign_text, mask
+from autoscaler.plugins import install_hint
+from autoscaler.ports import StoreError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+R = TypeVar("R")
+
+TIMEOUT = 5.0
+"""Seconds within which every use must end, connecting included."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
+"""Seconds before it is connected again after that has failed."""
+
+NAMESPACE = "autoscaler"
+"""The schema of all tables."""
+
+_PARAMETERS: dict[str, Any] = {
+    # Between two hosts of which one takes over, the one that takes writes.
+    "target_session_attrs": "read-write",
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": int(TIMEOUT * 1000),
+    "connect_timeout": int(TIMEOUT),
+}
+"""Those that a URL may change."""
+
+_SETTINGS = {
+    "search_path": NAMESPACE,
+    "statement_timeout": f"{TIMEOUT:g}s",
+    "lock_timeout": "3s",
+    "idle_in_transaction_session_timeout": "10s",
+    # Each statement is about a few rows that it names. Before there are statistics, or with those of a small table, a
+    # plan that reads whole tables would be taken.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+
+
+class Database:
+    """Where a database is, how it is connected to, and how its failures are told.
+
+    Attributes:
+        place: its URL without user and password.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreError when psycopg is not installed or the URL is none."""
+        try:
+            import psycopg  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise StoreError(
+                f"daemon.state needs psycopg, which cannot be imported ({error}): {install_hint('postgres')}"
+            ) from error
+        self._psycopg = psycopg
+        try:
+            given = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            # Its text may show a part of the password.
+            raise StoreError(
+                "daemon.state is no URL of PostgreSQL: expected postgresql://USER:PASSWORD@HOST/DATABASE, with special "
+                "characters of the password as %40 and so on"
+            ) from None
+        mask.hide(str(given.get("password", "")))
+        self._parameters: dict[str, Any] = {**_PARAMETERS, **given}
+        port = f":{given['port']}" if "port" in given else ""
+        self.place = f"postgresql://{given.get('host', '')}{port}/{given.get('dbname', '')}"
+
+    async def connect(self, purpose: str) -> AsyncConnection[Any]:
+        """A new connection, in which each statement is a transaction of its own."""
+        parameters = {"application_name": f"autoscaler-{purpose}", **self._parameters}
+        return await self._psycopg.AsyncConnection.connect(**parameters, autocommit=True)
+
+    def message(self, error: BaseException) -> str:
+        """What has gone wrong, and what to do."""
+        errors = self._psycopg.errors
+        text = foreign_text(error)
+        if isinstance(error, TimeoutError | errors.QueryCanceled | errors.LockNotAvailable):
+            return f"{self.place} has not answered within {TIMEOUT:g} s: nothing is scaled until it does"
+        if isinstance(error, errors.DiskFull):
+            return f"{self.place} cannot be written: its disk is full. Decisions are not acted on until there is space"
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            return f"{self.place} is read-only ({text}): daemon.state must name the primary server"
+        if isinstance(error, errors.InsufficientPrivilege):
+            return (
+                f"{self.place} refuses ({text}): the user needs CREATE on the database, or its own schema {NAMESPACE!r}"
+            )
+        return f"{self.place} cannot be used: {text}"
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether the server has answered, and will not let us in until somebody changes something."""
+        passing = ("starting up", "shutting down", "too many", "recovery", "remaining connection slots")
+        text = str(error)
+        return isinstance(error, self._psycopg.Error) and "FATAL:" in text and not any(word in text for word in passing)
+
+    def is_error(self, error: BaseException) -> bool:
+        """Whether this is an error of the database or of the way to it."""
+        return isinstance(error, self._psycopg.Error | OSError | TimeoutError)
+
+
+class Link:
+    """One connection, opened when it is needed; one use at a time.
+
+    Args:
+        prepare: called with each new connection before it is used.
+    """
+
+    def __init__(
+        self, database: Database, purpose: str, prepare: Callable[[AsyncConnection[Any]], Awaitable[None]]
+    ) -> None:
+        self._database = database
+        self._purpose = purpose
+        self._prepare = prepare
+        self._lock = asyncio.Lock()
+        self._connection: AsyncConnection[Any] | None = None
+        self._pause = 0.0
+        self._not_before = 0.0
+        self._failure = ""
+        self._given_up = False
+
+    async def use(self, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool = True) -> R:
+        """Do something with the connection, within `TIMEOUT`.
+
+        Args:
+            work: what to do.
+            again: whether it may be done once more with a new connection when the old one turns out to be lost.
+
+        Raises:
+            StoreError: the database cannot be used, or has not answered in time. Whether what was asked was done is not
+                known.
+        """
+        until = time.monotonic() + TIMEOUT
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                await self._lock.acquire()
+        except TimeoutError as error:
+            raise StoreError(self._database.message(error)) from error
+        try:
+            return await self._until(until, work, again=again)
+        except Exception as error:
+            if not self._database.is_error(error):
+                raise
+            raise StoreError(self._database.message(error)) from error
+        finally:
+            self._lock.release()
+
+    async def close(self) -> None:
+        """Close the connection, after what waits for it."""
+        async with self._lock:
+            await self._drop()
+
+    async def _until(self, until: float, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool) -> R:
+        using = asyncio.ensure_future(self._use(work, again=again))
+        try:
+            done, _ = await asyncio.wait({using}, timeout=max(0.0, until - time.monotonic()))
+        except asyncio.CancelledError:
+            await self._give_up(using)
+            raise
+        if not done:
+            await self._give_up(using)
+            raise TimeoutError
+        return using.result()
+
+    async def _give_up(self, using: asyncio.Future[R]) -> None:
+        """End what waits for an answer. If it were cancelled, psycopg would ask the same server to cancel it."""
+        self._given_up = True
+        if self._connection is None:
+            using.cancel()
+        else:
+            _shut_down(self._connection)
+        with suppress(Exception, asyncio.CancelledError):
+            await using
+        self._given_up = False
+
+    async def _use(self, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool) -> R:
+        try:
+            if (connection := self._connection) is None:
+                return await work(await self._connect())
+            try:
+                return await work(connection)
+            except Exception as error:
+                lost = connection.closed and self._database.is_error(error)
+                if not (lost and again) or self._given_up:
+                    raise
+                await self._drop()
+                return await work(await self._connect())
+        finally:
+            if self._connection is not None and not _is_idle(self._connection):
+                await self._drop()
+
+    async def _connect(self) -> AsyncConnection[Any]:
+        if time.monotonic() < self._not_before:
+            raise StoreError(self._failure)
+        try:
+            self._connection = connection = await self._database.connect(self._purpose)
+            settings = ", ".join("set_config(%s, %s, false)" for _ in _SETTINGS)
+            await connection.execute(f"SELECT {settings}", [part for item in _SETTINGS.items() for part in item])
+            await self._prepare(connection)
+        except BaseException as error:
+            reason = TimeoutError() if self._given_up else error
+            self._failure = str(error) if isinstance(error, StoreError) else self._database.message(reason)
+            self._pause = min(max(self._pause * 2, SHORTEST_PAUSE), LONGEST_PAUSE)
+            self._not_before = time.monotonic() + self._pause
+            await self._drop()
+            raise
+        self._pause = 0.0
+        return connection
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _is_idle(connection: AsyncConnection[Any]) -> bool:
+    return not connection.closed and connection.info.transaction_status == 0
+
+
+def _shut_down(connection: AsyncConnection[Any]) -> None:
+    """What waits for the connection gets an error at once."""
+    if not connection.closed:
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)

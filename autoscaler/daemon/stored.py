@@ -1,0 +1,91 @@
+"""The forms in which both state stores keep states and members, and the limits of what they keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime
+
+from autoscaler.core.model import ClusterState, Observation
+from autoscaler.core.state import rebase
+from autoscaler.ports import Member
+from autoscaler.trace.codec import load_record, load_state
+
+MAX_BYTES = 16 * 2**20
+"""Bytes of decisions of one cluster that are kept, except for those that its state needs."""
+
+PAGE = 64 * 1024
+"""Bytes of decisions that are read at once."""
+
+_TIMES = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
+"""The range of times in a sound state."""
+
+
+def restore(state: bytes, records: Iterable[bytes]) -> ClusterState:
+    """A state with its past, the observations of these records, oldest first. Raises ValueError if they are no such."""
+    loaded, past = load_state(state), tuple(load_record(record).observation for record in records)
+    for time in _times((loaded, past)):
+        # With others the core cannot calculate.
+        if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
+            raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
+    return replace(loaded, past=_past(past))
+
+
+def restore_member(key: bytes, found: bytes) -> Member:
+    """A member as it was found. Raises ValueError if it is none."""
+    values, template = json.loads(found), None
+    if isinstance(values, list):
+        values, template = values
+    if not isinstance(values, dict):
+        raise ValueError("a member has no values")  # noqa: TRY004 - it is what is stored that is wrong
+    return Member(key.decode(errors="surrogatepass"), values, template=template)
+
+
+def dump_member(member: Member) -> bytes:
+    """Its values, or a list of these and its own template."""
+    values = _texts(member.values)
+    stored = values if member.template is None else [values, member.template]
+    return json.dumps(stored).encode()
+
+
+def dump_id(key: str) -> bytes:
+    """The id of a member, which comes from outside, as it is stored: it may be no text that a database takes."""
+    return key.encode(errors="surrogatepass")
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str | dict[str, str]]:
+    """The values of a member that a template can use: a plug-in may give anything else, which is left out."""
+    found: dict[str, str | dict[str, str]] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found[str(name)] = {
+                key: inner for key, inner in value.items() if isinstance(key, str) and isinstance(inner, str)
+            }
+        elif isinstance(value, str):
+            found[str(name)] = value
+    return found
+
+
+def _times(thing: object) -> Iterator[datetime]:
+    """All times in a state."""
+    if isinstance(thing, datetime):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from _times(getattr(thing, field.name))
+    elif isinstance(thing, Mapping | tuple):
+        for part in thing.values() if isinstance(thing, Mapping) else thing:
+            yield from _times(part)
+
+
+def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """The past as the core had it: where the clock was set back, earlier observations were moved with it."""
+    past: tuple[Observation, ...] = ()
+    before: datetime | None = None
+    for observation in observations:
+        if before is not None and observation.at < before:
+            past = rebase(ClusterState(past=past), observation.at - before).past
+        past = (*past, observation)
+        before = observation.at
+    return past

@@ -1,0 +1,38 @@
+"""Which state store a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from autoscaler.config.model import DaemonSpec
+from autoscaler.core.model import ClusterState
+from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_store, read_postgres_states
+from autoscaler.daemon.state_store import SqliteStateStore, open_state_store, read_state
+
+
+@asynccontextmanager
+async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | PostgresStateStore]:
+    """Open the state store of a daemon, for as long as the context is open.
+
+    Raises:
+        StoreError: it cannot be used; the message says why and what to do.
+    """
+    if daemon.state is None:
+        async with open_state_store(daemon.directory, decisions=daemon.decisions) as embedded:
+            yield embedded
+    else:
+        async with open_postgres_store(daemon.state, decisions=daemon.decisions) as shared:
+            yield shared
+
+
+async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str, ClusterState]:
+    """The states that daemons, running or not, have persisted; one without a state is left out. Changes nothing.
+
+    Raises:
+        StoreError: there is a store, and it cannot be read.
+    """
+    if daemon.state is not None:
+        return await read_postgres_states(daemon.state, clusters)
+    found = {name: read_state(daemon.directory, name) for name in clusters}
+    return {name: state for name, state in found.items() if state is not None}
