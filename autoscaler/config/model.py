@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +15,8 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, Secret, SourcePlugin, TargetPlugin
 
 _HIGHEST_PORT = 65535
+
+_URL = re.compile(r"https?://[^\s/?#@]+/?")
 
 
 class LogFormat(StrEnum):
@@ -32,6 +35,8 @@ class DaemonSpec:
         state: a PostgreSQL database that state and decisions are kept in instead of the directory,
             `postgresql://USER:PASSWORD@HOST/DATABASE`: several copies may share it.
         listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
+        advertise: URL under which other copies that share `state` reach this one. Default: made of `listen`; where that
+            is every address, with that of the pod (POD_IP) or the name of the machine.
         hosts: further names under which clients reach the HTTP endpoints, such as that of a reverse proxy. Addresses,
             names without a dot and those of Kubernetes services need none; all others are refused.
         log: format of the log lines.
@@ -43,6 +48,7 @@ class DaemonSpec:
     directory: Path
     state: Secret | None = None
     listen: str = "127.0.0.1:8765"
+    advertise: str | None = None
     hosts: tuple[str, ...] = ()
     log: LogFormat = LogFormat.CONSOLE
     decisions: int = 500
@@ -57,6 +63,8 @@ class DaemonSpec:
             )
         if self.state is not None and not self.state.startswith(("postgresql://", "postgres://")):
             raise ParameterError("state", "must be postgresql://USER:PASSWORD@HOST/DATABASE, or be left out")
+        if self.advertise is not None and not _URL.fullmatch(self.advertise):
+            raise ParameterError("advertise", f"must be a URL like http://10.0.0.7:8765, not {self.advertise!r}")
         if self.decisions < 1:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):

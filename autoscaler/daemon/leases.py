@@ -83,6 +83,10 @@ class Ownership(Protocol):
         """Let go of every cluster as soon as its controller has ended."""
         ...
 
+    def cancel(self) -> None:
+        """Renew no more: the leases expire."""
+        ...
+
     async def owner(self, cluster: str) -> Copy | None:
         """The copy that has the lease of a cluster, or None. Raises StoreError."""
         ...
@@ -110,6 +114,9 @@ class SoleOwnership:
 
     async def stop(self) -> None:
         """There is nobody to hand over to."""
+
+    def cancel(self) -> None:
+        """Nothing expires."""
 
     async def owner(self, cluster: str) -> Copy | None:
         """None: no copy has a lease."""
@@ -275,6 +282,11 @@ class SharedOwnership:
         self._wake.set()
         if self._task is not None:
             await self._task
+
+    def cancel(self) -> None:
+        """Renew no more: the leases expire."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def _run(self, controllers: Controllers) -> None:
         ended = False

@@ -168,6 +168,10 @@ INSERT INTO copy (id, name, url, seen) VALUES (%s, %s, %s, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, url = excluded.url, seen = clock_timestamp()
 """
 
+_COPIES = """
+SELECT id, name, url, greatest(0, extract(epoch FROM clock_timestamp() - seen))::float FROM copy
+"""
+
 _TAKE = """
 WITH free AS (
     SELECT cluster FROM lease WHERE cluster = ANY(%(names)s) AND copy IS NULL
@@ -352,8 +356,7 @@ class PostgresStateStore:
             async with connection.transaction():
                 await connection.execute(_BURY, {"lease": LEASE})
                 await connection.execute(_RENEW, (self.copy, name, url))
-                age = "greatest(0, extract(epoch FROM clock_timestamp() - seen))::float"
-                copies = await _rows(connection, f"SELECT id, name, url, {age} FROM copy", ())
+                copies = await _rows(connection, _COPIES, ())
                 terms = await _rows(connection, "SELECT cluster, term FROM lease WHERE copy = %s", (self.copy,))
             found = {key: Copy(key, name, url) for key, name, url, _ in copies}
             return Leases(found, dict(terms), max(age for *_, age in copies))

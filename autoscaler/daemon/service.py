@@ -7,15 +7,17 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from autoscaler.config.model import Config
+from autoscaler.config.model import Config, DaemonSpec
 from autoscaler.core.foreign import mask
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
@@ -25,12 +27,13 @@ from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import serve_http
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
-from autoscaler.daemon.stores import open_store
+from autoscaler.daemon.stores import open_store, ownership_of
 from autoscaler.ports import ConfigurationError, Store
 
 log = logging.getLogger("autoscaler.daemon")
@@ -56,6 +59,7 @@ class Daemon:
 
     Attributes:
         store, history: where decisions are kept.
+        ownership: says which clusters this copy controls.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
@@ -74,8 +78,10 @@ class Daemon:
         dry_run: bool = False,
         decide: Decide = step,
         notifier: Notifier | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self.store = store
+        self.ownership = ownership or SoleOwnership()
         self.history = history
         self.utc = utc
         self.dry_run = dry_run
@@ -84,7 +90,15 @@ class Daemon:
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
-        self.fleet = Fleet(store, history, TickHistograms(self.registry), utc=utc, dry_run=dry_run, decide=decide)
+        self.fleet = Fleet(
+            store,
+            history,
+            TickHistograms(self.registry),
+            utc=utc,
+            dry_run=dry_run,
+            decide=decide,
+            ownership=self.ownership,
+        )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
         self._config = config
         self._load = load
@@ -120,8 +134,8 @@ class Daemon:
 
     @property
     def store_failure(self) -> str | None:
-        """Why the last state could not be persisted, or None."""
-        return self.store.failure
+        """Why the last state could not be persisted, or the leases not be renewed; or None."""
+        return self.store.failure or self.ownership.failure
 
     @property
     def history_failure(self) -> str | None:
@@ -163,6 +177,7 @@ class Daemon:
                 )
                 _warn(self._config)
                 await self.discoveries.apply(self._config)
+                self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:
                         await self._reload.wait()
@@ -175,9 +190,11 @@ class Daemon:
                 log.info("stopping")
                 await self._notifier.stopping()
                 await self.discoveries.stop()
+                await self.ownership.stop()
                 await self.fleet.stop()
         except asyncio.CancelledError:
             await self.discoveries.stop()
+            self.ownership.cancel()
             await self.fleet.cancel()
             log.warning("cancelled")
             raise
@@ -202,8 +219,10 @@ class Daemon:
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if any(getattr(old, key) != getattr(new, key) for key in ("directory", "state", "listen", "hosts")):
-            log.warning("changes of daemon.directory, state, listen and hosts take effect after a restart")
+        if any(
+            getattr(old, key) != getattr(new, key) for key in ("directory", "state", "listen", "advertise", "hosts")
+        ):
+            log.warning("changes of daemon.directory, state, listen, advertise and hosts take effect after a restart")
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions
@@ -216,6 +235,20 @@ class Daemon:
             "configuration reloaded",
             extra={"added": _few(added), "removed": _few(removed), "changed": _few(changed)},
         )
+
+
+def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:
+    """Where other copies reach the HTTP endpoints that listen at this URL.
+
+    One that listens on every address is reached at that of its pod or, outside of Kubernetes, of its machine.
+    """
+    if daemon.advertise is not None:
+        return daemon.advertise.rstrip("/")
+    parts = urlsplit(url)
+    if parts.hostname not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not listened on
+        return url
+    host = environ.get("POD_IP") or socket.gethostname()
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
 
 
 def _few(names: Collection[str]) -> list[str]:
@@ -356,7 +389,9 @@ async def _serve(
         history = History(config.daemon.directory / "history", config.daemon.history, compress=config.daemon.pack)
         await history.start()
         try:
-            daemon = Daemon(config, load, store, history, dry_run=dry_run, notifier=notifier)
+            daemon = Daemon(
+                config, load, store, history, dry_run=dry_run, notifier=notifier, ownership=ownership_of(store)
+            )
             signals.pass_to(daemon)
             collecting = asyncio.create_task(collect_on_growth(), name="garbage collection")
             try:
