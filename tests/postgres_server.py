@@ -76,7 +76,7 @@ class PostgresServer:
 
     def execute(self, query: str, url: str = "") -> list[tuple[object, ...]]:
         with psycopg.connect(url or self.url("postgres"), autocommit=True) as connection:
-            cursor = connection.execute(query)  # type: ignore[call-overload]
+            cursor = connection.execute(query)
             return cursor.fetchall() if cursor.description else []
 
     def start(self) -> None:

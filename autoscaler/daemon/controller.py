@@ -35,8 +35,8 @@ from autoscaler.daemon.connections import (
     sleep_until_stopped,
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
-from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, EdgeError, LeaseLost, Record, StateStore, StoreError, TargetStatus
+from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -160,7 +160,7 @@ class Controller:
         self,
         cluster: Cluster,
         connections: ClusterConnections,
-        store: StateStore,
+        store: ClusterStore,
         sink: DecisionSink,
         *,
         utc: Callable[[], datetime],
@@ -168,6 +168,7 @@ class Controller:
         dry_run: bool = False,
         decide: Decide = step,
         ownership: Ownership | None = None,
+        orders: Orders = no_orders,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -188,7 +189,7 @@ class Controller:
         self._tick_recorder = tick_recorder
         self._decide = decide
         self._ownership = ownership or SoleOwnership()
-        self._observer = Observer(cluster, connections, utc)
+        self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None

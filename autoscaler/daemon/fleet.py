@@ -14,8 +14,8 @@ from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, TickRecorder
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership, SoleOwnership
-from autoscaler.daemon.observer import utc_now
-from autoscaler.ports import DecisionSink, StateStore
+from autoscaler.daemon.observer import Orders, no_orders, utc_now
+from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0
 """Seconds that cancelled tasks may take to end."""
@@ -74,7 +74,7 @@ class Fleet:
 
     def __init__(
         self,
-        store: StateStore,
+        store: ClusterStore,
         sink: DecisionSink,
         tick_recorder: TickRecorder,
         *,
@@ -82,6 +82,7 @@ class Fleet:
         dry_run: bool = False,
         decide: Decide = step,
         ownership: Ownership | None = None,
+        orders: Orders = no_orders,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
@@ -98,6 +99,7 @@ class Fleet:
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
+        self._orders = orders
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
         """Make the controllers those of the configuration, and wait until those that end have ended.
@@ -226,6 +228,7 @@ class Fleet:
             dry_run=self._dry_run,
             decide=self._decide,
             ownership=self.ownership,
+            orders=self._orders,
         )
         controller.template_problem = self.template_problems.get(cluster.spec.name)
         if before is not None:

@@ -19,9 +19,11 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config, DaemonSpec
 from autoscaler.core.foreign import mask
+from autoscaler.core.model import Control
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
@@ -33,8 +35,9 @@ from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stal
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
+from autoscaler.daemon.status import fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
-from autoscaler.ports import ConfigurationError, Store
+from autoscaler.ports import ConfigurationError, StateStore
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -60,6 +63,7 @@ class Daemon:
     Attributes:
         store, history: where decisions are kept.
         ownership: says which clusters this copy controls.
+        controls: what people have ordered.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
@@ -71,7 +75,7 @@ class Daemon:
         self,
         config: Config,
         load: Callable[[], Config],
-        store: Store,
+        store: StateStore,
         history: History,
         *,
         utc: Callable[[], datetime] = utc_now,
@@ -90,6 +94,7 @@ class Daemon:
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
+        self.controls = Controls(store, utc)
         self.fleet = Fleet(
             store,
             history,
@@ -98,6 +103,7 @@ class Daemon:
             dry_run=dry_run,
             decide=decide,
             ownership=self.ownership,
+            orders=self.orders,
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
         self._config = config
@@ -142,6 +148,10 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
+    def orders(self, cluster: str, at: datetime) -> tuple[Control, ...]:
+        """What people have ordered for a cluster that is in force at this time."""
+        return self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+
     def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
         """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
 
@@ -160,7 +170,12 @@ class Daemon:
         self._reload.set()
 
     async def run(self) -> None:
-        """Control the clusters until it is stopped. Raises ListenError when its address cannot be listened on."""
+        """Control the clusters until it is stopped.
+
+        Raises:
+            ListenError: its address cannot be listened on.
+            StoreError: what people have ordered cannot be read.
+        """
         mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
@@ -176,6 +191,8 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
+                # Before any cluster: one that is held must not be scaled first.
+                await self.controls.load()
                 await self.discoveries.apply(self._config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):

@@ -11,7 +11,7 @@ from autoscaler.core.model import ClusterState
 from autoscaler.daemon.leases import Ownership, SharedOwnership, SoleOwnership
 from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_store, read_postgres_states
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store, read_state
-from autoscaler.ports import Store
+from autoscaler.ports import StateStore
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | Pos
             yield shared
 
 
-def ownership_of(store: Store) -> Ownership:
+def ownership_of(store: StateStore) -> Ownership:
     """Which clusters are controlled by the copy of the daemon that this store is of."""
     return SharedOwnership(store, socket.gethostname()) if isinstance(store, PostgresStateStore) else SoleOwnership()
 
