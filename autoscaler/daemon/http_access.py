@@ -111,7 +111,9 @@ class Access:
         # All of them: how long it takes says nothing of which was nearly right.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not found:
-            raise await self._refusal(request, _ANONYMOUS, web.HTTPUnauthorized, "the token is not one of daemon.tokens")
+            raise await self._refusal(
+                request, _ANONYMOUS, web.HTTPUnauthorized, "the token is not one of daemon.tokens"
+            )
         return found[0]
 
     async def _refusal(

@@ -24,6 +24,7 @@ from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
+from autoscaler.daemon.http_access import Access
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
@@ -61,6 +62,7 @@ class Daemon:
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
+        access: who may ask these for what.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Daemon:
         self.url: str | None = None
         self.fleet = Fleet(store, history, TickHistograms(self.registry), utc=utc, dry_run=dry_run, decide=decide)
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
+        self.access = Access(config.daemon, store.add_audit, utc)
         self._config = config
         self._load = load
         self._notifier = notifier or Notifier()
@@ -150,7 +153,7 @@ class Daemon:
         mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
-            async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
+            async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
                     extra={
@@ -202,8 +205,13 @@ class Daemon:
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if (old.directory, old.listen, old.hosts) != (new.directory, new.listen, new.hosts):
-            log.warning("changes of daemon.directory, daemon.listen and daemon.hosts take effect after a restart")
+        fixed = [(each.directory, each.listen, each.hosts, each.tls is None) for each in (old, new)]
+        if fixed[0] != fixed[1]:
+            log.warning(
+                "changes of daemon.directory, daemon.listen and daemon.hosts, and daemon.tls where there was none or is "
+                "none any more, take effect after a restart"
+            )
+        self.access.update(new)
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions

@@ -82,6 +82,14 @@ class DaemonStatus(Protocol):
         """
         ...
 
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        ...
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        ...
+
 
 class ClusterSnapshot(NamedTuple):
     """What is known of a cluster, of one tick: it can be read in another thread. The counters go on counting."""
