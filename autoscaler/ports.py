@@ -11,14 +11,14 @@ plug-in is refused while one is not installed, with the extra that brings it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from autoscaler.core.model import Bound, ClusterState, Decision, EngineStatus, Observation, Reading
+from autoscaler.core.model import Bound, ClusterState, Control, Decision, EngineStatus, Observation, Reading
 
 T = TypeVar("T")
 
@@ -121,6 +121,7 @@ class TargetStatus:
         floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
             suspended process, another controller): decisions stay within. Both at `desired` hold the size. None: no
             such limit.
+        controls: what people have ordered on the target itself, as by an annotation.
     """
 
     desired: int
@@ -128,6 +129,7 @@ class TargetStatus:
     remarks: tuple[str, ...] = ()
     floor: Bound | None = None
     ceiling: Bound | None = None
+    controls: tuple[Control, ...] = ()
 
 
 class ScaleTarget(Protocol):
@@ -373,7 +375,59 @@ class Record:
     failed: str = ""
 
 
-class StateStore(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredControl:
+    """What people have ordered, as it is stored.
+
+    Attributes:
+        id: of several the greatest is the newest; 0: it is not stored yet.
+        clusters: names of clusters, or patterns of them such as `prod-*`.
+        fleets: names of fleets, or patterns of them, all of whose clusters it is for.
+        control: what is ordered; None: what was ordered before is at an end.
+        by: who ordered it.
+        at: when it was ordered.
+        until: when it ends by itself, or None.
+        reason: why it was ordered, or None.
+    """
+
+    id: int = 0
+    clusters: tuple[str, ...] = ()
+    fleets: tuple[str, ...] = ()
+    control: Control | None
+    by: str
+    at: datetime
+    until: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One entry of the audit: what somebody changed, or was not allowed to.
+
+    Attributes:
+        at: when.
+        by: who; what they said they are where it was refused.
+        action: `pause`, `hold`, `limit`, `resume` or `decide`.
+        scope: which clusters and fleets.
+        detail: what exactly, such as a size.
+        reason: why, in their own words; or None.
+        accepted: whether it was done.
+    """
+
+    at: datetime
+    by: str
+    action: str
+    scope: str
+    detail: str = ""
+    reason: str | None = None
+    accepted: bool = True
+
+
+MAX_AUDIT = 10_000
+"""The last so many entries of the audit are kept."""
+
+
+class ClusterStore(Protocol):
     """Persists the state of clusters. A state is persisted before it is acted on."""
 
     async def load(self, cluster: str) -> ClusterState | None:
@@ -382,6 +436,73 @@ class StateStore(Protocol):
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
         """Persist state and record together. Raises StoreError, and then neither is persisted."""
+        ...
+
+
+class ControlStore(Protocol):
+    """Persists what people order, and the audit of it."""
+
+    async def load_controls(self) -> list[StoredControl]:
+        """All that is stored, oldest first. Raises StoreError."""
+        ...
+
+    async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        """Persist both together, delete what is not needed any more, and return it with its id.
+
+        Raises:
+            StoreError: neither is persisted.
+        """
+        ...
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit, of which the last `MAX_AUDIT` are kept. Raises StoreError."""
+        ...
+
+    async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        ...
+
+
+class StateStore(ClusterStore, ControlStore, Protocol):
+    """All that a daemon persists.
+
+    Attributes:
+        decisions: how many decisions of each cluster are kept.
+    """
+
+    decisions: int
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last save failed, or None."""
+        ...
+
+    def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        ...
+
+    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
+        """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
+        ...
+
+    async def load_members(self, fleet: str) -> Mapping[str, Member]:
+        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
+        ...
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Persist all members of a fleet. Raises StoreError."""
+        ...
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Delete the members of all fleets but these. Raises StoreError."""
+        ...
+
+    async def close(self) -> None:
+        """Write what waits and close it."""
         ...
 
 

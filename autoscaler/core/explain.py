@@ -9,6 +9,8 @@ from autoscaler.core.model import (
     Behaviour,
     Cause,
     Combine,
+    Control,
+    ControlKind,
     Decision,
     EngineStatus,
     Fact,
@@ -46,6 +48,7 @@ _SENTENCES: Mapping[str, str] = {
     "usable_slots": "the job can use {usable} slots",
     "useful_size": "{partitions} partitions give {possible} no more capacity than a smaller size; {useful} is worth "
     "its cost{ceiling}",
+    "controls": "{controls}{but}",
     "contention": "sizes requested here did not last, {times} times within {window}: is there another controller? "
     "Nothing is requested until {pause} after the last time",
     "excluded": "nothing may change: {reason}",
@@ -89,6 +92,7 @@ _GUARDS = {
     Reason.USEFUL_SIZE: "the useful sizes",
     Reason.CONTENTION: "the contention with another controller",
     Reason.TARGET: "what the target itself allows",
+    Reason.CONTROL: "what people have ordered",
     Reason.BOUNDS: "the bounds",
 }
 
@@ -108,7 +112,9 @@ def describe(fact: Fact | str) -> str:
     if isinstance(fact, str):
         return fact
     values = {name: _worded(value) for name, value in fact.values.items()}
-    rescale, remarks = fact.values.get("rescale"), fact.values.get("remarks")
+    rescale, remarks, controls = (fact.values.get(name) for name in ("rescale", "remarks", "controls"))
+    if isinstance(controls, tuple):
+        values["controls"] = "; ".join(map(describe_control, controls))
     if isinstance(remarks, tuple):
         values["pending"] = _pending(rescale if isinstance(rescale, Rescale) else None, remarks)
     if "ceiling" in values:
@@ -116,6 +122,26 @@ def describe(fact: Fact | str) -> str:
     if "but" in values:
         values["but"] = f", but {values['but']}" if values["but"] else ""
     return _SENTENCES[fact.kind].format_map(values)
+
+
+def describe_control(control: Control, *, by: bool = True) -> str:
+    """What is ordered, by whom, until when and why. Without `by` neither by whom nor why."""
+    match control.kind:
+        case ControlKind.PAUSE:
+            ways = " and ".join(way for way, paused in (("up", control.up), ("down", control.down)) if paused)
+            text = f"scaling {ways} is paused"
+        case ControlKind.HOLD:
+            text = f"the size is held at {control.replicas}"
+        case ControlKind.LIMIT:
+            ends = (("at least", control.minimum), ("at most", control.maximum))
+            text = f"the size is limited to {' and '.join(f'{how} {size}' for how, size in ends if size is not None)}"
+    if by:
+        text += f" by {control.by}"
+    if control.until is not None:
+        text += f" until {_time(control.until)}"
+    elif control.at is not None:
+        text += " until it is resumed"
+    return f"{text}: {control.reason}" if by and control.reason else text
 
 
 def _worded(value: object) -> object:

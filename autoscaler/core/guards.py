@@ -22,6 +22,8 @@ from autoscaler.core.model import (
     Behaviour,
     Bound,
     ClusterSpec,
+    Control,
+    ControlKind,
     EngineStatus,
     Fact,
     JobState,
@@ -67,6 +69,7 @@ class GuardContext(NamedTuple):
         remarks: what the target reports for people.
         override_times: when sizes that were requested here were changed from outside.
         stands_still: whether a loss keeps the job from working.
+        controls: what people have ordered.
         futile: why a step up has to wait for what was requested before it.
         excluded: why nothing may change now (a policy's exclusion window).
     """
@@ -91,6 +94,7 @@ class GuardContext(NamedTuple):
     stands_still: bool = False
     excluded: str | None = None
     futile: Fact | None = None
+    controls: tuple[Control, ...] = ()
 
     @property
     def behaviour(self) -> Behaviour:
@@ -128,6 +132,7 @@ def guard_context(seen: Trusted, settled: Settled, combined: Combined) -> GuardC
         stands_still(spec, state.rescale, observation),
         seen.excluded,
         futile(spec, state, observation),
+        observation.controls,
     )
 
 
@@ -183,12 +188,8 @@ def settling(s: GuardContext, wanted: int) -> Effect | None:
     """
     if s.futile is not None and wanted > s.current:
         return Effect(highest=s.current, fact=s.futile)
-    if s.rescale is not None:
-        values = {"rescale": s.rescale, "phase": next_phase(s.rescale), "remarks": s.remarks}
-        why = Fact("in_flight", values)
-    elif s.unsettled is not None:
-        why = Fact("job_unsettled", {"job": s.unsettled})
-    else:
+    why = _in_transition(s)
+    if why is None:
         return None
     if wanted <= s.current:
         return Effect(lowest=s.current, fact=why if wanted < s.current else None)
@@ -198,6 +199,13 @@ def settling(s: GuardContext, wanted: int) -> Effect | None:
         fact = Fact("clearly_short", {"why": why, "current": s.current})
         return Effect(lowest=s.current, fact=fact, reason=Reason.SHORT)
     return Effect(highest=s.current, fact=why)
+
+
+def _in_transition(s: GuardContext) -> Fact | None:
+    """What is still on its way."""
+    if s.rescale is not None:
+        return Fact("in_flight", {"rescale": s.rescale, "phase": next_phase(s.rescale), "remarks": s.remarks})
+    return None if s.unsettled is None else Fact("job_unsettled", {"job": s.unsettled})
 
 
 def tolerance(s: GuardContext, wanted: int) -> Effect | None:
@@ -347,7 +355,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
     before = s.proposed
     if before == s.current and s.rescale is None and s.unsettled is None:
         # Most of the time nothing is to change: what no guard objects to is not asked for one by one.
-        return (*_unopposed(before), bounds(s, before))
+        return (*_unopposed(before), *_orders(s, before))
     verdicts: list[Verdict] = []
     for name, rule in GUARDS:
         effect = rule(s, wanted)
@@ -363,8 +371,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
         else:
             verdicts.append(passed(name, after) if after == before else Verdict(name, before, after, name))
         before = after
-    verdicts.append(bounds(s, before))
-    return tuple(verdicts)
+    return (*verdicts, *_orders(s, before))
 
 
 @lru_cache(maxsize=4096)
@@ -377,6 +384,56 @@ def passed(name: Reason, size: int) -> Verdict:
 def _unopposed(size: int) -> tuple[Verdict, ...]:
     """The verdicts of all guards where the size that there is is proposed and nothing is on its way."""
     return tuple([passed(name, size) for name, _ in GUARDS])
+
+
+def _orders(s: GuardContext, size: int) -> tuple[Verdict, ...]:
+    """The last guards: what people have ordered, where there is something, and the bounds."""
+    if not s.controls:
+        return (bounds(s, size),)
+    ordered = control(s, size)
+    return ordered, bounds(s, ordered.after)
+
+
+def control(s: GuardContext, size: int) -> Verdict:
+    """What people have ordered: a limit narrows the range, a hold is the size, a pause leaves it as it is.
+
+    A hold does not wait for what the guards before it wait for, only for a rescale in flight and a job in transition.
+    A limit lowers nothing that must not be lowered now. Neither goes beyond what the target can do, nor is anything
+    requested during a contention.
+    """
+    pause, hold, limit = (_newest(s.controls, kind) for kind in ControlKind)
+    after = size
+    but: Fact | str | None = None
+    if limit is not None:
+        after = max(after, limit.minimum or 0)
+        after = after if limit.maximum is None else min(after, limit.maximum)
+        if after < s.current and s.holds:
+            after = s.current
+    if hold is not None and hold.replicas is not None:
+        after = hold.replicas
+        but = None if after == s.current else _in_transition(s)
+        if but is not None:
+            after = s.current
+    if after != s.current:
+        contended, reach = _contended(s), target(s, after)
+        if contended is not None:
+            after, but = s.current, contended
+        elif reach is not None:
+            after, but = min(max(after, reach.lowest), reach.highest), reach.fact
+    if pause is not None and ((pause.up and after > s.current) or (pause.down and after < s.current)):
+        after, but = s.current, None
+    controls = tuple([each for each in (pause, hold, limit) if each is not None])
+    fact = Fact("controls", {"controls": controls, "but": but})
+    return DeferredVerdict(Reason.CONTROL, size, after, Reason.CONTROL, fact)
+
+
+def _newest(controls: tuple[Control, ...], kind: ControlKind) -> Control | None:
+    """The newest one of a kind. One whose time is not known is older than any other."""
+    found: Control | None = None
+    for each in controls:
+        if each.kind is kind and (found is None or (each.at and (found.at is None or each.at > found.at))):
+            found = each
+    return found
 
 
 def bounds(s: GuardContext, size: int) -> Verdict:
@@ -394,8 +451,10 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         fact = Fact("excluded", {"reason": s.excluded})
         return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
-    if after < s.current and s.holds:
-        after = s.current
+    # What is below already people have ordered.
+    least = min(size, s.current)
+    if after < least and s.holds:
+        after = least
     but = None if after == s.current else _contended(s) or _beyond(s, after)
     if but is not None:
         after = s.current

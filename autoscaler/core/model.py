@@ -85,6 +85,7 @@ class Reason(StrEnum):
     BOUNDS = "bounds"
     TARGET = "target"  # the target itself does not go further (its own limits, a suspended process, another owner)
     CONTENTION = "contention"  # another controller keeps changing the size: we back off
+    CONTROL = "control"  # people have paused it, hold it at a size or limit it
     # what happened to a rescale
     SETTLED = "settled"
     DEADLINE = "deadline"  # a phase took longer than its deadline: reported and released
@@ -230,6 +231,62 @@ class Bound:
             raise ValueError("a bound must have a reason: it is shown to explain why the size is held")
 
 
+class ControlKind(StrEnum):
+    """What people order; where several contradict, the first one counts."""
+
+    PAUSE = "pause"
+    HOLD = "hold"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What people have ordered for a cluster, by command or by an annotation.
+
+    Attributes:
+        kind: what is ordered.
+        by: who ordered it; of an annotation what it is on.
+        at: when it was ordered; None: not known, as of an annotation, which counts as older than any other.
+        up, down: the directions that a pause holds back.
+        replicas: the size of a hold.
+        minimum, maximum: the range of a limit; None: not limited there.
+        until: when it ends by itself; None: it is resumed, or its annotation removed.
+        reason: why it was ordered, or None.
+    """
+
+    kind: ControlKind
+    by: str
+    at: datetime | None = None
+    up: bool = False
+    down: bool = False
+    replicas: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    until: datetime | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {"replicas": self.replicas, "minimum": self.minimum, "maximum": self.maximum}
+        for name, size in sizes.items():
+            if size is not None and not 0 <= size <= MAX_REPLICAS:
+                raise ParameterError(name, f"must be 0 to {MAX_REPLICAS}, not {size}")
+        if (self.up or self.down) is not (self.kind is ControlKind.PAUSE):
+            raise ParameterError("up", "a pause, and nothing else, has a direction: up, down or both")
+        if (self.replicas is not None) is not (self.kind is ControlKind.HOLD):
+            raise ParameterError("replicas", "a hold, and nothing else, has a size")
+        limited = self.minimum is not None or self.maximum is not None
+        if limited is not (self.kind is ControlKind.LIMIT):
+            raise ParameterError("minimum", "a limit, and nothing else, has a minimum, a maximum or both")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ParameterError("minimum", f"must not be above maximum ({self.maximum}), not {self.minimum}")
+        for name, time in (("at", self.at), ("until", self.until)):
+            if time is not None and not (time.tzinfo is not None and _FIRST_YEAR <= time.year < _LAST_YEAR):
+                raise ParameterError(name, f"must be a time of this or the next century, with its zone, not {time}")
+
+
+_FIRST_YEAR, _LAST_YEAR = 2000, 2200
+
+
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -244,6 +301,7 @@ class Observation:
         engine: what the engine shows; None when there is no engine or it could not be asked.
         floor, ceiling: the least and the most the target can have at present, and why; None: unknown.
         remarks: what the target reports for users, such as why replicas do not start.
+        controls: what people have ordered and is in force now.
     """
 
     at: datetime
@@ -255,6 +313,7 @@ class Observation:
     floor: Bound | None = None
     ceiling: Bound | None = None
     remarks: tuple[str, ...] = ()
+    controls: tuple[Control, ...] = ()
 
 
 @fast_init

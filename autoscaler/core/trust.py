@@ -216,6 +216,7 @@ def _without_values(seen: Observation) -> Observation:
         floor=seen.floor,
         ceiling=seen.ceiling,
         remarks=seen.remarks,
+        controls=seen.controls,
     )
 
 

@@ -33,8 +33,8 @@ from autoscaler.daemon.connections import (
     expire,
     format_error,
 )
-from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
+from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, Record, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -159,13 +159,14 @@ class Controller:
         self,
         cluster: Cluster,
         connections: ClusterConnections,
-        store: StateStore,
+        store: ClusterStore,
         sink: DecisionSink,
         *,
         utc: Callable[[], datetime],
         tick_recorder: TickRecorder,
         dry_run: bool = False,
         decide: Decide = step,
+        orders: Orders = no_orders,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -185,7 +186,7 @@ class Controller:
         self._sink = sink
         self._tick_recorder = tick_recorder
         self._decide = decide
-        self._observer = Observer(cluster, connections, utc)
+        self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None

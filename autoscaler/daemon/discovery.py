@@ -233,6 +233,8 @@ class Discoveries:
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members)
         mask.hide(*assembled.config.secrets)
+        # Before: a new cluster must know its fleet at its first tick, and one that goes until its last.
+        self.members = {**self.members, **assembled.members}
         changes = await self._fleet.change(assembled.config)
         self._applied = True
         self.members = assembled.members

@@ -13,8 +13,8 @@ from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, TickRecorder
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.observer import utc_now
-from autoscaler.ports import DecisionSink, StateStore
+from autoscaler.daemon.observer import Orders, no_orders, utc_now
+from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0
 """Seconds that cancelled tasks may take to end."""
@@ -64,13 +64,14 @@ class Fleet:
 
     def __init__(
         self,
-        store: StateStore,
+        store: ClusterStore,
         sink: DecisionSink,
         tick_recorder: TickRecorder,
         *,
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
         decide: Decide = step,
+        orders: Orders = no_orders,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
@@ -84,6 +85,7 @@ class Fleet:
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
+        self._orders = orders
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
         """Make the controllers those of the configuration, and wait until those that end have ended.
@@ -187,6 +189,7 @@ class Fleet:
             tick_recorder=self._tick_recorder,
             dry_run=self._dry_run,
             decide=self._decide,
+            orders=self._orders,
         )
         if before is not None:
             controller.adopt_state_of(before.controller)

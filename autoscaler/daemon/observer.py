@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.foreign import foreign_text
-from autoscaler.core.model import Bound, EngineStatus, Observation, Reading, no_entries
+from autoscaler.core.model import Bound, Control, EngineStatus, Observation, Reading, no_entries
 from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
 
@@ -19,11 +19,22 @@ log = logging.getLogger("autoscaler.daemon.observer")
 
 
 _MAX_REMARKS = 100
+_MAX_CONTROLS = 10
 
 
 def utc_now() -> datetime:
     """The wall clock."""
     return datetime.now(UTC)  # noqa: TID251 - the one place where the wall clock is read
+
+
+Orders = Callable[[str, datetime], tuple[Control, ...]]
+"""What people have ordered for a cluster, by its name, that is in force at a time."""
+
+
+def no_orders(cluster: str, at: datetime) -> tuple[Control, ...]:
+    """Nobody has ordered anything."""
+    del cluster, at
+    return ()
 
 
 class Observer:
@@ -38,10 +49,17 @@ class Observer:
         unexpected: errors in it that are no failures of another system but defects of plug-ins.
     """
 
-    def __init__(self, cluster: Cluster, connections: ClusterConnections, utc: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        connections: ClusterConnections,
+        utc: Callable[[], datetime],
+        orders: Orders = no_orders,
+    ) -> None:
         self._cluster = cluster
         self._connections = connections
         self._utc = utc
+        self._orders = orders
         self._hanging: dict[str, asyncio.Task[Any]] = {}
         self._defects: dict[str, type[BaseException]] = {}
         self.status: TargetStatus | None = None
@@ -75,8 +93,9 @@ class Observer:
         if status == self.status:
             status = self.status  # Its parts are kept with every observation: once for all that are equal.
         self.status = status
+        at = self._utc()
         return Observation(
-            at=self._utc(),
+            at=at,
             desired=None if status is None else status.desired,
             ready=None if status is None else status.ready,
             metrics=metrics,
@@ -85,6 +104,7 @@ class Observer:
             floor=None if status is None else status.floor,
             ceiling=None if status is None else status.ceiling,
             remarks=() if status is None else status.remarks,
+            controls=self._orders(cluster.spec.name, at) + (() if status is None else status.controls),
         )
 
     async def _request(
@@ -156,7 +176,20 @@ def _limited(status: TargetStatus) -> TargetStatus:
     remarks: object = status.remarks
     found = remarks[:_MAX_REMARKS] if isinstance(remarks, list | tuple) else ()
     kept = tuple(map(foreign_text, found))
-    return replace(status, remarks=kept, floor=_bound(status.floor), ceiling=_bound(status.ceiling))
+    return replace(
+        status,
+        remarks=kept,
+        floor=_bound(status.floor),
+        ceiling=_bound(status.ceiling),
+        controls=tuple(_controls(status.controls)),
+    )
+
+
+def _controls(controls: object) -> Iterator[Control]:
+    for each in controls[:_MAX_CONTROLS] if isinstance(controls, list | tuple) else ():
+        if isinstance(each, Control):
+            why = None if each.reason is None else foreign_text(each.reason)
+            yield replace(each, by=foreign_text(each.by), reason=why)
 
 
 def _bound(bound: object) -> Bound | None:

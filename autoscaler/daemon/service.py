@@ -17,9 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
 from autoscaler.core.foreign import mask
+from autoscaler.core.model import Control
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
@@ -31,8 +33,9 @@ from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stal
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
-from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
-from autoscaler.ports import ConfigurationError
+from autoscaler.daemon.state_store import open_state_store
+from autoscaler.daemon.status import fleet_of
+from autoscaler.ports import ConfigurationError, StateStore
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -57,6 +60,7 @@ class Daemon:
 
     Attributes:
         store, history: where decisions are kept.
+        controls: what people have ordered.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
@@ -69,7 +73,7 @@ class Daemon:
         self,
         config: Config,
         load: Callable[[], Config],
-        store: SqliteStateStore,
+        store: StateStore,
         history: History,
         *,
         utc: Callable[[], datetime] = utc_now,
@@ -86,7 +90,16 @@ class Daemon:
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
-        self.fleet = Fleet(store, history, TickHistograms(self.registry), utc=utc, dry_run=dry_run, decide=decide)
+        self.controls = Controls(store, utc)
+        self.fleet = Fleet(
+            store,
+            history,
+            TickHistograms(self.registry),
+            utc=utc,
+            dry_run=dry_run,
+            decide=decide,
+            orders=self.orders,
+        )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
         self.access = Access(config.daemon, store.add_audit, utc)
         self._config = config
@@ -131,6 +144,10 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
+    def orders(self, cluster: str, at: datetime) -> tuple[Control, ...]:
+        """What people have ordered for a cluster that is in force at this time."""
+        return self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+
     def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
         """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
 
@@ -149,7 +166,12 @@ class Daemon:
         self._reload.set()
 
     async def run(self) -> None:
-        """Control the clusters until it is stopped. Raises ListenError when its address cannot be listened on."""
+        """Control the clusters until it is stopped.
+
+        Raises:
+            ListenError: its address cannot be listened on.
+            StoreError: what people have ordered cannot be read.
+        """
         mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
@@ -165,6 +187,8 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
+                # Before any cluster: one that is held must not be scaled first.
+                await self.controls.load()
                 await self.discoveries.apply(self._config)
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:

@@ -22,9 +22,19 @@ from typing import TypeVar
 
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.state import rebase
+from autoscaler.daemon.controls import unneeded
 from autoscaler.daemon.write_batcher import WriteBatcher
-from autoscaler.ports import Member, Record, StoreError
-from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
+from autoscaler.ports import MAX_AUDIT, AuditEntry, Member, Record, StoredControl, StoreError
+from autoscaler.trace.codec import (
+    dump_audit,
+    dump_control,
+    dump_record,
+    dump_state,
+    load_audit,
+    load_control,
+    load_record,
+    load_state,
+)
 
 R = TypeVar("R")
 
@@ -52,6 +62,15 @@ CREATE TABLE IF NOT EXISTS member (
     found BLOB NOT NULL,
     PRIMARY KEY (fleet, id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS control (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    stored BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    entry BLOB NOT NULL
+) STRICT;
 """
 
 _SPAN = 2**32
@@ -151,6 +170,22 @@ class SqliteStateStore:
     async def forget_members(self, fleets: Collection[str]) -> None:
         """Delete the members of all fleets but these. Raises StoreError."""
         await self._read(lambda: self._delete_members(fleets), "the members of fleets")
+
+    async def load_controls(self) -> list[StoredControl]:
+        """What people have ordered, oldest first. Raises StoreError."""
+        return await self._read(lambda: _load_controls(self._connection), "what people have ordered")
+
+    async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        """Persist both together, and delete what is not needed any more. Raises StoreError, and then neither is."""
+        return await self._read(lambda: self._write_control(stored, audit), "what people have ordered")
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        await self._read(lambda: self._write_audit(entry), "the audit")
+
+    async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        return await self._read(lambda: _load_audit(self._connection, limit, until), "the audit")
 
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
@@ -258,6 +293,20 @@ class SqliteStateStore:
             connection.executemany("DELETE FROM member WHERE fleet = ?", [(fleet,) for fleet in gone])
         for fleet in gone:
             self._members.pop(fleet, None)
+
+    def _write_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            cursor = connection.execute("INSERT INTO control (stored) VALUES (?)", (dump_control(stored),))
+            gone = unneeded(_load_controls(connection), stored.at)
+            connection.executemany("DELETE FROM control WHERE id = ?", [(identity,) for identity in gone])
+            _insert_audit(connection, audit)
+        return replace(stored, id=int(cursor.lastrowid or 0))
+
+    def _write_audit(self, entry: AuditEntry) -> None:
+        self._reopen_if_gone()
+        with self._transaction() as connection:
+            _insert_audit(connection, entry)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -433,6 +482,25 @@ def _load_members(connection: sqlite3.Connection, fleet: str) -> dict[str, Membe
         member = Member(key.decode(errors="surrogatepass"), values, template=template)
         found[member.id] = member
     return found
+
+
+def _load_controls(connection: sqlite3.Connection) -> list[StoredControl]:
+    return [load_control(*row) for row in connection.execute("SELECT id, stored FROM control ORDER BY id")]
+
+
+def _insert_audit(connection: sqlite3.Connection, entry: AuditEntry) -> None:
+    cursor = connection.execute(
+        "INSERT INTO audit (at, entry) VALUES (?, ?)", (entry.at.timestamp(), dump_audit(entry))
+    )
+    connection.execute("DELETE FROM audit WHERE id <= ?", ((cursor.lastrowid or 0) - MAX_AUDIT,))
+
+
+def _load_audit(connection: sqlite3.Connection, limit: int, until: datetime | None) -> list[AuditEntry]:
+    rows = connection.execute(
+        "SELECT entry FROM audit WHERE at <= ? ORDER BY id DESC LIMIT ?",
+        (math.inf if until is None else until.timestamp(), limit),
+    )
+    return [load_audit(entry) for (entry,) in rows]
 
 
 def _dump_member(member: Member) -> bytes:

@@ -9,12 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
 from autoscaler.core.model import Bound, ClusterState, EngineStatus, JobState, Reading
-from autoscaler.ports import Member, Record, Shared, StoreError, TargetStatus, UnavailableError
+from autoscaler.ports import (
+    AuditEntry,
+    Member,
+    Record,
+    Shared,
+    StoredControl,
+    StoreError,
+    TargetStatus,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 Value = float | tuple[float, ...]
@@ -208,6 +217,8 @@ class FakeStore:
         states: cluster -> the state last kept.
         records: every record kept, oldest first.
         members: fleet -> the members last kept.
+        controls: all that people have ordered, oldest first.
+        entries: of the audit, oldest first.
         failure: the error text with which everything is refused, or empty.
         journal: what happened, for tests of the order: `save` entries are added by the store.
     """
@@ -215,6 +226,8 @@ class FakeStore:
     states: dict[str, ClusterState] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     members: dict[str, Mapping[str, Member]] = field(default_factory=dict)
+    controls: list[StoredControl] = field(default_factory=list)
+    entries: list[AuditEntry] = field(default_factory=list)
     failure: str = ""
     journal: list[Any] = field(default_factory=list)
 
@@ -250,6 +263,33 @@ class FakeStore:
         if self.failure:
             raise StoreError(self.failure)
         self.members = {fleet: members for fleet, members in self.members.items() if fleet in fleets}
+
+    async def load_controls(self) -> list[StoredControl]:
+        """All that was added."""
+        if self.failure:
+            raise StoreError(self.failure)
+        return [*self.controls]
+
+    async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
+        """Keep both."""
+        if self.failure:
+            raise StoreError(self.failure)
+        stored = replace(stored, id=len(self.controls) + 1)
+        self.controls.append(stored)
+        self.entries.append(audit)
+        return stored
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Keep it."""
+        if self.failure:
+            raise StoreError(self.failure)
+        self.entries.append(entry)
+
+    async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
+        """The last ones, newest first."""
+        if self.failure:
+            raise StoreError(self.failure)
+        return [entry for entry in reversed(self.entries) if until is None or entry.at <= until][:limit]
 
     async def write(self, record: Record) -> None:
         """Be a decision sink too."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
 from autoscaler.core.model import ClusterState, Decision, Learned, Observation, Reason
-from autoscaler.ports import Record
+from autoscaler.ports import AuditEntry, Record, StoredControl
 from autoscaler.trace.verdict_trail import restored, shortened
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
@@ -76,6 +76,14 @@ class _Observation(RootModel[Observation]):
 
 class _Decided(RootModel[Decision]):
     model_config = _CONFIG
+
+
+class _StoredControl(RootModel[StoredControl]):
+    pass
+
+
+class _AuditEntry(RootModel[AuditEntry]):
+    pass
 
 
 _FIELDS = fields(Decision)
@@ -148,9 +156,40 @@ def _sound(learned: Learned) -> Learned:
     )
 
 
-def to_json(thing: Observation | Decision | ClusterState) -> object:
+def dump_control(stored: StoredControl) -> bytes:
+    """What people have ordered as JSON, without its id."""
+    text = _StoredControl.model_construct(stored).model_dump_json(exclude={"id"}, exclude_defaults=True)
+    return text.encode()
+
+
+def load_control(identity: int, text: bytes | str) -> StoredControl:
+    """Read it back. Raises ValueError with one line that says what is wrong."""
+    try:
+        return replace(_StoredControl.model_validate_json(text).root, id=identity)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
+
+
+def dump_audit(entry: AuditEntry) -> bytes:
+    """An entry of the audit as JSON."""
+    return _AuditEntry.model_construct(entry).model_dump_json(exclude_defaults=True).encode()
+
+
+def load_audit(text: bytes | str) -> AuditEntry:
+    """Read it back. Raises ValueError with one line that says what is wrong."""
+    try:
+        return _AuditEntry.model_validate_json(text).root
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
+
+
+def to_json(thing: Observation | Decision | ClusterState | StoredControl | AuditEntry) -> object:
     """The same as JSON values, for the API. By way of the text, as only that knows how to write an infinity."""
     match thing:
+        case StoredControl():
+            text = _StoredControl.model_construct(thing).model_dump_json()
+        case AuditEntry():
+            text = _AuditEntry.model_construct(thing).model_dump_json()
         case Observation():
             text = _Observation.model_construct(thing).model_dump_json(warnings=False)
         case Decision():

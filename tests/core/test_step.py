@@ -781,8 +781,8 @@ def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
         EngineStatus(job=JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
 
 
-def test_there_are_at_most_24_reasons() -> None:
-    assert len(Reason) <= 24
+def test_there_are_at_most_25_reasons() -> None:
+    assert len(Reason) <= 25
 
 
 def test_a_size_that_is_changed_from_outside_repeatedly_makes_us_back_off() -> None:

@@ -35,7 +35,7 @@ from autoscaler.daemon import event_loop, http_api, state_store, status
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
-from autoscaler.daemon.state_store import open_state_store
+from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
@@ -60,6 +60,7 @@ class House:
     session: aiohttp.ClientSession
     source: FakeSource
     targets: dict[str, FakeTarget]
+    store: SqliteStateStore
 
     @property
     def url(self) -> str:
@@ -116,7 +117,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         work = asyncio.create_task(daemon.run())
         while not daemon.url:  # noqa: ASYNC110 - the URL is only logged
             await asyncio.sleep(0.001)
-        yield House(daemon, config, session, source, targets)
+        yield House(daemon, config, session, source, targets, store)
         daemon.stop()
         await work
         await history.close()
@@ -125,7 +126,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) -> None:
     await house.ready()
     disk = threading.Event()
-    hanging = asyncio.create_task(house.daemon.store.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(house.store.call(lambda _: disk.wait(PATIENCE)))
     added = make_cluster("c", Fake(FakeTarget()), interval=TICK, timeout=TIMEOUT)
     house.daemon._load = lambda: replace(house.config, clusters={**house.config.clusters, "c": added})
     house.daemon.reload()
@@ -175,7 +176,7 @@ async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
 
     await house.until(well)
     disk = threading.Event()
-    hanging = asyncio.create_task(house.daemon.store.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(house.store.call(lambda _: disk.wait(PATIENCE)))
 
     async def overdue() -> bool:
         async with house.session.get(house.url + "/healthz") as response:
@@ -932,7 +933,7 @@ async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tm
         work = asyncio.create_task(daemon.run())
         while not daemon.url:  # noqa: ASYNC110 - the URL is only logged
             await asyncio.sleep(0.001)
-        house = House(daemon, config, session, FakeSource(), {})
+        house = House(daemon, config, session, FakeSource(), {}, store)
 
         async def told() -> bool:
             async with session.get(f"{daemon.url}/readyz") as response:
