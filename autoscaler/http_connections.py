@@ -70,7 +70,7 @@ class Connections:
     ) -> asyncio.Server:
         """Accept connections at an address, or of a socket that listens; with TLS, if it is given. Raises OSError."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
+        listener = await loop.create_server(  # type: ignore[misc]  # more unions than mypy tries
             lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
             host,
             port,  # type: ignore[arg-type]  # either an address or a socket

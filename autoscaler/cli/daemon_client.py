@@ -22,7 +22,7 @@ from autoscaler.ports import AutoscalerError, ConfigurationError
 
 URL = "http://127.0.0.1:8765"
 
-TOKEN = "AUTOSCALER_TOKEN"
+TOKEN = "AUTOSCALER_TOKEN"  # noqa: S105 - the name of a variable
 """The environment variable with the token."""
 
 _READ_TIMEOUT = 10.0

@@ -12,8 +12,8 @@ def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "pause",
-        description="Pause scaling of clusters of a running daemon: they stay at the size that they have. What would be "
-        "decided is still shown. A pause ends by itself after an hour unless another time is given.",
+        description="Pause scaling of clusters of a running daemon: they stay at the size that they have. What the "
+        "policies ask for is still shown. A pause ends by itself after an hour unless another time is given.",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--up", action="store_true", help="pause scaling up only")

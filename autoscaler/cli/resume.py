@@ -11,7 +11,8 @@ from autoscaler.cli.orders import order, scope_options
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
-        "resume", description="End all pauses, holds and limits of clusters of a running daemon, except for annotations."
+        "resume",
+        description="End all pauses, holds and limits of clusters of a running daemon, except for annotations.",
     )
     scope_options(parser)
     parser.set_defaults(command=run)

@@ -24,9 +24,10 @@ PUBLIC = "/healthz"
 """The path that never needs a token: what restarts the daemon has none."""
 
 MAX_REFUSALS = 10
-"""Refused requests that are logged and audited within `REFUSALS_PERIOD`: whoever guesses tokens must not fill either."""
+"""Refused requests that are logged and audited within the period below: who guesses tokens must not fill either."""
 
 REFUSALS_PERIOD = 3600.0
+"""In seconds."""
 
 _LONGEST_PATH = 200
 _SAFE = frozenset({"GET", "HEAD"})
@@ -99,22 +100,28 @@ class Access:
         if token.rights is not Rights.WRITE:
             why = f"the token of {token.name} may only read; this needs one with rights: write"
             raise await self._refusal(request, token.name, web.HTTPForbidden, why)
-        request[CALLER] = token.name
+
+    def caller(self, request: web.Request) -> str:
+        """The name of the token that a request has which was checked."""
+        token = self._presented(request)
+        return _ANONYMOUS if token is None else token.name
 
     async def _holder(self, request: web.Request) -> _Token:
         """Whose token a request has. Raises HTTPUnauthorized."""
-        scheme, _, presented = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        if scheme.lower() != "bearer":
+        if not _credentials(request):
             why = "this needs a token: send it as Authorization: Bearer TOKEN"
             raise web.HTTPUnauthorized(text=why, headers=_CHALLENGE)
-        digest = _digest(presented.strip())
+        found = self._presented(request)
+        if found is None:
+            why = "the token is not one of daemon.tokens"
+            raise await self._refusal(request, _ANONYMOUS, web.HTTPUnauthorized, why)
+        return found
+
+    def _presented(self, request: web.Request) -> _Token | None:
+        digest = _digest(_credentials(request))
         # All of them: how long it takes says nothing of which was nearly right.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if not found:
-            raise await self._refusal(
-                request, _ANONYMOUS, web.HTTPUnauthorized, "the token is not one of daemon.tokens"
-            )
-        return found[0]
+        return found[0] if found else None
 
     async def _refusal(
         self, request: web.Request, by: str, error: type[web.HTTPForbidden | web.HTTPUnauthorized], why: str
@@ -143,10 +150,16 @@ class Access:
         return error(text=why, headers=_CHALLENGE if error is web.HTTPUnauthorized else None)
 
 
-CALLER = "caller"
-"""Where a request that may change something has the name of its token."""
+ACCESS: web.AppKey[Access] = web.AppKey("access")
+"""Who may ask an application for what."""
 
 _CHALLENGE = {hdrs.WWW_AUTHENTICATE: "Bearer"}
+
+
+def _credentials(request: web.Request) -> str:
+    """The bearer token of a request, or nothing."""
+    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(token: str) -> bytes:

@@ -1,4 +1,7 @@
-"""The HTTP endpoints: health, metrics and a JSON API. Every error is JSON. What changes something is in `http_control`."""
+"""The HTTP endpoints: health, metrics and a JSON API; `http_control` has those that change something.
+
+Every error is JSON.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
-from autoscaler.daemon.http_access import Access
+from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
 from autoscaler.daemon.http_requests import STATUS, controller_of, decision_document, limit_of, until_of
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
@@ -51,7 +54,6 @@ T = TypeVar("T")
 log = logging.getLogger("autoscaler.daemon.http_api")
 
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
-_ACCESS: web.AppKey[Access] = web.AppKey("access")
 _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
 _CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
@@ -127,10 +129,8 @@ def application(
     status: DaemonStatus, registry: CollectorRegistry, access: Access, hosts: Iterable[str]
 ) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(
-        middlewares=[_send, _json_errors, _check_host, _check_access], client_max_size=MAX_BODY
-    )
-    app[_ACCESS] = access
+    app = web.Application(middlewares=[_send, _json_errors, _check_host, _check_access], client_max_size=MAX_BODY)
+    app[ACCESS] = access
     app[_HOSTS] = frozenset(map(_name, hosts))
     app[STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
@@ -248,7 +248,7 @@ async def _check_host(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
-    await request.app[_ACCESS].check(request)
+    await request.app[ACCESS].check(request)
     return await handler(request)
 
 

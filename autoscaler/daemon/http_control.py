@@ -1,23 +1,24 @@
-"""The HTTP endpoints that change something: pause, hold, limit, resume, decide now; and what was ordered, and the audit."""
+"""The HTTP endpoints that change something: orders and decisions now; and what was ordered, and the audit."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self, TypeVar
 
 from aiohttp import hdrs, web
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import describe_control
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
 from autoscaler.daemon.controls import RESUME, describe_scope, matches
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.http_access import CALLER
+from autoscaler.daemon.http_access import ACCESS
 from autoscaler.daemon.http_requests import STATUS, controller_of, decision_document, limit_of, until_of
 from autoscaler.daemon.openapi import document
 from autoscaler.daemon.status import DaemonStatus, fleet_of
@@ -139,7 +140,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _order(request: web.Request) -> web.Response:
-    status, by = request.app[STATUS], request[CALLER]
+    status, by = request.app[STATUS], request.app[ACCESS].caller(request)
     asked = await _body(request, ControlRequest)
     clusters = await _matching(status, asked)
     until = asked.until(status.utc())
@@ -161,11 +162,15 @@ async def _audit(request: web.Request) -> web.Response:
 
 
 async def _decide(request: web.Request) -> web.Response:
-    status, by = request.app[STATUS], request[CALLER]
+    status, by = request.app[STATUS], request.app[ACCESS].caller(request)
     controller = controller_of(status, request.match_info["name"])
     asked = await _body(request, DecideRequest) if request.can_read_body else DecideRequest()
     entry = AuditEntry(
-        at=status.utc(), by=by, action="decide", scope=describe_scope([controller.name], ()), reason=asked.reason or None
+        at=status.utc(),
+        by=by,
+        action="decide",
+        scope=describe_scope([controller.name], ()),
+        reason=asked.reason or None,
     )
     await status.add_audit(entry)
     before = controller.decision
@@ -201,10 +206,10 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
         raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
 
 
-def _problem(error: dict[str, object]) -> str:
+def _problem(error: ErrorDetails) -> str:
     """A problem of a body, with the key that it is about."""
-    place = ".".join(map(str, error["loc"]))  # type: ignore[arg-type, call-overload]
-    message = str(error["msg"]).removeprefix("Value error, ")
+    place = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
 
 

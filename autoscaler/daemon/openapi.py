@@ -237,9 +237,7 @@ _SCHEMAS: Mapping[str, Schema] = {
     "Ordered": _object(id=_SIZE, until=_TIME_OR_NULL, clusters=_list(_TEXT)),
     "Audit": _object(
         entries=_list(
-            _object(
-                at=_TIME, by=_TEXT, action=_TEXT, scope=_TEXT, detail=_TEXT, reason=_TEXT_OR_NULL, accepted=_FLAG
-            )
+            _object(at=_TIME, by=_TEXT, action=_TEXT, scope=_TEXT, detail=_TEXT, reason=_TEXT_OR_NULL, accepted=_FLAG)
         )
     ),
 }

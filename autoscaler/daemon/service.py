@@ -35,7 +35,7 @@ from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.daemon.status import fleet_of
-from autoscaler.ports import ConfigurationError, StateStore
+from autoscaler.ports import AuditEntry, ConfigurationError, StateStore
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -156,6 +156,14 @@ class Daemon:
         """
         return self.store.pages(cluster, limit, until)
 
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        return await self.store.audit(limit, until)
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        await self.store.add_audit(entry)
+
     def stop(self) -> None:
         """Ask it to end, between ticks."""
         self._stop.set()
@@ -232,8 +240,8 @@ class Daemon:
         fixed = [(each.directory, each.listen, each.hosts, each.tls is None) for each in (old, new)]
         if fixed[0] != fixed[1]:
             log.warning(
-                "changes of daemon.directory, daemon.listen and daemon.hosts, and daemon.tls where there was none or is "
-                "none any more, take effect after a restart"
+                "changes of daemon.directory, daemon.listen and daemon.hosts take effect after a restart, and so does "
+                "daemon.tls where there was none, or is none any more"
             )
         self.access.update(new)
         if old.log is not new.log:
