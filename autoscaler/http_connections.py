@@ -9,6 +9,7 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,9 @@ KEEP_ALIVE = 90.0
 
 ANSWER_TIMEOUT = 30.0
 """Seconds from a request until the client must have read the whole answer."""
+
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that the handshake of TLS may take; a connection counts from its end on."""
 
 MAX_CONNECTIONS = 256
 """Open connections, and never more than a quarter of the descriptors that the process may have."""
@@ -56,16 +60,24 @@ class Connections:
         self.limit = MAX_CONNECTIONS if descriptors < 0 else max(1, min(MAX_CONNECTIONS, descriptors // 4))
 
     async def listen(
-        self, server: web.Server, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
+        self,
+        server: web.Server,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: socket.socket | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> asyncio.Server:
-        """Accept connections at an address, or of a socket that listens. Raises OSError."""
+        """Accept connections at an address, or of a socket that listens; with TLS, if it is given. Raises OSError."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
+        listener = await loop.create_server(  # type: ignore[misc]  # more unions than mypy tries
             lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
             host,
             port,  # type: ignore[arg-type]  # either an address or a socket
             sock=sock,  # type: ignore[arg-type]
             backlog=ACCEPTED,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT,
         )
         for each in listener.sockets:
             with each.dup() as copy:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.configuration import summarized
-from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, url_option
+from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
@@ -49,7 +49,7 @@ def register(commands: Commands) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
     json_option(how)
-    url_option(parser)
+    daemon_options(parser)
     parser.set_defaults(command=run)
 
 

@@ -32,7 +32,6 @@ from autoscaler.daemon.connections import (
     contained,
     expire,
     format_error,
-    sleep_until_stopped,
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
@@ -48,6 +47,9 @@ NOT_OBSERVED = "not observed yet"
 UNANSWERED = "the daemon was stopped before the scale call was answered"
 
 EXPIRED = "the lease may have expired: another copy may control this cluster"
+
+SHORTEST_PAUSE = 1.0
+"""Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
 
 _TICKS_UNTIL_BACK = 3
 """Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
@@ -193,6 +195,9 @@ class Controller:
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None
+        self._asked: asyncio.Future[None] | None = None
+        self._sleeping: asyncio.Timeout | None = None
+        self._begun = -math.inf
 
     def adopt_state_of(self, before: Controller) -> None:
         """Continue where another controller of the same cluster has ended."""
@@ -216,24 +221,65 @@ class Controller:
         """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
         expire(self._observing)
 
+    async def decide_now(self) -> None:
+        """Wait for a tick that begins from now on, as soon as it may. All who wait for the same one share it.
+
+        It also returns when the controller ends before: then there is no new decision.
+        """
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            if self._sleeping is not None and not self._sleeping.expired():
+                self._sleeping.reschedule(self._hastened(self._sleeping.when() or 0.0))
+        # Who leaves must not cancel it for the others.
+        await asyncio.shield(self._asked)
+
+    def _hastened(self, due: float) -> float:
+        """When the tick that is due then begins, as it is asked for."""
+        interval = self.cluster.interval.total_seconds()
+        earliest = self._begun + min(SHORTEST_PAUSE, interval)
+        return min(due, max(earliest, asyncio.get_running_loop().time()))
+
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
-        takes, and those that were missed are skipped.
+        takes, and those that were missed are skipped. `decide_now` adds one.
         """
+        try:
+            await self._run(stop)
+        finally:
+            _resolve(self._asked)
+
+    async def _sleep(self, stop: asyncio.Event, due: float) -> float | None:
+        """Wait until then, or until a tick that is asked for. Returns when it was due; None: stopped."""
+        if self._asked is not None:
+            due = self._hastened(due)
+        try:
+            async with asyncio.timeout_at(due) as self._sleeping:
+                await stop.wait()
+        except TimeoutError:
+            return None if stop.is_set() or self._sleeping is None else self._sleeping.when()
+        finally:
+            self._sleeping = None
+        return None
+
+    async def _run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         interval = self.cluster.interval.total_seconds()
         offset = splay(self.name, interval)
         number = math.floor((loop.time() - offset) / interval) + 1
         while not stop.is_set():
-            due = number * interval + offset
-            if await sleep_until_stopped(stop, due - loop.time()):
+            planned = number * interval + offset
+            due = await self._sleep(stop, planned)
+            if due is None:
                 return
-            begun = loop.time()
+            # Who asks from here on waits for the next tick: this one may have observed already.
+            asked, self._asked = self._asked, None
+            begun = self._begun = loop.time()
             try:
                 await self.tick()
             except (asyncio.CancelledError, GeneratorExit):
+                _resolve(asked)
                 raise
             except BaseException as error:
                 # A failure of one cluster, even a defect of ours, must not end the others.
@@ -246,9 +292,10 @@ class Controller:
                 self.finished = loop.time()
             ended = loop.time()
             self._tick_recorder.record_tick(begun - due, ended - begun)
-            following = max(number + 1, math.floor((ended - offset) / interval) + 1)
-            self.counters.skipped += following - number - 1
-            number = following
+            following = number if due < planned else number + 1  # an asked one leaves the grid as it is
+            number = max(following, math.floor((ended - offset) / interval) + 1)
+            self.counters.skipped += number - following
+            _resolve(asked)
 
     async def tick(self) -> None:
         """Observe, decide, persist and act once.
@@ -437,6 +484,11 @@ class Controller:
                 if seconds is not known.get(phase):
                     number, total = self.counters.phases.get((direction, phase), (0, 0.0))
                     self.counters.phases[direction, phase] = (number + 1, total + seconds[-1])
+
+
+def _resolve(asked: asyncio.Future[None] | None) -> None:
+    if asked is not None and not asked.done():
+        asked.set_result(None)
 
 
 def trouble(controller: Controller) -> str | None:

@@ -28,6 +28,7 @@ from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
+from autoscaler.daemon.http_access import Access
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
@@ -37,7 +38,7 @@ from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
-from autoscaler.ports import ConfigurationError, StateStore
+from autoscaler.ports import AuditEntry, ConfigurationError, StateStore
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -69,6 +70,7 @@ class Daemon:
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
+        access: who may ask these for what.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Daemon:
             orders=self.orders,
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
+        self.access = Access(config.daemon, store.add_audit, utc)
         self._config = config
         self._load = load
         self._notifier = notifier or Notifier()
@@ -160,6 +163,14 @@ class Daemon:
         """
         return self.store.pages(cluster, limit, until)
 
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        return await self.store.audit(limit, until)
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        await self.store.add_audit(entry)
+
     def stop(self) -> None:
         """Ask it to end, between ticks."""
         self._stop.set()
@@ -179,7 +190,7 @@ class Daemon:
         mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
-            async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
+            async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
                     extra={
@@ -236,10 +247,16 @@ class Daemon:
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if any(
-            getattr(old, key) != getattr(new, key) for key in ("directory", "state", "listen", "advertise", "hosts")
-        ):
-            log.warning("changes of daemon.directory, state, listen, advertise and hosts take effect after a restart")
+        fixed = [
+            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None)
+            for each in (old, new)
+        ]
+        if fixed[0] != fixed[1]:
+            log.warning(
+                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so does "
+                "daemon.tls where there was none, or is none any more"
+            )
+        self.access.update(new)
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions

@@ -11,8 +11,10 @@ from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Decision, Limits, Observation
 from autoscaler.daemon.controller import Controller, Counters, trouble
+from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.ports import AuditEntry
 
 _MAX_NAMED = 5
 
@@ -33,6 +35,11 @@ class DaemonStatus(Protocol):
     @property
     def members(self) -> Mapping[str, tuple[str, str]]:
         """The fleet and the member's id of every cluster that is a member, by its name."""
+        ...
+
+    @property
+    def controls(self) -> Controls:
+        """What people have ordered."""
         ...
 
     @property
@@ -80,6 +87,14 @@ class DaemonStatus(Protocol):
         Raises:
             StoreError: they cannot be read.
         """
+        ...
+
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        ...
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
         ...
 
 
