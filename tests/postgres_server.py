@@ -65,6 +65,10 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def url(self, database: str, password: str = ENCODED) -> str:
         return f"postgresql://ann:{password}@127.0.0.1:{self.port}/{database}"
 

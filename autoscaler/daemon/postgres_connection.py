@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
 
 NAMESPACE = "autoscaler"
 """The schema of all tables."""
+
+_PORTS = re.compile(r"[0-9,]*")
 
 _PARAMETERS: dict[str, Any] = {
     # Between two hosts of which one takes over, the one that takes writes.
@@ -75,11 +78,13 @@ class Database:
         try:
             given = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
-            # Its text may show a part of the password.
+            given = {}
+        # With a special character in the password the rest of it would be a port or the name of a database.
+        if not given or _PORTS.fullmatch(str(given.get("port", ""))) is None or "@" in str(given.get("dbname", "")):
             raise StoreError(
                 "daemon.state is no URL of PostgreSQL: expected postgresql://USER:PASSWORD@HOST/DATABASE, with special "
                 "characters of the password as %40 and so on"
-            ) from None
+            )
         mask.hide(str(given.get("password", "")))
         self._parameters: dict[str, Any] = {**_PARAMETERS, **given}
         port = f":{given['port']}" if "port" in given else ""
@@ -108,9 +113,11 @@ class Database:
 
     def refuses(self, error: BaseException) -> bool:
         """Whether the server has answered, and will not let us in until somebody changes something."""
+        if not isinstance(error, self._psycopg.OperationalError):
+            return isinstance(error, self._psycopg.Error)
         passing = ("starting up", "shutting down", "too many", "recovery", "remaining connection slots")
         text = str(error)
-        return isinstance(error, self._psycopg.Error) and "FATAL:" in text and not any(word in text for word in passing)
+        return "FATAL:" in text and not any(word in text for word in passing)
 
     def is_error(self, error: BaseException) -> bool:
         """Whether this is an error of the database or of the way to it."""
@@ -177,6 +184,8 @@ class Link:
             raise
         if not done:
             await self._give_up(using)
+            # What has waited meanwhile need not wait for the next attempt too.
+            self._back_off(self._database.message(TimeoutError()))
             raise TimeoutError
         return using.result()
 
@@ -216,14 +225,17 @@ class Link:
             await connection.execute(f"SELECT {settings}", [part for item in _SETTINGS.items() for part in item])
             await self._prepare(connection)
         except BaseException as error:
-            reason = TimeoutError() if self._given_up else error
-            self._failure = str(error) if isinstance(error, StoreError) else self._database.message(reason)
-            self._pause = min(max(self._pause * 2, SHORTEST_PAUSE), LONGEST_PAUSE)
-            self._not_before = time.monotonic() + self._pause
+            if not self._given_up:
+                self._back_off(str(error) if isinstance(error, StoreError) else self._database.message(error))
             await self._drop()
             raise
         self._pause = 0.0
         return connection
+
+    def _back_off(self, failure: str) -> None:
+        self._failure = failure
+        self._pause = min(max(self._pause * 2, SHORTEST_PAUSE), LONGEST_PAUSE)
+        self._not_before = time.monotonic() + self._pause
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

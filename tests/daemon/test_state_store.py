@@ -13,8 +13,6 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -38,9 +36,7 @@ from autoscaler.core.model import (
     SizeCapacity,
     Verdict,
 )
-from autoscaler.core.state import rebase
 from autoscaler.core.step import step
-from autoscaler.daemon import state_store
 from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_store, read_state
 from autoscaler.ports import Member, Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
@@ -113,40 +109,6 @@ def a_state(at: datetime = NOW) -> ClusterState:
             {"adaptive": {"capacity.3.rate": 0.1 + 0.2, "capacity.3.seen_at": at.timestamp(), "tiny": 5e-324}},
         ),
     )
-
-
-async def test_state_and_past_come_back_as_they_were(tmp_path: Path) -> None:
-    state = ClusterState()
-    async with open_state_store(tmp_path / "var", decisions=3) as store:
-        assert await store.load("a") is None
-        for number in range(100):
-            observation = replace(a_record().observation, at=NOW + timedelta(seconds=10 * number))
-            state, decision = step(spec("a"), state, observation)
-            await store.save("a", state, Record(state.past[-1], decision))
-    full = replace(a_state(state.at or NOW), past=state.past)
-    async with open_state_store(tmp_path / "var", decisions=3) as store:
-        # More observations than decisions are kept: what decisions depend on comes first.
-        assert len(state.past) == 31
-        assert await store.load("a") == state
-        await store.save("a", full, None)
-        assert await store.load("a") == full
-        assert read_state(tmp_path / "var", "a") == full
-        assert read_state(tmp_path / "var", "b") is None
-    assert read_state(tmp_path / "nowhere", "a") is None
-
-
-async def test_the_past_is_moved_along_when_the_clock_was_set_back(tmp_path: Path) -> None:
-    state = ClusterState()
-    async with open_state_store(tmp_path, decisions=100) as store:
-        for at in (0, 10, 20, -3580, -3570, 15, 5):
-            observation = Observation(
-                at=NOW + timedelta(seconds=at), desired=3, ready=3, metrics={"load": Reading(300.0, NOW)}
-            )
-            state, decision = step(spec("a", lookback=timedelta(hours=2)), state, observation)
-            await store.save("a", state, Record(state.past[-1], decision))
-        loaded = await store.load("a")
-    assert loaded == state
-    assert rebase(state, timedelta(0)) == state
 
 
 def test_every_kind_of_number_survives() -> None:
@@ -273,21 +235,6 @@ def test_what_is_no_record_is_refused_with_the_place(text: str, problem: str) ->
         load_record(text)
 
 
-async def test_decisions_are_given_newest_first_and_pruned(tmp_path: Path) -> None:
-    async with open_state_store(tmp_path, decisions=20) as store:
-        for number in range(100):
-            at = NOW + timedelta(seconds=number)
-            await store.save("a", a_state(at), a_record(at))
-        await store.save("b", a_state(), a_record(cluster="b"))
-        records = await store.records("a", 5)
-        assert [(record.decision.at - NOW).total_seconds() for record in records] == [99, 98, 97, 96, 95]
-        records = await store.records("a", 2, NOW + timedelta(seconds=90.5))
-        assert [(record.decision.at - NOW).total_seconds() for record in records] == [90, 89]
-        assert 20 <= len(await store.records("a", 1000)) < 40
-        assert len(await store.records("b", 1000)) == 1
-        assert await store.records("c", 1000) == []
-
-
 async def test_what_waits_is_kept_in_one_transaction(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=20) as store:
         commits: list[str] = []
@@ -362,14 +309,6 @@ async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tm
             await store.save("a", a_state(), a_record())
     with pytest.raises(StoreError, match=r"is damaged"):
         read_state(tmp_path, "a")
-
-
-async def test_a_state_that_is_not_ours_is_an_error(tmp_path: Path) -> None:
-    async with open_state_store(tmp_path, decisions=5) as store:
-        await store.save("a", a_state(), a_record())
-        await store.call(lambda connection: connection.execute("UPDATE cluster SET state = ?", (b'{"at": 5, "x": ',)))
-        with pytest.raises(StoreError, match="the state of cluster 'a' cannot be read"):
-            await store.load("a")
 
 
 async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -482,67 +421,6 @@ async def test_another_daemon_that_took_a_deleted_directory_keeps_it(tmp_path: P
     assert read_state(directory, "b") == read_state(directory, "a") == a_state()
 
 
-@pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-01-01T00:00:00"])
-async def test_a_state_with_a_time_that_cannot_be_is_damaged(tmp_path: Path, time: str) -> None:
-    for name in ("at", "since"):
-        directory = tmp_path / name
-        async with open_state_store(directory, decisions=5) as store:
-            await store.save("a", a_state(), a_record())
-
-            def damage(connection: sqlite3.Connection, name: str = name) -> None:
-                text = json.loads(connection.execute("SELECT state FROM cluster").fetchone()[0])
-                text[name] = time
-                connection.execute("UPDATE cluster SET state = ?", (json.dumps(text).encode(),))
-
-            await store.call(damage)
-            with pytest.raises(StoreError, match="the state of cluster 'a' cannot be read: it has the time"):
-                await store.load("a")
-
-
-async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = len(dump_record(a_record()))
-    monkeypatch.setattr(state_store, "MAX_BYTES", 10 * size)
-    async with open_state_store(tmp_path, decisions=500) as store:
-        for _ in range(64):
-            await store.save("a", a_state(), a_record())
-            await store.save("b", replace(a_state(), past=(a_record().observation,) * 20), a_record())
-        assert len(await store.records("a", 1000)) == 10
-        assert len(await store.records("b", 1000)) == 20
-
-
-ODD = Member("prod/a\ud800", {"name": "a\x00b", "labels": MappingProxyType({"app": "<b>\udcff"})})
-
-
-async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(tmp_path: Path) -> None:
-    a, b = Member("a", {"name": "a", "labels": {"x": "1"}}), Member("b", {"name": "b"})
-    async with open_state_store(tmp_path, decisions=9) as store:
-        assert await store.load_members("f") == {}
-        await store.save_members("f", {"a": a, "b": b, ODD.id: ODD})
-        await store.save_members("other", {"a": b})
-        changed = replace(a, values={"name": "a", "labels": {"x": "2"}})
-        await store.save_members("f", {"a": changed, ODD.id: ODD})
-    async with open_state_store(tmp_path, decisions=9) as store:
-        assert await store.load_members("f") == {"a": changed, ODD.id: ODD}
-        # What was saved before this start is replaced as a whole.
-        await store.save_members("f", {"b": b})
-        assert await store.load_members("f") == {"b": b}
-        await store.forget_members({"f"})
-        assert await store.load_members("f") == {"b": b}
-        assert await store.load_members("other") == {}
-
-
-async def test_what_no_template_can_use_of_a_member_keeps_no_other_from_being_saved(tmp_path: Path) -> None:
-    values: dict[Any, Any] = {"name": "a", "labels": {"x": "1", ("y",): "2", "z": 3}, "size": 4, "raw": b"x"}
-    values["self"] = values
-    async with open_state_store(tmp_path, decisions=9) as store:
-        await store.save_members("f", {"a": Member("a", values), "b": Member("b", {"name": "b"})})
-        found = await store.load_members("f")
-    assert found["b"] == Member("b", {"name": "b"})
-    assert found["a"].values == {"name": "a", "labels": {"x": "1"}, "self": {"name": "a"}}
-
-
 async def test_only_members_that_differ_are_written(tmp_path: Path) -> None:
     members = {str(number): Member(str(number), {"name": str(number)}) for number in range(100)}
     async with open_state_store(tmp_path, decisions=9) as store:
@@ -570,15 +448,6 @@ async def test_all_members_are_written_anew_where_the_file_was_deleted(tmp_path:
         assert await store.load_members("f") == {"a": a, "b": b}
 
 
-@pytest.mark.parametrize("damage", [b"{", b"[]"])
-async def test_members_that_cannot_be_read_are_an_error(tmp_path: Path, damage: bytes) -> None:
-    async with open_state_store(tmp_path, decisions=9) as store:
-        await store.save_members("f", {"a": Member("a", {})})
-        await store.call(lambda connection: connection.execute("UPDATE member SET found = ?", (damage,)))
-        with pytest.raises(StoreError, match="the members of fleet 'f' cannot be read"):
-            await store.load_members("f")
-
-
 async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_persisted(tmp_path: Path) -> None:
     a = Member("a", {"name": "a"})
     async with open_state_store(tmp_path, decisions=9) as store:
@@ -590,11 +459,3 @@ async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_p
             await store.forget_members(set())
         await store.call(lambda connection: connection.execute("PRAGMA query_only = 0"))
         assert await store.load_members("f") == {"a": a}
-
-
-async def test_a_member_comes_back_with_the_template_that_it_has_brought(tmp_path: Path) -> None:
-    found = {"a": Member("a", {"name": "a"}, template={"max": 8, "target": {"name": "a"}}), "b": Member("b", {})}
-    async with open_state_store(tmp_path, decisions=9) as store:
-        await store.save_members("f", found)
-    async with open_state_store(tmp_path, decisions=9) as store:
-        assert await store.load_members("f") == found
