@@ -174,7 +174,7 @@ class Controllers(Protocol):
 def share(name: str, copies: Iterable[UUID]) -> UUID:
     """The copy whose share this is: rendezvous hashing. There must be a copy."""
     text = name.encode(errors="surrogatepass")
-    return max(copies, key=lambda copy: hashlib.blake2b(text, key=copy.bytes, digest_size=8).digest())
+    return max(copies, key=lambda copy: hashlib.blake2b(copy.bytes + text, digest_size=8).digest())
 
 
 class Plan(NamedTuple):

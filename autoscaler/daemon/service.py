@@ -253,8 +253,8 @@ class Daemon:
         ]
         if fixed[0] != fixed[1]:
             log.warning(
-                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so does "
-                "daemon.tls where there was none, or is none any more"
+                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so "
+                "does daemon.tls where there was none, or is none any more"
             )
         self.access.update(new)
         if old.log is not new.log:
