@@ -248,6 +248,8 @@ class Controller:
         try:
             await self._run(stop)
         finally:
+            # Done, for those who ask from here on too.
+            self._asked = self._asked or asyncio.get_running_loop().create_future()
             _resolve(self._asked)
 
     async def _sleep(self, stop: asyncio.Event, due: float) -> float | None:

@@ -91,6 +91,8 @@ class Access:
             if self._read_needs_token and request.path != PUBLIC:
                 await self._holder(request)
             return
+        if request.match_info.http_exception is not None:
+            return  # there is no such path, or it is to be read only: the answer says so
         if not self._tokens:
             raise web.HTTPForbidden(
                 text="nothing can be changed over HTTP: the configuration has no daemon.tokens; add one with "

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import describe_control
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
+from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.controls import RESUME, describe_scope, matches
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.http_access import ACCESS
@@ -153,7 +154,22 @@ async def _order(request: web.Request) -> web.Response:
 
 async def _controls(request: web.Request) -> web.Response:
     status = request.app[STATUS]
-    return web.json_response({"controls": [_shown(each) for each in status.controls.listing(status.utc())]})
+    now, members, slices = status.utc(), status.members, Slices()
+    listed = status.controls.listing(now)
+    in_force: dict[int, list[str]] = {each.id: [] for each in listed}
+    waiting = {*in_force}
+    for name in sorted(status.controllers):
+        await slices.turn()
+        fleet = fleet_of(members, name)
+        controls = status.controls.in_force(name, fleet, now)
+        for each in listed:
+            if matches(each, name, fleet):
+                waiting.discard(each.id)
+                if any(control is each.control for control in controls):
+                    in_force[each.id].append(name)
+    # Others were ordered or resumed since for all clusters of the rest.
+    shown = [_shown(each, in_force[each.id]) for each in listed if in_force[each.id] or each.id in waiting]
+    return web.json_response({"controls": shown})
 
 
 async def _audit(request: web.Request) -> web.Response:
@@ -180,10 +196,11 @@ async def _decide(request: web.Request) -> web.Response:
     except TimeoutError as error:
         raise web.HTTPServiceUnavailable(text=f"nothing was decided within {DECIDE_TIMEOUT:g} s") from error
     observation, decision, state = controller.observation, controller.decision, controller.state
-    if controller.problem is not None:
-        raise web.HTTPServiceUnavailable(text=f"nothing was decided: {controller.problem}")
-    if observation is None or decision is None or decision is before:
-        raise web.HTTPServiceUnavailable(text="nothing was decided: the cluster was reconfigured, or the daemon stops")
+    why = controller.problem
+    if why is not None or observation is None or decision is None or decision is before:
+        if why in (None, NOT_OBSERVED):
+            why = "the cluster was reconfigured or removed, or the daemon stops"
+        raise web.HTTPServiceUnavailable(text=f"nothing was decided: {why}")
     rescale = None if state is None else state.rescale
     failed = rescale.error if rescale is not None and rescale.at == decision.at else None
     record = Record(observation, decision, dry_run=controller.dry_run)
@@ -244,7 +261,7 @@ async def _refuse_unmatched(what: str, patterns: Iterable[str], known: Sequence[
             raise web.HTTPNotFound(text=f"no {what} matches {pattern!r}; there are: {there}{more}")
 
 
-def _shown(stored: StoredControl) -> dict[str, object]:
+def _shown(stored: StoredControl, in_force: list[str]) -> dict[str, object]:
     control = stored.control
     assert control is not None  # noqa: S101 - resumes are not listed
     return {
@@ -252,6 +269,7 @@ def _shown(stored: StoredControl) -> dict[str, object]:
         "action": control.kind.value,
         "clusters": stored.clusters,
         "fleets": stored.fleets,
+        "in_force": in_force,
         "up": control.up,
         "down": control.down,
         "replicas": control.replicas,

@@ -222,6 +222,7 @@ _SCHEMAS: Mapping[str, Schema] = {
         action={"enum": ["pause", "hold", "limit"]},
         clusters=_list(_TEXT),
         fleets=_list(_TEXT),
+        in_force=_list(_TEXT),
         up=_FLAG,
         down=_FLAG,
         replicas=_SIZE_OR_NULL,

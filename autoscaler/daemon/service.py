@@ -190,6 +190,8 @@ class Daemon:
         mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
+            # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
+            await self.controls.load()
             async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
@@ -202,8 +204,6 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
-                # Before any cluster: one that is held must not be scaled first.
-                await self.controls.load()
                 await self.discoveries.apply(self._config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import trustme
 
@@ -135,6 +135,21 @@ async def test_a_resume_ends_what_was_ordered(house: House) -> None:
     for name in ("a", "b"):
         await house.ask("POST", f"/api/v1/clusters/{name}/decide")
     assert (house.targets["a"].desired, house.targets["b"].desired) == (3, 7)
+
+
+async def test_only_orders_that_are_in_force_somewhere_are_listed_with_where(house: House) -> None:
+    async def listed() -> list[tuple[str, list[str]]]:
+        answer = await house.ask("GET", "/api/v1/controls")
+        return [(each["action"], each["in_force"]) for each in answer["controls"]]
+
+    await house.order(action="pause", clusters=["*"])
+    await house.order(action="hold", clusters=["a"], replicas=7)
+    assert await listed() == [("pause", ["a", "b"]), ("hold", ["a"])]
+    await house.order(action="pause", clusters=["?"], up=True)
+    await house.order(action="resume", clusters=["b"])
+    assert await listed() == [("hold", ["a"]), ("pause", ["a"])]
+    await house.order(action="resume", clusters=["*"])
+    assert await listed() == []
 
 
 @pytest.mark.parametrize(
@@ -274,7 +289,7 @@ async def test_who_waits_for_a_decision_when_the_cluster_is_removed_is_answered(
             while house.daemon.controllers["a"]._observing is None:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
         await house.reload(replace(house.config, clusters={"b": house.config.clusters["b"]}))
-        assert "the cluster was reconfigured, or the daemon stops" in (await waiting)["error"]
+        assert "the cluster was reconfigured or removed, or the daemon stops" in (await waiting)["error"]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/controls", "/api/v1/clusters/a/decide"])
