@@ -192,6 +192,10 @@ def _daemon(answer: dict[str, Any]) -> list[str]:
     if answer.get("reload", "ok") != "ok":
         lines += ["", "The configuration was not reloaded, the previous one stays in use:"]
         lines += [f"  {problem}" for problem in answer["reload"]]
+    # Nor has an earlier version copies.
+    for copy in answer.get("copies", ()):
+        if copy["problem"] is not None:
+            lines += ["", f"The copy {copy['name']} ({copy['url']}) cannot be asked: {copy['problem']}"]
     return lines
 
 

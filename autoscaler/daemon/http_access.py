@@ -51,12 +51,14 @@ class Access:
 
     Attributes:
         tls: for the listener; None: it speaks no TLS.
+        certificate: the file of its certificate, or None.
     """
 
     def __init__(
         self, spec: DaemonSpec, audit: Callable[[AuditEntry], Awaitable[None]], utc: Callable[[], datetime]
     ) -> None:
         self.tls = None if spec.tls is None else server_context(spec.tls)
+        self.certificate = None if spec.tls is None else spec.tls.certificate
         self._loopback = spec.loopback
         self._audit = audit
         self._utc = utc
@@ -73,6 +75,7 @@ class Access:
         """
         if self.tls is not None and spec.tls is not None:
             load_certificate(self.tls, spec.tls)
+            self.certificate = spec.tls.certificate
         if self.tls is not None or self._loopback:
             self._use(spec)
 

@@ -16,6 +16,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Hashable,
     Iterable,
@@ -44,6 +45,7 @@ from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
 from autoscaler.daemon.http_requests import STATUS, controller_of, decision_document, limit_of, until_of
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
+from autoscaler.daemon.peers import FORWARDED, Peers, copies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
@@ -66,6 +68,8 @@ _AT_ONCE = 8
 """Requests that begin in one iteration of the loop: a tick waits for no more, however many clients ask."""
 
 _PART = 64 * 1024
+
+UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
 
 MAX_BODY = 64 * 1024
 """Bytes of the body of a request."""
@@ -129,7 +133,9 @@ def application(
     status: DaemonStatus, registry: CollectorRegistry, access: Access, hosts: Iterable[str]
 ) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(middlewares=[_send, _json_errors, _check_host, _check_access], client_max_size=MAX_BODY)
+    app = web.Application(
+        middlewares=[_send, _json_errors, _check_host, _check_access, _forward], client_max_size=MAX_BODY
+    )
     app[ACCESS] = access
     app[_HOSTS] = frozenset(map(_name, hosts))
     app[STATUS], app[_REGISTRY] = status, registry
@@ -252,6 +258,25 @@ async def _check_access(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
+@web.middleware
+async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Have the copy answer that controls the cluster which is asked about. What was decided is known to all."""
+    status, name = request.app[STATUS], request.match_info.get("name")
+    if (
+        name is None
+        or name in status.controllers
+        or name not in status.clusters
+        or request.match_info.handler is _decisions
+        or FORWARDED in request.headers
+    ):
+        return await handler(request)
+    return await _peers(request).forward(request)
+
+
+def _peers(request: web.Request) -> Peers:
+    return Peers(request.app[STATUS].ownership, request.app[ACCESS].certificate)
+
+
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
     """Whether it is an address, configured, or a name that cannot be registered in the public DNS."""
     try:
@@ -335,21 +360,43 @@ async def _metrics_of_policies(request: web.Request) -> web.Response:
 
 async def _clusters(request: web.Request) -> web.Response:
     status, renderer = request.app[STATUS], request.app[_RENDERER]
+    alone = FORWARDED in request.headers or not status.ownership.copies
 
     async def make() -> bytes:
+        answers = [] if alone else await _peers(request).ask(request)
         clusters, fleets = await snapshot(status), status.fleets
+        others = [row for answer in answers for row in answer.body.get("clusters", ())]
+        if not alone:
+            clusters += _unknown(status, {row["name"] for row in others})
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
         loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
-            rows = [_row(cluster, now) for cluster in clusters]
-            found = [_fleet(fleet, loop_time, now) for fleet in fleets]
-            return _json({"dry_run": dry_run, "reload": reload, "fleets": found, "clusters": rows})
+            # One that has just been handed over may be in two answers: ours is the last one.
+            rows = {row["name"]: row for row in (*others, *(_row(cluster, now) for cluster in clusters))}
+            return _json(
+                {
+                    "dry_run": dry_run,
+                    "reload": reload,
+                    "copies": copies(status.ownership, answers),
+                    "fleets": [_fleet(fleet, loop_time, now) for fleet in fleets],
+                    "clusters": [row for _, row in sorted(rows.items())],
+                }
+            )
 
         return await renderer.render(rendered)
 
-    body = await renderer.share("clusters", make)
+    body = await renderer.share(("clusters", alone), make)
     return web.Response(body=_parts(body), content_type="application/json")
+
+
+def _unknown(status: DaemonStatus, known: Collection[str]) -> list[ClusterSnapshot]:
+    """The clusters that neither this copy nor another one has shown."""
+    return [
+        ClusterSnapshot.unknown(cluster, fleet_of(status.members, name), UNCONTROLLED, dry_run=status.dry_run)
+        for name, cluster in status.clusters.items()
+        if name not in status.controllers and name not in known
+    ]
 
 
 async def _fleets(request: web.Request) -> web.Response:
@@ -412,10 +459,13 @@ def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetim
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
-    controller = controller_of(status, request.match_info["name"])
-    pages = status.pages(controller.name, limit_of(request), until_of(request))
-    parts = _decision_list(controller.name, controller.state, pages, renderer)
+    status, renderer, name = request.app[STATUS], request.app[_RENDERER], request.match_info["name"]
+    if name in status.clusters and name not in status.controllers:
+        state = await status.load(name)
+    else:
+        state = controller_of(status, name).state
+    pages = status.pages(name, limit_of(request), until_of(request))
+    parts = _decision_list(name, state, pages, renderer)
     # Before the answer begins: an error after that can only end the connection.
     first = await anext(parts)
     return web.Response(body=_joined(first, parts), content_type="application/json")

@@ -158,7 +158,7 @@ async def _controls(request: web.Request) -> web.Response:
     listed = status.controls.listing(now)
     in_force: dict[int, list[str]] = {each.id: [] for each in listed}
     waiting = {*in_force}
-    for name in sorted(status.controllers):
+    for name in sorted(status.clusters):
         await slices.turn()
         fleet = fleet_of(members, name)
         controls = status.controls.in_force(name, fleet, now)
@@ -242,11 +242,11 @@ async def _matching(status: DaemonStatus, asked: ControlRequest) -> list[str]:
         clusters=tuple(asked.clusters), fleets=tuple(asked.fleets), control=None, by="", at=status.utc()
     )
     found = []
-    for name in sorted(status.controllers):
+    for name in sorted(status.clusters):
         await slices.turn()
         if matches(order, name, fleet_of(members, name)):
             found.append(name)
-    await _refuse_unmatched("cluster", asked.clusters, sorted(status.controllers), slices)
+    await _refuse_unmatched("cluster", asked.clusters, sorted(status.clusters), slices)
     await _refuse_unmatched("fleet", asked.fleets, [fleet.name for fleet in status.fleets], slices)
     return found
 

@@ -27,7 +27,7 @@ def controller_of(status: DaemonStatus, name: str) -> Controller:
             if name in fleet.problems:
                 why = "; ".join(fleet.problems[name])
                 raise web.HTTPNotFound(text=f"there is no cluster {name!r}; the fleet {fleet.name} has refused: {why}")
-        known = ", ".join(sorted(status.controllers)[:20]) or "none"
+        known = ", ".join(sorted(status.clusters)[:20]) or "none"
         raise web.HTTPNotFound(text=f"there is no cluster {name!r}; there are: {known}")
     return controller
 

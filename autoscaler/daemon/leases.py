@@ -45,6 +45,7 @@ class Ownership(Protocol):
     """Which clusters this copy controls.
 
     Attributes:
+        me: the id of this copy, or None where there are no others.
         copies: all that live, as of the last renewal, this one included; empty where there are no others to share with.
         failure: why the leases cannot be renewed, or None.
         taken: how many leases this copy has taken since its start.
@@ -53,6 +54,11 @@ class Ownership(Protocol):
     copies: Mapping[UUID, Copy]
     failure: str | None
     taken: int
+
+    @property
+    def me(self) -> UUID | None:
+        """The id of this copy."""
+        ...
 
     @property
     def owned(self) -> int:
@@ -97,6 +103,7 @@ class SoleOwnership:
 
     copies: Mapping[UUID, Copy] = MappingProxyType({})
     failure: str | None = None
+    me: UUID | None = None
     owned = taken = 0
 
     def owns(self, cluster: str) -> bool:
@@ -243,6 +250,11 @@ class SharedOwnership:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def me(self) -> UUID:
+        """The id of this copy."""
+        return self._store.copy
+
+    @property
     def owned(self) -> int:
         """How many leases this copy has."""
         return len(self._owned)
@@ -261,7 +273,7 @@ class SharedOwnership:
 
     def shares(self, name: str) -> bool:
         """Whether what belongs to no cluster, by its name, is this copy's affair."""
-        return bool(self.copies) and share(name, self.copies) == self._store.copy
+        return bool(self.copies) and share(name, self.copies) == self.me
 
     def doubt(self) -> None:
         """Renew at once, which shows what another copy has taken."""
@@ -330,7 +342,7 @@ class SharedOwnership:
         # Also what was taken without our having had the answer.
         self._owned = set(leases.terms)
         live = () if self._stopping else self.copies
-        planned = plan(await self._shares.update(self._store.copy, live, controllers.wanted), self._owned)
+        planned = plan(await self._shares.update(self.me, live, controllers.wanted), self._owned)
         self._leaving = planned.let_go
         await controllers.follow()
         # Between two ticks: one in the middle of a scale call has to wait for its answer.

@@ -202,7 +202,13 @@ _SCHEMAS: Mapping[str, Schema] = {
     ),
     "Fleets": _object(fleets=_list(_ref("Fleet"))),
     "Row": _object(**_ROW),
-    "Clusters": _object(dry_run=_FLAG, reload=_PROBLEMS, fleets=_list(_ref("Fleet")), clusters=_list(_ref("Row"))),
+    "Clusters": _object(
+        dry_run=_FLAG,
+        reload=_PROBLEMS,
+        copies=_list(_object(name=_TEXT, url=_TEXT, problem=_TEXT_OR_NULL)),
+        fleets=_list(_ref("Fleet")),
+        clusters=_list(_ref("Row")),
+    ),
     "Cluster": _object(
         **_ROW,
         reload=_PROBLEMS,

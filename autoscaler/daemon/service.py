@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from autoscaler.config.model import Config, DaemonSpec
+from autoscaler.config.model import Cluster, Config, DaemonSpec
 from autoscaler.core.foreign import mask
-from autoscaler.core.model import Control
+from autoscaler.core.model import ClusterState, Control
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
@@ -118,8 +118,13 @@ class Daemon:
 
     @property
     def controllers(self) -> dict[str, Controller]:
-        """The controllers by the names of their clusters."""
+        """The controllers by the names of their clusters: those of this copy."""
         return self.fleet.controllers
+
+    @property
+    def clusters(self) -> Mapping[str, Cluster]:
+        """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
+        return self.fleet.wanted
 
     @property
     def fleets(self) -> Sequence[FleetStatus]:
@@ -154,6 +159,10 @@ class Daemon:
     def orders(self, cluster: str, at: datetime) -> tuple[Control, ...]:
         """What people have ordered for a cluster that is in force at this time."""
         return self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
+        return await self.store.load(cluster)
 
     def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
         """The last decisions of a cluster as lines of the trace format, newest first, some at a time.

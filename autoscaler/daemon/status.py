@@ -14,6 +14,7 @@ from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import AuditEntry
 
 _MAX_NAMED = 5
@@ -24,7 +25,17 @@ class DaemonStatus(Protocol):
 
     @property
     def controllers(self) -> Mapping[str, Controller]:
-        """The controllers by the names of their clusters."""
+        """The controllers by the names of their clusters: those of this copy."""
+        ...
+
+    @property
+    def clusters(self) -> Mapping[str, Cluster]:
+        """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
+        ...
+
+    @property
+    def ownership(self) -> Ownership:
+        """Which copies there are, and what this one controls."""
         ...
 
     @property
@@ -75,6 +86,10 @@ class DaemonStatus(Protocol):
     @property
     def history_failure(self) -> str | None:
         """Why the last decision could not be written to the history, or None."""
+        ...
+
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
         ...
 
     def utc(self) -> datetime:
@@ -134,6 +149,12 @@ class ClusterSnapshot(NamedTuple):
             c.counters,
             fleet,
         )
+
+    @classmethod
+    def unknown(cls, cluster: Cluster, fleet: str | None, why: str, *, dry_run: bool) -> Self:
+        """That of a cluster of which nothing is known here."""
+        spec = cluster.spec
+        return cls(spec.name, cluster, dry_run, None, None, None, why, why, spec.limits, Counters(), fleet)
 
 
 def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None:

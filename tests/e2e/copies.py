@@ -285,16 +285,15 @@ class Copies:
         return found
 
     def faster_than_the_rate(self) -> list[tuple[str, list[Call]]]:
-        """The clusters that have grown by more than the rate limit allows within its period."""
+        """The clusters that have grown by more than their rate limit allows within its period, and their calls in it."""
         found = []
         by_cluster = defaultdict(list)
         for call in self.calls():
             by_cluster[call.cluster].append(call)
         for name, calls in by_cluster.items():
-            ups = [call for call in calls if call.after > call.before]
-            for index, call in enumerate(ups):
-                # The period counts between ticks, and a call is made a moment after its tick.
-                recent = [each for each in ups[: index + 1] if each.at > call.at - PERIOD + 0.5]
+            for index, call in enumerate(calls):
+                # What went down within the period may come back; it counts between ticks, a moment before the calls.
+                recent = [each for each in calls[: index + 1] if each.at > call.at - PERIOD + 0.5]
                 if sum(each.after - each.before for each in recent) > RATE:
                     found.append((name, recent))
         return found
