@@ -1,4 +1,4 @@
-"""Asks other copies of the daemon over HTTP for what only they know: each cluster is known to the copy that controls it.
+"""Asks other copies of the daemon over HTTP for what only they know: a cluster is known to the copy that controls it.
 
 They are trusted as far as the state store is that names them, and as whoever asks: his token is passed on. Those that
 speak TLS must have the certificate of this copy.

@@ -21,7 +21,7 @@ from autoscaler.config.model import Cluster, Config, DaemonSpec
 from autoscaler.core.foreign import mask
 from autoscaler.core.model import ClusterState, Control
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import contained, format_error
+from autoscaler.daemon.connections import contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
@@ -38,7 +38,7 @@ from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
-from autoscaler.ports import AuditEntry, ConfigurationError, StateStore
+from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreError
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -46,6 +46,9 @@ NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
 
 MAX_NAMED = 100
 """Names of clusters that a log line has."""
+
+REFRESH = 2.0
+"""Seconds after which orders are read that other copies may have written."""
 
 OK = 0
 INTERRUPTED = 130
@@ -194,9 +197,10 @@ class Daemon:
 
         Raises:
             ListenError: its address cannot be listened on.
-            StoreError: what people have ordered cannot be read.
+            StoreError: what people have ordered cannot be read in a store that is this daemon's alone.
         """
         mask.hide(*self._config.secrets)
+        refreshing: asyncio.Task[None] | None = None
         try:
             daemon = self._config.daemon
             # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
@@ -225,6 +229,8 @@ class Daemon:
                         await self._reload_config()
                         await self._notifier.ready()
                 log.info("stopping")
+                if refreshing is not None:
+                    refreshing.cancel()
                 await self._notifier.stopping()
                 await self.discoveries.stop()
                 await self.ownership.stop()
@@ -236,6 +242,29 @@ class Daemon:
             log.warning("cancelled")
             raise
         log.info("stopped")
+
+    async def _load_controls(self) -> None:
+        """Before any cluster: one that is held must not be scaled first. A store that others share is waited for."""
+        told = False
+        while not self._stop.is_set():
+            try:
+                await self.controls.load()
+            except StoreError as error:
+                if self.ownership.me is None:
+                    raise
+                if not told:
+                    text = "orders cannot be read: no cluster is controlled until they are"
+                    log.error(text, extra={"error": str(error)})  # noqa: TRY400 - it is complete
+                    told = True
+                await sleep_until_stopped(self._stop, REFRESH)
+            else:
+                return
+
+    async def _refresh_controls(self) -> None:
+        """Follow what other copies have written, until this is cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH)
+            await self.controls.refresh()
 
     async def _reload_config(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -22,17 +23,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autoscaler.daemon.postgres_store import open_postgres_store
 from tests.postgres_server import PostgresServer
 
-PATIENCE = 60.0
-INTERVAL = 2.0
-RATE, PERIOD = 2, 10.0
+PATIENCE = 90.0
+INTERVAL = 4.0
+RATE, PERIOD = 2, 15.0
 """Replicas by which a cluster may grow within so many seconds."""
+
+WAVE = 80.0
+"""Seconds in which the load of a cluster is once low and once high."""
 
 CLUSTER = """
   {name}:
     interval: {interval:g}s
-    timeout: 1500ms
+    timeout: 3s
     target: {{type: recorded, path: '{directory}/sizes/{name}'}}
     min: 1
     max: 9
@@ -40,7 +45,7 @@ CLUSTER = """
     policies:
       rate: {{type: target-tracking, metric: load, target: 100, mode: total}}
     up: {{window: 0s, rates: [{{kind: replicas, value: {rate}, period: {period:g}s}}]}}
-    down: {{window: 6s, rates: [{{kind: replicas, value: 8, period: 4s}}]}}
+    down: {{window: 8s, rates: [{{kind: replicas, value: 8, period: 4s}}]}}
     lookback: 30s
 """
 
@@ -80,7 +85,8 @@ class Way:
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def cut(self) -> None:
         """End what is connected, and refuse what comes."""
@@ -89,29 +95,35 @@ class Way:
             for each in self._sockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-            self._sockets.clear()
 
     def mend(self) -> None:
         self._open = True
+
+    def close(self) -> None:
+        self.cut()
+        # That alone does not end what waits in accept().
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        self._listener.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self._server), timeout=5)
-                except OSError:
-                    near.close()
-                    continue
-                far.settimeout(None)
-                with self._lock:
-                    if not self._open:
-                        near.close()
-                        far.close()
-                        continue
-                    self._sockets += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._server)) as far:
+            with self._lock:
+                if not self._open:
+                    return
+                self._sockets += [near, far]
+            back = threading.Thread(target=self._pass, args=(far, near), daemon=True)
+            back.start()
+            self._pass(near, far)
+            back.join()
+            with self._lock:
+                self._sockets = [each for each in self._sockets if each not in (near, far)]
 
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
@@ -182,13 +194,18 @@ class Copies:
         (self.directory / "sizes").mkdir()
         clusters = "".join(
             CLUSTER.format(
-                name=name, directory=self.directory, phase=0.3 * number, interval=INTERVAL, rate=RATE, period=PERIOD
+                name=name,
+                directory=self.directory,
+                phase=number * WAVE / len(self.names),
+                interval=INTERVAL,
+                rate=RATE,
+                period=PERIOD,
             )
             for number, name in enumerate(self.names)
         )
         (self.directory / "config.yaml").write_text(
             "daemon: {directory: 'var/${NUMBER}', state: '${DATABASE}', listen: '127.0.0.1:0', log: json}\n"
-            f"sources:\n  wave: {{type: wave}}\nclusters:{clusters}"
+            f"sources:\n  wave: {{type: wave, period: {WAVE:g}}}\nclusters:{clusters}"
         )
 
     def start(self, ahead: float = 0.0) -> CopyProcess:
@@ -285,15 +302,16 @@ class Copies:
         return found
 
     def faster_than_the_rate(self) -> list[tuple[str, list[Call]]]:
-        """The clusters that have grown by more than their rate limit allows within its period, and their calls in it."""
+        """The clusters that have grown by more than their rate limit allows, and their calls within its period."""
         found = []
         by_cluster = defaultdict(list)
         for call in self.calls():
             by_cluster[call.cluster].append(call)
         for name, calls in by_cluster.items():
             for index, call in enumerate(calls):
-                # What went down within the period may come back; it counts between ticks, a moment before the calls.
-                recent = [each for each in calls[: index + 1] if each.at > call.at - PERIOD + 0.5]
+                # What went down within the period may come back. It counts between ticks: one that has waited for the
+                # database was up to 5 s before its call.
+                recent = [each for each in calls[: index + 1] if each.at > call.at - PERIOD + 5]
                 if sum(each.after - each.before for each in recent) > RATE:
                     found.append((name, recent))
         return found
@@ -304,7 +322,7 @@ class Copies:
                 each.process.send_signal(signal.SIGCONT)
                 each.process.kill()
             each.process.wait()
-            each.way.cut()
+            each.way.close()
 
 
 @contextmanager
@@ -323,12 +341,14 @@ def copies(directory: Path, server: PostgresServer, clusters: int) -> Iterator[C
     names = [f"cluster-{number}" for number in range(clusters)]
     found = Copies(directory, server, database, names, {**os.environ, "PYTHONPATH": str(site)})
     found.configure()
+    asyncio.run(_create_tables(server.url(database)))
+    found.query("SET search_path TO autoscaler; " + _LOGGED)
     try:
         yield found
     finally:
         found.stop()
 
 
-def log_in_the_database(found: Copies) -> None:
-    """Have the database log leases and ticks from now on. Its tables must be there."""
-    found.query("SET search_path TO autoscaler; " + _LOGGED)
+async def _create_tables(url: str) -> None:
+    async with open_postgres_store(url, decisions=1):
+        pass

@@ -2,7 +2,6 @@
 
 # ruff: noqa: ASYNC240 - a small local file; simplicity is what this is for
 
-import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -34,15 +33,15 @@ class WaveQuery:
 
 @dataclass(frozen=True)
 class Wave:
-    """A load that goes up and down between 100 and 900 within `period` seconds.
+    """A load that is 100 for half of `period` and 900 for the other half.
 
     Attributes:
-        period: seconds of a wave. Default 30.
+        period: seconds of a wave. Default 80.
     """
 
     Query: ClassVar[type] = WaveQuery
 
-    period: float = 30.0
+    period: float = 80.0
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator["Wave"]:
@@ -52,7 +51,8 @@ class Wave:
 
     async def collect(self, query: WaveQuery, now: datetime) -> Reading:
         """Where the wave is."""
-        return Reading(500 + 400 * math.sin((real_time() + query.phase) * 2 * math.pi / self.period), now)
+        high = (real_time() + query.phase) % self.period >= self.period / 2
+        return Reading(900.0 if high else 100.0, now)
 
 
 @dataclass(frozen=True, slots=True)

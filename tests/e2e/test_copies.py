@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.copies import PERIOD, RATE, Copies, copies, eventually, log_in_the_database
+from tests.e2e.copies import PERIOD, RATE, Copies, copies, eventually
 from tests.postgres_server import postgres
 
 pytestmark = pytest.mark.e2e
@@ -22,6 +22,8 @@ CLUSTERS = int(os.environ.get("COPIES_CLUSTERS", "300"))
 
 TAKEN = 20.0
 """Seconds within which another copy must have taken over."""
+
+LOST = "leases lost: expired, or taken by another copy"
 
 AWAY = float(os.environ.get("COPIES_AWAY", "40"))
 """Seconds for which the database is away. COPIES_AWAY=600 is an outage of ten minutes."""
@@ -33,7 +35,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
     with postgres() as server, copies(tmp_path_factory.mktemp("copies"), server, CLUSTERS) as found:
         first = found.start()
         eventually(lambda: "clusters taken" in first.messages(), first.log.read_text)
-        log_in_the_database(found)
         found.start(ahead=3600)
         found.start()
         found.wait_until_balanced()
@@ -71,7 +72,7 @@ def test_a_copy_that_was_stopped_for_longer_than_the_lease_does_no_harm(system: 
     finally:
         continued = time.time()
         stopped.process.send_signal(signal.SIGCONT)
-    eventually(lambda: any(line.startswith("leases lost") for line in stopped.messages()), stopped.log.read_text)
+    eventually(lambda: LOST in stopped.messages(), stopped.log.read_text)
     system.wait_until_balanced()
     # What it has called from then on it had taken anew.
     terms = system.terms()
@@ -100,13 +101,14 @@ def test_a_copy_that_is_cut_off_scales_nothing_and_comes_back(system: Copies) ->
 def test_a_slow_database_makes_ticks_late_and_loses_no_lease(system: Copies) -> None:
     lines = [len(each.lines()) for each in system.running]
     for each in system.running:
-        each.way.delay = 0.5
+        each.way.delay = 0.2
     begin = time.time()
-    time.sleep(15)
+    time.sleep(18)
     for each in system.running:
         each.way.delay = 0.0
+    time.sleep(3)
     for each, number in zip(system.running, lines, strict=True):
-        assert "leases lost: expired, or taken by another copy" not in each.messages()[number:]
+        assert LOST not in each.messages()[number:]
     assert system.longest_gap(begin, time.time()) <= TAKEN
 
 
@@ -117,7 +119,7 @@ def test_a_database_that_is_restarted_is_used_again(system: Copies) -> None:
     at = time.time()
     eventually(lambda: all(times[-1] > at for times in system.ticks().values()))
     for each, number in zip(system.running, lines, strict=True):
-        assert "leases lost: expired, or taken by another copy" not in each.messages()[number:]
+        assert LOST not in each.messages()[number:]
 
 
 def test_while_the_database_is_away_nothing_is_scaled_all_is_said_and_all_comes_back(system: Copies) -> None:
@@ -187,7 +189,7 @@ def test_a_rolling_update_loses_no_tick_for_long(system: Copies) -> None:
 
 def test_never_have_two_copies_called_for_one_cluster_in_one_term(system: Copies) -> None:
     calls = system.calls()
-    assert len(calls) > 3 * CLUSTERS
+    assert len(calls) > 2 * CLUSTERS
     assert len({call.process for call in calls}) > 3
     assert {key: callers for key, callers in system.callers_by_term().items() if len(callers) > 1} == {}
     assert system.calls_without_lease() == []
