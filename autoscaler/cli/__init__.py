@@ -29,6 +29,7 @@ COMMANDS = {
     "resume": "end what was ordered for clusters of a running daemon",
     "decide": "have a running daemon decide now, not at the next tick",
     "controls": "list what was ordered for clusters of a running daemon, and by whom",
+    "state": "copy the state of daemons between a directory and PostgreSQL",
     "plugins": "list the installed policies, sources, engines, targets and discoveries",
     "schema": "print the JSON Schema of the configuration file",
     "demo": "scale a real Spark or Flink cluster on this machine under a changing load",

@@ -14,6 +14,7 @@ from autoscaler.config import include
 from autoscaler.config.build import Builder
 from autoscaler.config.cluster import ClusterReader, Owners, check_name, read_source, source_classes
 from autoscaler.config.document import Invalid, Node, Problems, join
+from autoscaler.config.document import Mapping as MappingNode
 from autoscaler.config.fleets import Template
 from autoscaler.config.include import OWN
 from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec, TlsSpec, TokenSpec
@@ -94,10 +95,6 @@ class _File:
         if not read.complete:
             raise Invalid
         daemon = read.values.get("daemon", default)
-        if daemon.state is not None and (found := _PASSWORD.search(daemon.state)):
-            # The whole URL is hidden too, but a message may have the password alone.
-            self._problems.hide(found[1])
-            self._problems.hide(unquote(found[1]))
         config = Config(
             path=self._path,
             daemon=daemon,
@@ -117,7 +114,8 @@ class _File:
         spec = self._build.dataclass(DaemonSpec, node, path, default)
         if self._offline:
             return spec
-        mapping = self._build.mapping(node, path)
+        mapping = self._build.mapping(node, path, DaemonSpec)
+        self._check_state(spec, mapping, path)
         if spec.tls is not None:
             try:
                 server_context(spec.tls)
@@ -141,6 +139,18 @@ class _File:
             if same is not None:
                 raise self._problems.fail(line, join(where, index), f"has the same token as {same}")
         return dataclasses.replace(spec, tokens=tuple(tokens))
+
+    def _check_state(self, spec: DaemonSpec, mapping: MappingNode, path: str) -> None:
+        if spec.state is None:
+            return
+        if found := _PASSWORD.search(spec.state):
+            # The whole URL is hidden already, and a message may have the password alone.
+            self._problems.hide(found[1])
+            self._problems.hide(unquote(found[1]))
+        if not spec.state.startswith(("postgresql://", "postgres://")):
+            line, where = mapping.place("state", path)
+            message = "expected postgresql://USER:PASSWORD@HOST/DATABASE; left out, state is kept in the directory"
+            raise self._problems.fail(line, where, message)
 
     def _token(self, spec: TokenSpec) -> TokenSpec:
         """A token with what its file has. Raises OSError and ValueError, of which ParameterError is one."""

@@ -115,8 +115,6 @@ class DaemonSpec:
             raise ParameterError(
                 "listen", f"must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
             )
-        if self.state is not None and not self.state.startswith(("postgresql://", "postgres://")):
-            raise ParameterError("state", "must be postgresql://USER:PASSWORD@HOST/DATABASE, or be left out")
         if self.advertise is not None and not _URL.fullmatch(self.advertise):
             raise ParameterError("advertise", f"must be a URL like http://10.0.0.7:8765, not {self.advertise!r}")
         if self.tokens and self.tls is None and not self.loopback:

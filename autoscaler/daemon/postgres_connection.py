@@ -20,7 +20,7 @@ from autoscaler.plugins import install_hint
 from autoscaler.ports import StoreError
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
+    from psycopg import AsyncConnection, Connection
 
 R = TypeVar("R")
 
@@ -54,8 +54,8 @@ _SETTINGS = {
     # Each statement is about a few rows that it names. Before there are statistics, or with those of a small table, a
     # plan that reads whole tables would be taken.
     "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
+    # It takes longer than any of these statements.
+    "jit": "off",
 }
 
 
@@ -94,6 +94,11 @@ class Database:
         """A new connection, in which each statement is a transaction of its own."""
         parameters = {"application_name": f"autoscaler-{purpose}", **self._parameters}
         return await self._psycopg.AsyncConnection.connect(**parameters, autocommit=True)
+
+    def connect_for_long(self) -> Connection[Any]:
+        """A connection for what takes its time: without the deadlines of a daemon, and blocking."""
+        parameters = {"application_name": "autoscaler-state", **self._parameters}
+        return self._psycopg.connect(**parameters, options=f"-c search_path={NAMESPACE}")
 
     def message(self, error: BaseException) -> str:
         """What has gone wrong, and what to do."""

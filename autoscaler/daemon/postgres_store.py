@@ -126,7 +126,7 @@ WITH given AS (
     INSERT INTO cluster AS kept (name, state, past, attempt, first, last, bytes, ahead)
     SELECT name, state, past, attempt, 1, number, coalesce(octet_length(record), 0),
         extract(epoch FROM %(now)b::timestamptz - clock_timestamp())
-    FROM given JOIN ours USING (name) ORDER BY name
+    FROM ours ORDER BY name
     ON CONFLICT (name) DO UPDATE SET
         state = excluded.state, past = excluded.past, attempt = excluded.attempt, last = excluded.last,
         bytes = kept.bytes + excluded.bytes, ahead = excluded.ahead
@@ -134,24 +134,27 @@ WITH given AS (
     RETURNING name
 ), added AS (
     INSERT INTO decision (cluster, number, at, record)
-    SELECT name, number, at, record FROM given JOIN saved USING (name) WHERE record IS NOT NULL
+    SELECT name, number, at, record FROM ours WHERE record IS NOT NULL AND (name IN (SELECT name FROM saved)) IS TRUE
     ON CONFLICT (cluster, number) DO UPDATE SET at = excluded.at, record = excluded.record
 )
-SELECT name, saved.name IS NOT NULL FROM ours LEFT JOIN saved USING (name)
+SELECT name, false FROM ours UNION ALL SELECT name, true FROM saved
 """
+"""The planner takes each part for one row: a join of two would compare all with all. `IS TRUE` makes it hash them."""
 
-_SAVE = _GIVEN.format(ours="SELECT name FROM given")
+_SAVE = _GIVEN.format(ours="SELECT * FROM given")
 
 _SAVE_OURS = _GIVEN.format(
     ours="""
-    SELECT given.name FROM given
-    JOIN lease ON lease.cluster = given.name AND lease.term = given.term
-    JOIN copy ON copy.id = lease.copy
-    WHERE lease.copy = %(copy)s AND copy.seen > clock_timestamp() - %(lease)s * interval '1 s'
+    SELECT given.* FROM given JOIN lease ON lease.cluster = given.name
+    WHERE lease.term = given.term AND lease.copy IS NOT DISTINCT FROM %(copy)s
+        AND EXISTS (SELECT FROM copy WHERE id = %(copy)s AND seen > clock_timestamp() - %(lease)s * interval '1 s')
     ORDER BY given.name FOR SHARE OF lease
 """
 )
-"""A lease that is being taken is waited for, and not ours then; one that is ours stays so until this has ended."""
+"""A lease that is being taken is waited for, and not ours then; one that is ours stays so until this has ended.
+
+`IS NOT DISTINCT FROM`, as it has no index: with that of `copy` all leases of a copy would be read, and not a few.
+"""
 
 _LOAD = """
 SELECT name, state, past, attempt, last, ARRAY(
@@ -559,7 +562,7 @@ class PostgresStateStore:
             "lease": LEASE,
             "now": self._utc(),
         }
-        outcome = dict(await _rows(connection, _SAVE_OURS if self._leased else _SAVE, values))
+        outcome: dict[str, bool] = dict(await _rows(connection, _SAVE_OURS if self._leased else _SAVE, values))
         due = []
         for save, numbers, number in zip(saves, known, last, strict=True):
             if outcome.get(save.cluster):

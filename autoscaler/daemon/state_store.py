@@ -71,7 +71,7 @@ CREATE TABLE IF NOT EXISTS audit (
 ) STRICT;
 """
 
-_SPAN = 2**32
+SPAN = 2**32
 """Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
 
 _PRUNE_EVERY = 16
@@ -132,7 +132,7 @@ class SqliteStateStore:
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        with _store_errors(self.path, f"the decisions of cluster {cluster!r}"):
+        with store_errors(self.path, f"the decisions of cluster {cluster!r}"):
             return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
 
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
@@ -194,7 +194,7 @@ class SqliteStateStore:
         self._unlock()
 
     async def _read(self, read: Callable[[], R], what: str) -> R:
-        with _store_errors(self.path, what):
+        with store_errors(self.path, what):
             return await self._batcher.call(read)
 
     def _open(self) -> None:
@@ -243,10 +243,10 @@ class SqliteStateStore:
         if save.record is not None:
             number += 1
             connection.execute(
-                "INSERT INTO decision VALUES (?, ?, ?)", (identity * _SPAN + number, save.at, save.record)
+                "INSERT INTO decision VALUES (?, ?, ?)", (identity * SPAN + number, save.at, save.record)
             )
             if number % _PRUNE_EVERY == 0:
-                self._prune(identity * _SPAN, identity * _SPAN + number, save.past)
+                self._prune(identity * SPAN, identity * SPAN + number, save.past)
         connection.execute(
             "UPDATE cluster SET state = ?, past = ?, last = ? WHERE id = ?",
             (save.state, save.past, number, identity),
@@ -336,6 +336,17 @@ async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[
         await store.close()
 
 
+@contextmanager
+def open_alone(directory: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a directory that no daemon uses or can use for as long as it is open. Raises StoreError."""
+    lock = _lock(directory)
+    try:
+        with closing(_open(directory / FILE)) as connection:
+            yield connection
+    finally:
+        os.close(lock)
+
+
 def _lock(directory: Path) -> int:
     """Lock the directory, which is created if needed, for this process."""
     lock = _open_lock(directory)
@@ -390,7 +401,7 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
         StoreError: there is a file and it cannot be read.
     """
     path = directory / FILE
-    with _store_errors(path, f"the state of cluster {cluster!r}"):
+    with store_errors(path, f"the state of cluster {cluster!r}"):
         try:
             path.stat()
         except FileNotFoundError:
@@ -401,7 +412,7 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
 
 
 @contextmanager
-def _store_errors(path: Path, what: str) -> Iterator[None]:
+def store_errors(path: Path, what: str) -> Iterator[None]:
     """Raise StoreError for errors of the file, of SQLite and of stored values."""
     try:
         yield
@@ -414,7 +425,7 @@ def _store_errors(path: Path, what: str) -> Iterator[None]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    with _store_errors(path, "the schema"):
+    with store_errors(path, "the schema"):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         # Opened in one thread, then used only in the writer's.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -450,7 +461,7 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
     identity, text, past, last = row
     rows = connection.execute(
         "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
-        (identity * _SPAN + last - past + 1, identity * _SPAN + last),
+        (identity * SPAN + last - past + 1, identity * SPAN + last),
     )
     return restore(text, (record for (record,) in rows))
 
@@ -490,7 +501,7 @@ def _page(
         "SELECT decision.id, record "
         "FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
         "WHERE name = ? AND at <= ? AND decision.id < ? ORDER BY decision.id DESC LIMIT ?",
-        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
+        (SPAN, SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
     )
     page: list[bytes] = []
     size = 0

@@ -232,6 +232,26 @@ def test_nothing_connected_needs_no_secrets_and_all_other_variables(good: str, t
         load(path, {}, offline=True)
 
 
+def test_the_password_of_the_database_is_a_secret_by_itself_and_with_its_url(good: str, tmp_path: Path) -> None:
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(f"{good}\ndaemon:\n  state: ${{DATABASE}}\n")
+    config = load(path, {"DATABASE": "postgresql://ann:p%40ss@host/db"})
+    assert config.daemon.state == "postgresql://ann:p%40ss@host/db"
+    assert config.secrets == {"postgresql://ann:p%40ss@host/db", "p%40ss", "p@ss"}
+    assert "p%40ss" not in repr(config)
+    assert load(path, {}, offline=True).daemon.state is not None  # nothing is connected to
+    path.write_text(f"{good}\ndaemon:\n  state: postgresql://ann:${{PASSWORD}}@host/db\n")
+    assert load(path, {"PASSWORD": "hunter2"}).secrets >= {"hunter2"}
+
+
+def test_a_state_that_is_no_database_is_refused(good: str, tmp_path: Path) -> None:
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(f"{good}\ndaemon:\n  state: var/state-hunter2\n")
+    with pytest.raises(ConfigurationError, match=r"daemon\.state: expected postgresql://USER:PASSWORD@HOST/") as raised:
+        load(path, {})
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -35,8 +35,8 @@ def url(server: PostgresServer) -> str:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(postgres_connection, "TIMEOUT", 1.0)
-    return 1.0
+    monkeypatch.setattr(postgres_connection, "TIMEOUT", 3.0)
+    return 3.0
 
 
 def at(second: int) -> datetime:
@@ -53,7 +53,7 @@ async def times(store: PostgresStateStore, cluster: str = "a") -> list[int]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.05)
 
@@ -117,8 +117,9 @@ async def test_a_stopped_server_is_told_once_and_all_comes_back(
     assert ENCODED not in caplog.text
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_a_server_that_stands_still_keeps_no_tick_for_long(server: PostgresServer, url: str) -> None:
+async def test_a_server_that_stands_still_keeps_no_tick_for_long(
+    server: PostgresServer, url: str, impatient: float
+) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         await store.load("a")
@@ -128,12 +129,13 @@ async def test_a_server_that_stands_still_keeps_no_tick_for_long(server: Postgre
 
             async def late(second: int) -> float:
                 await asyncio.sleep(second / 10)
-                with pytest.raises(StoreError, match="has not answered within 1 s: nothing is scaled until it does"):
+                with pytest.raises(StoreError, match="has not answered within 3 s: nothing is scaled until it does"):
                     await save(store, second, f"c{second}")
                 return time.monotonic() - started - second / 10
 
-            waited = await asyncio.gather(*map(late, range(30)))
-            assert max(waited) < 1.6
+            # Those that wait behind one that hangs do not wait as long again.
+            waited = await asyncio.gather(*map(late, range(40)))
+            assert max(waited) < 1.6 * impatient
             with pytest.raises(StoreError, match="has not answered"):
                 await store.load("a")
         finally:
@@ -212,7 +214,7 @@ async def test_a_locked_table_does_not_keep_a_tick(url: str) -> None:
         await save(store, 0)
         with psycopg.connect(url) as other:
             other.execute("LOCK TABLE autoscaler.cluster")
-            with pytest.raises(StoreError, match="has not answered within 1 s"):
+            with pytest.raises(StoreError, match="has not answered within 3 s"):
                 await save(store, 1)
         await until_saved(store, 2)
         assert await times(store) == [2, 0]
