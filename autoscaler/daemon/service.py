@@ -269,19 +269,31 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
-async def _follow(path: Path, before: str, signals: _Signals) -> None:
-    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+async def _follow(files: dict[Path, str], signals: _Signals) -> None:
+    """Reload when one of the paths leads to another file than before. One that is edited may be half written: it waits.
+
+    Mounted ConfigMaps and Secrets are such links.
+    """
     while True:
-        after = before
-        try:
-            after = await asyncio.to_thread(os.path.realpath, path)
-        except OSError as error:  # too many calls in threads: at the next time
-            log.debug("the configuration's path is not known", extra={"error": str(error)})
-        if after != before:
-            log.info("another configuration file", extra={"file": after})
-            signals.reload(signal.SIGHUP)
-        before = after
+        for path, before in files.items():
+            try:
+                after = await asyncio.to_thread(os.path.realpath, path)
+            except OSError as error:  # too many calls in threads: at the next time
+                log.debug("where a path leads is not known", extra={"error": str(error)})
+                continue
+            if after != before:
+                files[path] = after
+                log.info("another configuration file", extra={"file": after})
+                signals.reload(signal.SIGHUP)
         await asyncio.sleep(CONFIG_POLL)
+
+
+def _followed(config: Config, origin: str) -> dict[Path, str]:
+    """The paths that may lead to another file, and where they lead now; `origin` is that of the configuration."""
+    files = {config.path: origin}
+    if config.daemon.tls is not None:
+        files[config.daemon.tls.certificate] = os.path.realpath(config.daemon.tls.certificate)
+    return files
 
 
 class _Signals:
@@ -353,7 +365,7 @@ async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
-    following = asyncio.create_task(_follow(config.path, origin, signals), name="configuration file")
+    following = asyncio.create_task(_follow(_followed(config, origin), signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
