@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
 from autoscaler.core.foreign import mask
-from autoscaler.core.model import Control
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
@@ -30,7 +29,7 @@ from autoscaler.daemon.http_access import Access
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
-from autoscaler.daemon.observer import utc_now
+from autoscaler.daemon.observer import Ordered, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.state_store import open_state_store
@@ -144,9 +143,11 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    def orders(self, cluster: str, at: datetime) -> tuple[Control, ...]:
-        """What people have ordered for a cluster that is in force at this time."""
-        return self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+    def orders(self, cluster: str, at: datetime) -> Ordered:
+        """What people have ordered for a cluster, or on the member that it is of, that is in force at this time."""
+        controls = self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+        of_member = self.discoveries.ordered.get(cluster)
+        return Ordered(controls) if of_member is None else Ordered(controls + of_member.controls, of_member.remarks)
 
     def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
         """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
@@ -181,6 +182,8 @@ class Daemon:
             StoreError: what people have ordered cannot be read.
         """
         mask.hide(*self._config.secrets)
+        # Before any cluster: one that is held must not be scaled first.
+        await self.controls.load()
         try:
             daemon = self._config.daemon
             # Before any cluster: one that is held must not be scaled first. And before anybody can order something.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
-from autoscaler.core.model import ClusterState, Decision, Limits, Observation
+from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
 from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
@@ -112,6 +112,7 @@ class ClusterSnapshot(NamedTuple):
     limits: Limits
     counters: Counters
     fleet: str | None
+    controls: tuple[Control, ...]
 
     @classmethod
     def of(cls, c: Controller, fleet: str | None, *, ask: bool = True) -> Self:
@@ -133,6 +134,7 @@ class ClusterSnapshot(NamedTuple):
             limits,
             c.counters,
             fleet,
+            c.controls,
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
-from autoscaler.core.model import Bound, ClusterState, EngineStatus, JobState, Reading
+from autoscaler.core.model import Bound, ClusterState, Control, EngineStatus, JobState, Reading
 from autoscaler.ports import (
     AuditEntry,
     Member,
@@ -106,7 +106,7 @@ class FakeTarget:
         scale_delay: seconds `scale` takes.
         requests: every size asked for, oldest first.
         scaling: calls of `scale` that have begun and not ended.
-        remarks, floor, ceiling: what it shows besides.
+        remarks, floor, ceiling, controls: what it shows besides.
     """
 
     desired: int = 1
@@ -122,6 +122,7 @@ class FakeTarget:
     remarks: tuple[str, ...] = ()
     floor: Bound | None = None
     ceiling: Bound | None = None
+    controls: tuple[Control, ...] = ()
 
     async def describe(self) -> TargetStatus:
         """Answer what there is."""
@@ -129,7 +130,7 @@ class FakeTarget:
             await asyncio.sleep(self.delay)
         if self.failure is not None:
             raise self.failure
-        return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling)
+        return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling, self.controls)
 
     async def scale(self, replicas: int) -> None:
         """Take the size."""

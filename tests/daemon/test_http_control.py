@@ -119,7 +119,7 @@ async def test_an_order_is_in_force_at_the_next_decision_listed_and_audited(hous
     assert timedelta(hours=2) <= until - before <= timedelta(hours=2, seconds=PATIENCE)
     assert answer["clusters"] == ["a"]
     [listed] = (await house.ask("GET", "/api/v1/controls"))["controls"]
-    assert (listed["id"], listed["action"], listed["replicas"]) == (answer["id"], "hold", 7)
+    assert (listed["id"], listed["kind"], listed["replicas"]) == (answer["id"], "hold", 7)
     assert (listed["by"], listed["reason"], listed["until"]) == ("alice", "load test", answer["until"])
     await house.ask("POST", "/api/v1/clusters/a/decide")
     await house.ask("POST", "/api/v1/clusters/b/decide")
@@ -142,7 +142,7 @@ async def test_a_resume_ends_what_was_ordered(house: House) -> None:
 async def test_only_orders_that_are_in_force_somewhere_are_listed_with_where(house: House) -> None:
     async def listed() -> list[tuple[str, list[str]]]:
         answer = await house.ask("GET", "/api/v1/controls")
-        return [(each["action"], each["in_force"]) for each in answer["controls"]]
+        return [(each["kind"], each["in_force"]) for each in answer["controls"]]
 
     await house.order(action="pause", clusters=["*"])
     await house.order(action="hold", clusters=["a"], replicas=7)
