@@ -336,6 +336,18 @@ class Reports(Protocol):
         ...
 
 
+@runtime_checkable
+class MembersWithControls(Protocol):
+    """Optional interface of a discovery plug-in: people order something on the members themselves, as by annotations.
+
+    A fleet asks it about each member that it finds or has kept from before a start.
+    """
+
+    def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
+        """What is ordered for the cluster of a member, and remarks on what is wrong with it. Pure."""
+        ...
+
+
 class Severity(StrEnum):
     """The severity of a finding."""
 

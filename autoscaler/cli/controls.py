@@ -9,6 +9,7 @@ from typing import Any
 
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, count, json_option
+from autoscaler.cli.orders import short_order
 from autoscaler.cli.output import OK, print_json, print_lines, table
 
 
@@ -54,7 +55,7 @@ def _print_controls(controls: list[dict[str, Any]]) -> None:
     rows = [
         (
             ", ".join([*each["clusters"], *(f"fleet {fleet}" for fleet in each["fleets"])]),
-            each["text"].partition(" until ")[0],
+            short_order(each),
             "it is resumed" if each["until"] is None else _time(each["until"]),
             each["by"],
             each["reason"] or "-",

@@ -1,4 +1,4 @@
-"""What `pause`, `hold`, `limit` and `resume` have in common: for which clusters, for how long, and why."""
+"""What commands that order something have in common: for which clusters, for how long, and why."""
 
 from __future__ import annotations
 
@@ -73,3 +73,14 @@ def order(arguments: argparse.Namespace, action: str, done: str, **values: objec
     print_lines(f"{done}, {count_of(len(names), 'cluster')}: {listed}")
     daemon.note_problems()
     return OK
+
+
+def short_order(control: dict[str, Any]) -> str:
+    """What a control of the daemon's answer orders: `pause up`, `hold 12`, `limit 4-20`."""
+    match control["kind"]:
+        case "pause":
+            return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"
+        case "hold":
+            return f"hold {control['replicas']}"
+    ends = ("" if size is None else str(size) for size in (control["min"], control["max"]))
+    return f"limit {'-'.join(ends)}"

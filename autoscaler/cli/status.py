@@ -12,6 +12,7 @@ from typing import Any
 from autoscaler.cli.configuration import summarized
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.orders import short_order
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
@@ -108,7 +109,19 @@ def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]
     for row in clusters:
         rows.setdefault(row.get("fleet"), []).append(row)
     known = {fleet["name"]: fleet for fleet in fleets}
-    head = ("fleet", "clusters", "troubled", "refused", "missing", "at max", "rescaling", "size", "decided", "found")
+    head = (
+        "fleet",
+        "clusters",
+        "troubled",
+        "refused",
+        "missing",
+        "at max",
+        "rescaling",
+        "ordered",
+        "size",
+        "decided",
+        "found",
+    )
     lines = table_lines(head, [_sums(name, of_fleet, known.get(name)) for name, of_fleet in rows.items()])
     troubled = [f"{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
     if troubled:
@@ -130,6 +143,7 @@ def _sums(name: str | None, clusters: Sequence[dict[str, Any]], fleet: dict[str,
         *(("-", "-") if fleet is None else (len(fleet["refused"]), len(fleet["held"]))),
         sum(row["desired"] is not None and row["desired"] >= row["max"] for row in clusters),
         sum(row["rescale"] is not None for row in clusters),
+        sum(bool(row.get("controls")) for row in clusters),
         sum(row["current"] or 0 for row in clusters),
         sum(row["desired"] or 0 for row in clusters),
     )
@@ -163,6 +177,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
 def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
     # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
+    ordered = any(row.get("controls") for row in clusters)
     rows = [
         (
             row["name"],
@@ -173,13 +188,15 @@ def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
             f"{row['min']}-{row['max']}",
             row["reason"] or "-",
             _rescale(row["rescale"]),
+            *((_ordered(row),) if ordered else ()),
             "-" if row["age"] is None else f"{row['age']:.0f} s ago",
             *((_problems(row) or "-",) if wide else ()),
         )
         for row in clusters
     ]
-    head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
-    lines = table_lines((*head, *(("problem",) if wide else ())), rows)
+    head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale")
+    more = ("ordered", "when") if ordered else ("when",)
+    lines = table_lines((*head, *more, *(("problem",) if wide else ())), rows)
     if not wide:
         lines += [f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
     return lines
@@ -202,7 +219,10 @@ def _daemon(answer: dict[str, Any]) -> list[str]:
 def _details(answer: dict[str, Any], *, verbose: bool) -> list[str]:
     learned = answer["learned"] or {"capacity": (), "durations": {}, "memory": {}}
     asked = [] if answer["decision"] is None else answer["decision"]["recommendations"]
+    # A daemon of an earlier version has no controls.
+    controls = [f"  {each['text']}" for each in answer.get("controls", ())]
     return [
+        *(["", "What people have ordered:", *controls] if controls else ()),
         *(_recommendations(asked, verbose=verbose) if asked else ()),
         *_capacity(learned["capacity"]),
         *_durations(learned["durations"]),
@@ -288,6 +308,11 @@ def _rescale(rescale: dict[str, Any] | None) -> str:
     if rescale is None:
         return "-"
     return f"{rescale['before']} to {rescale['to']}: {rescale['phase'].replace('_', ' ')}"
+
+
+def _ordered(row: dict[str, Any]) -> str:
+    """What people have ordered, in short."""
+    return ", ".join(map(short_order, row.get("controls", ()))) or "-"
 
 
 def _problems(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
@@ -401,7 +401,8 @@ def control(s: GuardContext, size: int) -> Verdict:
     A limit lowers nothing that must not be lowered now. Neither goes beyond what the target can do, nor is anything
     requested during a contention.
     """
-    pause, hold, limit = (_newest(s.controls, kind) for kind in ControlKind)
+    controls = newest_controls(s.controls)
+    pause, hold, limit = (next((each for each in controls if each.kind is kind), None) for kind in ControlKind)
     after = size
     but: Fact | str | None = None
     if limit is not None:
@@ -422,18 +423,18 @@ def control(s: GuardContext, size: int) -> Verdict:
             after, but = min(max(after, reach.lowest), reach.highest), reach.fact
     if pause is not None and ((pause.up and after > s.current) or (pause.down and after < s.current)):
         after, but = s.current, None
-    controls = tuple([each for each in (pause, hold, limit) if each is not None])
     fact = Fact("controls", {"controls": controls, "but": but})
     return DeferredVerdict(Reason.CONTROL, size, after, Reason.CONTROL, fact)
 
 
-def _newest(controls: tuple[Control, ...], kind: ControlKind) -> Control | None:
-    """The newest one of a kind. One whose time is not known is older than any other."""
-    found: Control | None = None
+def newest_controls(controls: Iterable[Control]) -> tuple[Control, ...]:
+    """The newest one of each kind, in the order of the kinds. One whose time is not known is older than any other."""
+    newest: dict[ControlKind, Control] = {}
     for each in controls:
-        if each.kind is kind and (found is None or (each.at and (found.at is None or each.at > found.at))):
-            found = each
-    return found
+        known = newest.setdefault(each.kind, each)
+        if each.at is not None and (known.at is None or each.at > known.at):
+            newest[each.kind] = each
+    return tuple([newest[kind] for kind in ControlKind if kind in newest])
 
 
 def bounds(s: GuardContext, size: int) -> Verdict:
@@ -451,10 +452,9 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         fact = Fact("excluded", {"reason": s.excluded})
         return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
-    # What is below already people have ordered.
-    least = min(size, s.current)
-    if after < least and s.holds:
-        after = least
+    # A size that is below already is one that people hold it at.
+    if after < s.current <= size and s.holds:
+        after = s.current
     but = None if after == s.current else _contended(s) or _beyond(s, after)
     if but is not None:
         after = s.current

@@ -14,8 +14,10 @@ from typing import Protocol
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.capacity import beyond_use
+from autoscaler.core.explain import describe_control
 from autoscaler.core.model import (
     ClusterState,
+    Control,
     Decision,
     Direction,
     Observation,
@@ -35,7 +37,7 @@ from autoscaler.daemon.connections import (
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
-from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError, TargetStatus
+from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -74,6 +76,7 @@ class LogState:
         sizes: current and desired of the last decision.
         reasons: of the decisions since these sizes.
         refused: why scale calls have failed since the last success.
+        controls: what was in force at the last tick.
         beyond_use: the maximum that was logged to be more than the job can use; logged once, as what a Spark job can
             use changes with every batch.
     """
@@ -82,6 +85,7 @@ class LogState:
     sizes: tuple[int, int] | None = None
     reasons: set[Reason] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+    controls: tuple[Control, ...] = ()
     beyond_use: int | None = None
 
     def is_new_refusal(self, why: str) -> bool:
@@ -151,7 +155,6 @@ class Controller:
     Attributes:
         observation, decision: the last ones that were persisted.
         state: the start of the next step; None until it could be loaded.
-        status: the last status of the target.
         finished: loop time when the last tick ended without a failure, or when the controller was made.
         problem: why the last tick has no persisted decision, or None.
         refusal: the scale calls that have failed since the last success, while another size is needed; or None.
@@ -181,13 +184,13 @@ class Controller:
         self.state: ClusterState | None = None
         self.observation: Observation | None = None
         self.decision: Decision | None = None
-        self.status: TargetStatus | None = None
         self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
         self.template_problem: str | None = None
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
+        self._utc = utc
         self._tick_recorder = tick_recorder
         self._decide = decide
         self._ownership = ownership or SoleOwnership()
@@ -203,14 +206,19 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.status, self.problem = before.status, before.problem
+        self.problem = before.problem
         self.template_problem = before.template_problem
         self.refusal = None if self.dry_run else before.refusal
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remarks of the target."""
-        return () if self.status is None else self.status.remarks
+        """The remarks of the target, and on what people have ordered."""
+        return () if self.observation is None else self.observation.remarks
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        """What people have ordered that is in force now, also since the last tick."""
+        return self._observer.ordered(self._utc()).controls
 
     def overdue(self, now: float) -> bool:
         """Whether no tick has succeeded for three intervals and a time-out, and that of a scale call in progress."""
@@ -313,7 +321,6 @@ class Controller:
                 return
             finally:
                 self._observing = None
-            status = self._observer.status
             self.counters.unexpected += self._observer.unexpected
             after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
@@ -331,8 +338,8 @@ class Controller:
             self._set_problem(str(error))
             return
         self._set_problem(None)
-        self._report(state, after, observation, decision, status)
-        self.state, self.observation, self.decision, self.status = after, observation, decision, status
+        self._report(state, after, observation, decision)
+        self.state, self.observation, self.decision = after, observation, decision
         if self.refusal is not None and self.refusal.is_over(observation, decision):
             self.refusal = None
             self.logged.refused.clear()
@@ -410,10 +417,10 @@ class Controller:
         after: ClusterState,
         observation: Observation,
         decision: Decision,
-        status: TargetStatus | None,
     ) -> None:
         """Count the decision, and log what differs from the one before."""
-        self._report_readings(observation, status)
+        self._report_readings(observation)
+        self._report_controls(observation)
         settled = any(reason is Reason.SETTLED for reason, _ in decision.notes)
         rescale = before.rescale
         at_once = settled and rescale is not None and rescale.at == before.past[-1].at
@@ -433,7 +440,7 @@ class Controller:
                 log.warning("max is more than the job can use: %s", problem, extra={"cluster": self.name})
         self._count_phases(before, after)
 
-    def _report_readings(self, observation: Observation, status: TargetStatus | None) -> None:
+    def _report_readings(self, observation: Observation) -> None:
         missing, errors = self.logged.missing, self.counters.errors
         for name, why in observation.missing.items():
             errors[name] = errors.get(name, 0) + 1
@@ -445,9 +452,20 @@ class Controller:
             if missing[name] == _TICKS_UNTIL_BACK:
                 del missing[name]
                 log.info("reading is available again", extra={"cluster": self.name, "reading": name})
-        for remark in () if status is None else status.remarks:
+        for remark in observation.remarks:
             if remark not in self.remarks:
                 log.info("remark of the target", extra={"cluster": self.name, "remark": remark})
+
+    def _report_controls(self, observation: Observation) -> None:
+        """Log what has come into force and what has ended."""
+        before, now = self.logged.controls, observation.controls
+        if before == now or observation.desired is None:  # what a target shows is not known while it does not answer
+            return
+        for message, some, others in (("ordered", now, before), ("not ordered any more", before, now)):
+            for each in some:
+                if each not in others:
+                    log.info(message, extra={"cluster": self.name, "what": describe_control(each)})
+        self.logged.controls = now
 
     def _report_decision(self, decision: Decision) -> None:
         counters, logged = self.counters, self.logged

@@ -30,8 +30,17 @@ from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
+from autoscaler.daemon.observer import Ordered
 from autoscaler.daemon.reports import Known, Reporter
-from autoscaler.ports import ConfigurationError, EdgeError, Member, RefusedError, StoreError, UnavailableError
+from autoscaler.ports import (
+    ConfigurationError,
+    EdgeError,
+    Member,
+    MembersWithControls,
+    RefusedError,
+    StoreError,
+    UnavailableError,
+)
 
 log = logging.getLogger("autoscaler.daemon.discovery")
 
@@ -106,10 +115,12 @@ class Discoveries:
 
     Attributes:
         members: name of a member's cluster -> its fleet and the member's id.
+        ordered: name of a member's cluster -> what people have ordered on the member, where there is something.
     """
 
     def __init__(self, fleet: Fleet, store: MemberStore, *, utc: Callable[[], datetime]) -> None:
         self.members: Mapping[str, tuple[str, str]] = {}
+        self.ordered: Mapping[str, Ordered] = {}
         self._fleet = fleet
         self._store = store
         self._utc = utc
@@ -235,6 +246,8 @@ class Discoveries:
         mask.hide(*assembled.config.secrets)
         # Before: a new cluster must know its fleet at its first tick, and one that goes until its last.
         self.members = {**self.members, **assembled.members}
+        ordered = {name: self._ordered(*member) for name, member in assembled.members.items()}
+        self.ordered = {name: each for name, each in ordered.items() if each.controls or each.remarks}
         changes = await self._fleet.change(assembled.config)
         self._applied = True
         self.members = assembled.members
@@ -250,6 +263,18 @@ class Discoveries:
             watch.refused = assembled.refused.get(name, {})
             watch.report()
         return changes
+
+    def _ordered(self, fleet: str, member: str) -> Ordered:
+        """What people have ordered on a member."""
+        watch = self._watches[fleet]
+        plugin = watch.spec.discover
+        if not isinstance(plugin, MembersWithControls):
+            return Ordered()
+        try:
+            with contained():
+                return Ordered(*plugin.controls(watch.filled[member].member))
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            return Ordered(remarks=(f"what is ordered on {member} is not known: {format_error(error)}",))
 
     async def _persist(self, call: Coroutine[None, None, None]) -> bool:
         """Wait for a call of the store. Returns whether it succeeded; that it does not is logged once."""

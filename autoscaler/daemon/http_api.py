@@ -43,7 +43,14 @@ from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
-from autoscaler.daemon.http_requests import STATUS, controller_of, decision_document, limit_of, until_of
+from autoscaler.daemon.http_requests import (
+    STATUS,
+    control_document,
+    controller_of,
+    decision_document,
+    limit_of,
+    until_of,
+)
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
@@ -546,6 +553,7 @@ def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
         "desired": None if decision is None else decision.desired,
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
+        "controls": [control_document(control) for control in cluster.controls],
         "missing": {} if observation is None else dict(observation.missing),
         "problem": cluster.trouble,
     }

@@ -14,13 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import ErrorDetails
 
 from autoscaler.core.durations import parse_duration
-from autoscaler.core.explain import describe_control
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
 from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.controls import RESUME, describe_scope, matches
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.http_access import ACCESS
-from autoscaler.daemon.http_requests import STATUS, controller_of, decision_document, limit_of, until_of
+from autoscaler.daemon.http_requests import (
+    STATUS,
+    control_document,
+    controller_of,
+    decision_document,
+    limit_of,
+    until_of,
+)
 from autoscaler.daemon.openapi import document
 from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.ports import AuditEntry, Record, StoredControl
@@ -262,25 +268,9 @@ async def _refuse_unmatched(what: str, patterns: Iterable[str], known: Sequence[
 
 
 def _shown(stored: StoredControl, in_force: list[str]) -> dict[str, object]:
-    control = stored.control
-    assert control is not None  # noqa: S101 - resumes are not listed
-    return {
-        "id": stored.id,
-        "action": control.kind.value,
-        "clusters": stored.clusters,
-        "fleets": stored.fleets,
-        "in_force": in_force,
-        "up": control.up,
-        "down": control.down,
-        "replicas": control.replicas,
-        "min": control.minimum,
-        "max": control.maximum,
-        "by": stored.by,
-        "at": _time(stored.at),
-        "until": _time(stored.until),
-        "reason": stored.reason,
-        "text": describe_control(control, by=False),
-    }
+    assert stored.control is not None  # noqa: S101 - resumes are not listed
+    scope = {"clusters": stored.clusters, "fleets": stored.fleets, "in_force": in_force}
+    return {"id": stored.id, **scope, **control_document(stored.control)}
 
 
 def _time(at: datetime | None) -> str | None:

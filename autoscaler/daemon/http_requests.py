@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from autoscaler.core.explain import explain
+from autoscaler.core.explain import describe_control, explain
+from autoscaler.core.model import Control
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.status import DaemonStatus
 from autoscaler.ports import Record
@@ -60,4 +61,21 @@ def decision_document(record: Record, failed: str | None) -> dict[str, object]:
         "decision": to_json(record.decision),
         "dry_run": record.dry_run,
         "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
+    }
+
+
+def control_document(control: Control) -> dict[str, object]:
+    """What people have ordered, and that as a sentence."""
+    return {
+        "kind": control.kind.value,
+        "by": control.by,
+        "at": None if control.at is None else control.at.isoformat(),
+        "until": None if control.until is None else control.until.isoformat(),
+        "reason": control.reason,
+        "up": control.up,
+        "down": control.down,
+        "replicas": control.replicas,
+        "min": control.minimum,
+        "max": control.maximum,
+        "text": describe_control(control),
     }

@@ -228,6 +228,19 @@ def _missing(cluster: ClusterSnapshot, now: datetime) -> _Samples:
             yield f',reading="{_escaped(name)}"', name in missing
 
 
+def _controls(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for control in cluster.controls:
+        yield f',kind="{control.kind.value}",by="{_escaped(control.by)}"', 1
+
+
+def _control_ends(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for control in cluster.controls:
+        if control.until is not None:
+            yield f',kind="{control.kind.value}",by="{_escaped(control.by)}"', control.until.timestamp()
+
+
 # Copies of counters: the loop continues counting while another thread reads.
 def _decisions(cluster: ClusterSnapshot, now: datetime) -> _Samples:
     del now
@@ -358,6 +371,10 @@ _FAMILIES = (
         "gauge",
         "1 when a metric, the engine or the target could not be read last time.",
         _missing,
+    ),
+    _Family("autoscaler_control", "gauge", "1 while people have paused, held or limited it.", _controls),
+    _Family(
+        "autoscaler_control_until_timestamp_seconds", "gauge", "When that ends, if it ends by itself.", _control_ends
     ),
     _Family("autoscaler_decisions_total", "counter", "Decisions by reason.", _decisions),
     _Family(

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.foreign import foreign_text
+from autoscaler.core.guards import newest_controls
 from autoscaler.core.model import Bound, Control, EngineStatus, Observation, Reading, no_entries
 from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
@@ -27,14 +28,23 @@ def utc_now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251 - the one place where the wall clock is read
 
 
-Orders = Callable[[str, datetime], tuple[Control, ...]]
-"""What people have ordered for a cluster, by its name, that is in force at a time."""
+class Ordered(NamedTuple):
+    """What people have ordered for a cluster, and remarks on what they meant to order."""
+
+    controls: tuple[Control, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
-def no_orders(cluster: str, at: datetime) -> tuple[Control, ...]:
+Orders = Callable[[str, datetime], Ordered]
+"""What has been ordered for a cluster, by its name, and is in force at a time; not what its target shows."""
+
+_NOTHING = Ordered()
+
+
+def no_orders(cluster: str, at: datetime) -> Ordered:
     """Nobody has ordered anything."""
     del cluster, at
-    return ()
+    return _NOTHING
 
 
 class Observer:
@@ -94,6 +104,7 @@ class Observer:
             status = self.status  # Its parts are kept with every observation: once for all that are equal.
         self.status = status
         at = self._utc()
+        ordered = self.ordered(at)
         return Observation(
             at=at,
             desired=None if status is None else status.desired,
@@ -103,9 +114,15 @@ class Observer:
             engine=engine if isinstance(engine, EngineStatus) else None,
             floor=None if status is None else status.floor,
             ceiling=None if status is None else status.ceiling,
-            remarks=() if status is None else status.remarks,
-            controls=self._orders(cluster.spec.name, at) + (() if status is None else status.controls),
+            remarks=ordered.remarks + (() if status is None else status.remarks),
+            controls=ordered.controls,
         )
+
+    def ordered(self, at: datetime) -> Ordered:
+        """What people have ordered that is in force at this time, also on the target as it was last seen."""
+        orders = self._orders(self._cluster.spec.name, at)
+        shown = () if self.status is None else self.status.controls
+        return Ordered(newest_controls(orders.controls + shown), orders.remarks) if orders.controls or shown else orders
 
     async def _request(
         self, requests: Mapping[str, Callable[[], Awaitable[object]]]

@@ -166,7 +166,22 @@ _ROW: dict[str, Schema] = {
     "reason": _TEXT_OR_NULL,
     "rescale": {"type": ["object", "null"]},
     "missing": _map(_TEXT),
+    "controls": _list(_ref("Control")),
     "problem": _TEXT_OR_NULL,
+}
+
+_CONTROL: dict[str, Schema] = {
+    "kind": {"enum": ["pause", "hold", "limit"]},
+    "by": _TEXT,
+    "at": _TIME_OR_NULL,
+    "until": _TIME_OR_NULL,
+    "reason": _TEXT_OR_NULL,
+    "up": _FLAG,
+    "down": _FLAG,
+    "replicas": _SIZE_OR_NULL,
+    "min": _SIZE_OR_NULL,
+    "max": _SIZE_OR_NULL,
+    "text": _TEXT,
 }
 
 _DECISION: dict[str, Schema] = {
@@ -223,24 +238,9 @@ _SCHEMAS: Mapping[str, Schema] = {
     "Decision": _object(**_DECISION),
     "Decisions": _object(cluster=_TEXT, decisions=_list(_ref("Decision"))),
     "DecidedNow": _object(cluster=_TEXT, **_DECISION),
-    "Control": _object(
-        id=_SIZE,
-        action={"enum": ["pause", "hold", "limit"]},
-        clusters=_list(_TEXT),
-        fleets=_list(_TEXT),
-        in_force=_list(_TEXT),
-        up=_FLAG,
-        down=_FLAG,
-        replicas=_SIZE_OR_NULL,
-        min=_SIZE_OR_NULL,
-        max=_SIZE_OR_NULL,
-        by=_TEXT,
-        at=_TIME,
-        until=_TIME_OR_NULL,
-        reason=_TEXT_OR_NULL,
-        text=_TEXT,
-    ),
-    "Controls": _object(controls=_list(_ref("Control"))),
+    "Control": _object(**_CONTROL),
+    "Order": _object(id=_SIZE, clusters=_list(_TEXT), fleets=_list(_TEXT), in_force=_list(_TEXT), **_CONTROL),
+    "Controls": _object(controls=_list(_ref("Order"))),
     "Ordered": _object(id=_SIZE, until=_TIME_OR_NULL, clusters=_list(_TEXT)),
     "Audit": _object(
         entries=_list(

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Cluster, Config, DaemonSpec
 from autoscaler.core.foreign import mask
-from autoscaler.core.model import ClusterState, Control
+from autoscaler.core.model import ClusterState
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import Controller
@@ -33,7 +33,7 @@ from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
-from autoscaler.daemon.observer import utc_now
+from autoscaler.daemon.observer import Ordered, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
@@ -159,9 +159,11 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    def orders(self, cluster: str, at: datetime) -> tuple[Control, ...]:
-        """What people have ordered for a cluster that is in force at this time."""
-        return self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+    def orders(self, cluster: str, at: datetime) -> Ordered:
+        """What people have ordered for a cluster, or on the member that it is of, that is in force at this time."""
+        controls = self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
+        of_member = self.discoveries.ordered.get(cluster)
+        return Ordered(controls) if of_member is None else Ordered(controls + of_member.controls, of_member.remarks)
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
@@ -203,8 +205,9 @@ class Daemon:
         refreshing: asyncio.Task[None] | None = None
         try:
             daemon = self._config.daemon
-            # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
-            await self.controls.load()
+            if self.ownership.me is None:
+                # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
+                await self.controls.load()
             async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
@@ -217,6 +220,9 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
+                if self.ownership.me is not None:
+                    await self._wait_for_controls()
+                    refreshing = asyncio.create_task(self._refresh_controls(), name="orders of other copies")
                 await self.discoveries.apply(self._config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):
@@ -243,15 +249,13 @@ class Daemon:
             raise
         log.info("stopped")
 
-    async def _load_controls(self) -> None:
-        """Before any cluster: one that is held must not be scaled first. A store that others share is waited for."""
+    async def _wait_for_controls(self) -> None:
+        """Read what people have ordered. A store that others share may be away at the start: it is waited for."""
         told = False
         while not self._stop.is_set():
             try:
                 await self.controls.load()
             except StoreError as error:
-                if self.ownership.me is None:
-                    raise
                 if not told:
                     text = "orders cannot be read: no cluster is controlled until they are"
                     log.error(text, extra={"error": str(error)})  # noqa: TRY400 - it is complete
@@ -334,19 +338,31 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
-async def _follow(path: Path, before: str, signals: _Signals) -> None:
-    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+async def _follow(files: dict[Path, str], signals: _Signals) -> None:
+    """Reload when one of the paths leads to another file than before. One that is edited may be half written: it waits.
+
+    Mounted ConfigMaps and Secrets are such links.
+    """
     while True:
-        after = before
-        try:
-            after = await asyncio.to_thread(os.path.realpath, path)
-        except OSError as error:  # too many calls in threads: at the next time
-            log.debug("the configuration's path is not known", extra={"error": str(error)})
-        if after != before:
-            log.info("another configuration file", extra={"file": after})
-            signals.reload(signal.SIGHUP)
-        before = after
+        for path, before in files.items():
+            try:
+                after = await asyncio.to_thread(os.path.realpath, path)
+            except OSError as error:  # too many calls in threads: at the next time
+                log.debug("where a path leads is not known", extra={"error": str(error)})
+                continue
+            if after != before:
+                files[path] = after
+                log.info("another configuration file", extra={"file": after})
+                signals.reload(signal.SIGHUP)
         await asyncio.sleep(CONFIG_POLL)
+
+
+def _followed(config: Config, origin: str) -> dict[Path, str]:
+    """The paths that may lead to another file, and where they lead now; `origin` is that of the configuration."""
+    files = {config.path: origin}
+    if config.daemon.tls is not None:
+        files[config.daemon.tls.certificate] = os.path.realpath(config.daemon.tls.certificate)
+    return files
 
 
 class _Signals:
@@ -418,7 +434,7 @@ async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
-    following = asyncio.create_task(_follow(config.path, origin, signals), name="configuration file")
+    following = asyncio.create_task(_follow(_followed(config, origin), signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:

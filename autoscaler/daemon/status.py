@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
-from autoscaler.core.model import ClusterState, Decision, Limits, Observation
+from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
 from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
@@ -127,6 +127,7 @@ class ClusterSnapshot(NamedTuple):
     limits: Limits
     counters: Counters
     fleet: str | None
+    controls: tuple[Control, ...]
 
     @classmethod
     def of(cls, c: Controller, fleet: str | None, *, ask: bool = True) -> Self:
@@ -148,13 +149,14 @@ class ClusterSnapshot(NamedTuple):
             limits,
             c.counters,
             fleet,
+            c.controls,
         )
 
     @classmethod
     def unknown(cls, cluster: Cluster, fleet: str | None, why: str, *, dry_run: bool) -> Self:
         """That of a cluster of which nothing is known here."""
         spec = cluster.spec
-        return cls(spec.name, cluster, dry_run, None, None, None, why, why, spec.limits, Counters(), fleet)
+        return cls(spec.name, cluster, dry_run, None, None, None, why, why, spec.limits, Counters(), fleet, ())
 
 
 def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None:

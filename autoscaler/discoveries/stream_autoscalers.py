@@ -6,18 +6,20 @@ only, with the daemon's access to Kubernetes, and its spec can neither read the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from autoscaler.clients.kubernetes import EVENTS, Api, Json, NotFoundError, Request, Resource
+from autoscaler.clients.kubernetes_annotations import read_controls
 from autoscaler.clients.kubernetes_watch import Collection, Key
 from autoscaler.config.crd import GROUP, KIND, PLURAL, VERSION
+from autoscaler.core.model import Control
 from autoscaler.core.parameters import ParameterError
 from autoscaler.discoveries.kubernetes import Found, Kubernetes, keep_member
-from autoscaler.ports import Discovery, MemberStatus, Shared
+from autoscaler.ports import Discovery, Member, MemberStatus, Shared
 
 RESOURCE = Resource(GROUP, VERSION, PLURAL)
 READY = "Ready"
@@ -86,6 +88,11 @@ class StreamAutoscalers:
         """
         async with self._resources().lease(shared, self.keep) as (api, collections):
             yield Live(api, collections, dry_run=getattr(shared, "dry_run", False))
+
+    def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
+        """What the annotations of a resource order, and what is wrong with them."""
+        annotations = member.values.get("annotations")
+        return read_controls(annotations if isinstance(annotations, Mapping) else {}, f"{PLURAL} {member.id}")
 
     def keep(self, found: Json) -> Json:
         """Reduce a resource to its member, and to what its status is written with."""

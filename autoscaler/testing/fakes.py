@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
-from autoscaler.core.model import Bound, ClusterState, EngineStatus, JobState, Reading
+from autoscaler.core.model import Bound, ClusterState, Control, EngineStatus, JobState, Reading
 from autoscaler.ports import (
     LEASE,
     AuditEntry,
@@ -111,7 +111,7 @@ class FakeTarget:
         scale_delay: seconds `scale` takes.
         requests: every size asked for, oldest first.
         scaling: calls of `scale` that have begun and not ended.
-        remarks, floor, ceiling: what it shows besides.
+        remarks, floor, ceiling, controls: what it shows besides.
     """
 
     desired: int = 1
@@ -127,6 +127,7 @@ class FakeTarget:
     remarks: tuple[str, ...] = ()
     floor: Bound | None = None
     ceiling: Bound | None = None
+    controls: tuple[Control, ...] = ()
 
     async def describe(self) -> TargetStatus:
         """Answer what there is."""
@@ -134,7 +135,7 @@ class FakeTarget:
             await asyncio.sleep(self.delay)
         if self.failure is not None:
             raise self.failure
-        return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling)
+        return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling, self.controls)
 
     async def scale(self, replicas: int) -> None:
         """Take the size."""

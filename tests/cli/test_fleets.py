@@ -118,6 +118,8 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     rescale = {"before": 2, "to": 8, "phase": "starting"}
     daemon.clusters[50] |= {"current": 2, "desired": 8, "rescale": rescale}
     daemon.clusters[51] |= {"current": None, "desired": None}
+    for number in (60, 61):
+        daemon.clusters[number] |= {"controls": [{"kind": "hold", "replicas": 2}]}
     refused = [
         {"member": f"x{n}", "cluster": None, "problems": [f"c.yaml:7: fleets.streaming[x{n}].template.max: no number"]}
         for n in range(3)
@@ -130,10 +132,24 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     ]
     text = status(daemon, capsys)
     assert len(text.splitlines()) < 30
-    # clusters, troubled, refused, missing, at max, rescaling, sums of the sizes
-    assert columns(text, "streaming") == ["streaming", "200", "12", "4", "1", "1", "1", "398", "404", "4", "s", "ago"]
-    assert columns(text, "batch") == ["batch", "0", "0", "0", "0", "0", "0", "0", "0", "not", "yet"]
-    assert columns(text, "(no fleet)") == ["(no", "fleet)", "1", "0", "-", "-", "0", "0", "2", "2", "-"]
+    # clusters, troubled, refused, missing, at max, rescaling, ordered, sums of the sizes
+    assert columns(text, "streaming") == [
+        "streaming",
+        "200",
+        "12",
+        "4",
+        "1",
+        "1",
+        "1",
+        "2",
+        "398",
+        "404",
+        "4",
+        "s",
+        "ago",
+    ]
+    assert columns(text, "batch") == ["batch", "0", "0", "0", "0", "0", "0", "0", "0", "0", "not", "yet"]
+    assert columns(text, "(no fleet)") == ["(no", "fleet)", "1", "0", "-", "-", "0", "0", "0", "2", "2", "-"]
     assert "12 clusters with a problem or a missing reading; the first 10:" in text
     assert "prod/job-9: target: no answer from 9" in text
     assert "prod/job-10: target" not in text

@@ -82,7 +82,7 @@ def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
     assert cli.main(["controls", *secure.options]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["clusters", "order", "until", "by", "why"]
-    assert [cell for cell in row.split("  ") if cell][:2] == ["orders", "the size is held at 4"]
+    assert [cell for cell in row.split("  ") if cell][:2] == ["orders", "hold 4"]
     assert "alice" in row
     assert "load test" in row
     assert cli.main(["resume", "orders", *secure.options]) == 0
@@ -116,7 +116,7 @@ def test_each_order_arrives_as_it_was_given(
     assert capsys.readouterr().out.startswith(printed)
     assert cli.main(["controls", "--json", *resumed.options]) == 0
     [control] = json.loads(capsys.readouterr().out)["controls"]
-    assert control["action"] == command[0]
+    assert control["kind"] == command[0]
     assert control.items() >= body.items()
 
 

@@ -73,8 +73,8 @@ def test_tokens_are_accepted_in_clear_text_on_this_machine_only(listen: str, loo
             "{listen: '0.0.0.0:1', tokens: [{name: a, rights: write, token: '${LONG}'}]}",
             [
                 (
-                    "1: daemon.tokens: would be sent in clear text to daemon.listen, 0.0.0.0:1: set daemon.tls, or listen "
-                    "on 127.0.0.1"
+                    "1: daemon.tokens: would be sent in clear text to daemon.listen, 0.0.0.0:1: set daemon.tls, or "
+                    "listen on 127.0.0.1"
                 )
             ],
         ),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, ClassVar
 
 from hypothesis import given
@@ -22,6 +22,7 @@ from autoscaler.core.model import (
     Cause,
     ClusterSpec,
     ClusterState,
+    Control,
     Decision,
     EngineStatus,
     JobState,
@@ -177,19 +178,29 @@ def ranged(policy: Policy) -> Policy:
 Lived = tuple[ClusterState, Observation, ClusterState, Decision]
 
 
-def live(spec: ClusterSpec, history: list[Moment], start: int, *, through_json: bool = False) -> Iterator[Lived]:
-    """Drive `step` through a history; yields state before, observation, state after, decision."""
+def live(
+    spec: ClusterSpec,
+    history: list[Moment],
+    start: int,
+    *,
+    through_json: bool = False,
+    ordered: Sequence[tuple[Control, ...]] = ((),),
+) -> Iterator[Lived]:
+    """Drive `step` through a history; yields state before, observation, state after, decision.
+
+    What people have ordered is taken in turns.
+    """
     state = ClusterState()
     desired = start
     waiting: int | None = None
     now = T0
-    for moment in history:
+    for moment, controls in zip(history, cycle(ordered), strict=False):
         now += seconds(moment.after)
         if waiting is not None:
             desired, waiting = waiting, None
         if moment.external is not None:
             desired = moment.external
-        observation = _observe(spec, moment, now, desired)
+        observation = replace(_observe(spec, moment, now, desired), controls=controls)
         if through_json:
             state = STATE.validate_json(STATE.dump_json(state))
         after, decision = step(spec, state, observation)
@@ -254,7 +265,7 @@ def test_law_1_a_size_outside_the_bounds_is_never_requested(
             assert spec.limits.minimum <= decision.desired <= spec.limits.maximum
 
 
-def _doubtful(spec: ClusterSpec, observation: Observation, decision: Decision) -> bool:
+def doubtful(spec: ClusterSpec, observation: Observation, decision: Decision) -> bool:
     bad_metric = any(
         name not in observation.metrics
         or name in observation.missing
@@ -283,7 +294,7 @@ def test_law_1_a_size_beyond_what_the_target_allows_is_never_requested(
 @lives
 def test_law_2_bad_input_never_lowers_the_size(spec: ClusterSpec, history: list[Moment], start: int) -> None:
     for _, observation, _, decision in live(spec, history, start):
-        if _doubtful(spec, observation, decision):
+        if doubtful(spec, observation, decision):
             assert decision.desired >= decision.current
 
 
@@ -412,7 +423,7 @@ def test_law_6_a_fresh_daemon_never_scales_down_before_one_window_was_watched(
             watched += max(timedelta(0), observation.at - before)
         before = observation.at
         # Time counts from the first input that could be trusted.
-        trusted = trusted or not _doubtful(spec, observation, decision)
+        trusted = trusted or not doubtful(spec, observation, decision)
         if watched < spec.down.window and decision.desired < decision.current:
             # Only the user's own maximum may do that.
             assert decision.current > spec.limits.maximum

@@ -99,7 +99,8 @@ def test_a_tick_that_is_asked_for_and_takes_longer_than_the_next_is_due_skips_th
         return world.ticks("a"), world.fleet.controllers["a"].counters.skipped
 
     ticks, skipped = virtual_time.run(main())
-    assert (ticks, skipped) == ([pytest.approx(splay("a", 10.0) + at) for at in (0, 11, 22)], 1)
+    assert ticks == [pytest.approx(splay("a", 10.0) + at) for at in (0, 11, 22)]
+    assert skipped == 1
 
 
 def test_who_waits_for_a_tick_is_released_when_the_controller_ends() -> None:

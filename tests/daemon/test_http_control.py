@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,12 +17,14 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import trustme
 
+from autoscaler import http_connections
 from autoscaler.config.model import Config, DaemonSpec, Rights, TlsSpec, TokenSpec
 from autoscaler.core.model import ControlKind
 from autoscaler.daemon import http_access, http_api
 from autoscaler.daemon.history import History
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
+from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, Secret
 from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 
@@ -117,7 +119,7 @@ async def test_an_order_is_in_force_at_the_next_decision_listed_and_audited(hous
     assert timedelta(hours=2) <= until - before <= timedelta(hours=2, seconds=PATIENCE)
     assert answer["clusters"] == ["a"]
     [listed] = (await house.ask("GET", "/api/v1/controls"))["controls"]
-    assert (listed["id"], listed["action"], listed["replicas"]) == (answer["id"], "hold", 7)
+    assert (listed["id"], listed["kind"], listed["replicas"]) == (answer["id"], "hold", 7)
     assert (listed["by"], listed["reason"], listed["until"]) == ("alice", "load test", answer["until"])
     await house.ask("POST", "/api/v1/clusters/a/decide")
     await house.ask("POST", "/api/v1/clusters/b/decide")
@@ -140,7 +142,7 @@ async def test_a_resume_ends_what_was_ordered(house: House) -> None:
 async def test_only_orders_that_are_in_force_somewhere_are_listed_with_where(house: House) -> None:
     async def listed() -> list[tuple[str, list[str]]]:
         answer = await house.ask("GET", "/api/v1/controls")
-        return [(each["action"], each["in_force"]) for each in answer["controls"]]
+        return [(each["kind"], each["in_force"]) for each in answer["controls"]]
 
     await house.order(action="pause", clusters=["*"])
     await house.order(action="hold", clusters=["a"], replicas=7)
@@ -457,6 +459,66 @@ async def test_with_a_certificate_it_speaks_tls_and_uses_a_new_one_after_a_reloa
         await house.reload(house.config)
         assert await serial(house) != before
         await house.ask("GET", "/api/v1/clusters")
+
+
+async def test_connections_that_do_not_end_their_handshake_count_and_a_probe_gets_its_answer(
+    tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = Connections()
+    connections.limit = 4
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    async with running(tmp_path, tls=certificate(ca, tmp_path)) as house:
+        house.tls = ssl.create_default_context()
+        ca.configure_trust(house.tls)
+        port = int((house.daemon.url or "").rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
+        async with asyncio.timeout(PATIENCE):
+            await house.ask("GET", "/healthz", None)
+            # Those that came first were closed for those that came later.
+            for reader, _ in silent[:6]:
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        assert len(connections._idle) + len(connections._busy) <= connections.limit
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_handshake_that_fails_or_takes_too_long_ends_its_connection_alone(
+    tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_connections, "HANDSHAKE_TIMEOUT", 0.2)
+    async with running(tmp_path, tls=certificate(ca, tmp_path)) as house:
+        house.tls = ssl.create_default_context()
+        ca.configure_trust(house.tls)
+        port = int((house.daemon.url or "").rpartition(":")[2])
+        for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(PATIENCE):
+                with suppress(ConnectionResetError):
+                    await reader.read()
+            writer.close()
+        monkeypatch.setattr(http_connections, "HANDSHAKE_TIMEOUT", PATIENCE)
+        await house.ask("GET", "/healthz", None)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_request_that_comes_in_pieces_or_with_the_handshake_is_answered_over_tls(
+    tmp_path: Path, ca: trustme.CA
+) -> None:
+    async with running(tmp_path, tls=certificate(ca, tmp_path)) as house:
+        house.tls = ssl.create_default_context()
+        ca.configure_trust(house.tls)
+        port = int((house.daemon.url or "").rpartition(":")[2])
+        for pieces in ([b"GET /healthz HTTP/1.0\r\n\r\n"], [b"GET /healthz HT", b"TP/1.0\r\n", b"\r\n"]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=house.tls)
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(PATIENCE):
+                assert (await reader.read()).startswith(b"HTTP/1.0 200")
+            writer.close()
 
 
 async def test_tokens_that_a_reload_would_send_in_clear_text_wait_for_the_restart(

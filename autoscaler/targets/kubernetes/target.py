@@ -29,6 +29,7 @@ from autoscaler.clients.kubernetes import (
     Resource,
     check_times,
 )
+from autoscaler.clients.kubernetes_annotations import keep_controls, read_controls
 from autoscaler.clients.kubernetes_watch import Collection, Key, Scope, Watches, shared_watches, version_of
 from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.core.model import Bound
@@ -242,11 +243,12 @@ class Target:
         other = await self._other()
         hold = None if other is None else Bound(desired, f"{other} scales it too")
         rollout = _rollout(found) if self._spec.resource in ROLLED_OUT else ()
-        remarks = [*changed, *rollout, *await self._not_ready_reasons(found, desired, ready)]
+        controls, wrong = read_controls(found["metadata"]["annotations"], self._label)
+        remarks = [*wrong, *changed, *rollout, *await self._not_ready_reasons(found, desired, ready)]
         if self._choice_remark is not None:
             remarks.append(self._choice_remark)
             self._choice_remark = self._choice_remark if ready > desired else None
-        return TargetStatus(desired, ready, tuple(remarks), hold, hold)
+        return TargetStatus(desired, ready, tuple(remarks), hold, hold, controls)
 
     async def scale(self, replicas: int) -> None:
         """Patch the scale subresource, if the size is still the one that was shown last.
@@ -627,10 +629,17 @@ _FALSE = frozenset(
 _KEPT = ("name", "namespace", "resourceVersion", "deletionTimestamp")
 
 
+def _keep_metadata(found: Json, names: Sequence[str]) -> Json:
+    """These of an object's metadata, and those of its annotations by which it is paused or held."""
+    metadata = found["metadata"]
+    kept = {name: metadata[name] for name in names if name in metadata}
+    return {**kept, "annotations": keep_controls(metadata.get("annotations"))}
+
+
 def _keep_workload(found: Json) -> Json:
     """Reduce a Deployment, StatefulSet or ReplicaSet to what is needed."""
     spec = found.get("spec") or {}
-    metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
+    metadata = _keep_metadata(found, _KEPT)
     return {
         "metadata": {**metadata, "manager": _manager(found["metadata"], "spec.replicas")},
         "spec": {name: spec[name] for name in ("replicas", "selector", "minReadySeconds", "paused") if name in spec},
@@ -640,7 +649,7 @@ def _keep_workload(found: Json) -> Json:
 
 def _keep_custom(found: Json) -> Json:
     """Reduce a custom resource, whose size may be at any path."""
-    metadata = {name: found["metadata"][name] for name in (*_KEPT, "managedFields") if name in found["metadata"]}
+    metadata = _keep_metadata(found, (*_KEPT, "managedFields"))
     return {"metadata": metadata, "spec": found.get("spec") or {}, "status": found.get("status") or {}}
 
 
