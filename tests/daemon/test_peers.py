@@ -96,10 +96,10 @@ async def copies(
             spec = replace(config.daemon, listen=f"127.0.0.1:{port}", tokens=tokens, tls=tls, read_needs_token=True)
             config = replace(config, daemon=spec)
             ownership = SharedOwnership(shared, f"pod-{number}")
-            daemon = Daemon(config, lambda: config, shared, history, ownership=ownership)  # type: ignore[arg-type] # noqa: B023 - of the last one, which is not loaded; a store by its attributes
+            daemon = Daemon(config, pytest.fail, shared, history, ownership=ownership)  # nothing is loaded again
             daemons.append(daemon)
             work = asyncio.create_task(daemon.run())
-            stack.push_async_callback(lambda work=work: work)
+            stack.push_async_callback(asyncio.wait_for, work, PATIENCE)
             stack.callback(daemon.stop)
         two = Two(daemons, leases, session)
         await two.balanced()
