@@ -339,7 +339,8 @@ def copies(directory: Path, server: PostgresServer, clusters: int) -> Iterator[C
     )
     database = server.database().rsplit("/", 1)[1]
     names = [f"cluster-{number}" for number in range(clusters)]
-    found = Copies(directory, server, database, names, {**os.environ, "PYTHONPATH": str(site)})
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = Copies(directory, server, database, names, {**os.environ, "PYTHONPATH": path})
     found.configure()
     asyncio.run(_create_tables(server.url(database)))
     found.query("SET search_path TO autoscaler; " + _LOGGED)
