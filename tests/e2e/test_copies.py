@@ -30,7 +30,7 @@ AWAY = float(os.environ.get("COPIES_AWAY", "40"))
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
     """Three copies that have been at work for a while."""
     with postgres() as server, copies(tmp_path_factory.mktemp("copies"), server, CLUSTERS) as found:
         first = found.start()
@@ -42,12 +42,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
         yield found
 
 
-@pytest.fixture(autouse=True)
-def _three_copies(system: Copies) -> None:
-    """What an event has taken away is back before the next one."""
-    while len(system.running) < 3:
-        system.start()
-    system.wait_until_balanced()
+@pytest.fixture
+def system(played: Copies) -> Copies:
+    """The same, with what an event before has taken away."""
+    while len(played.running) < 3:
+        played.start()
+    played.wait_until_balanced()
+    return played
 
 
 def test_a_killed_copy_is_replaced_by_the_others(system: Copies) -> None:
@@ -187,14 +188,14 @@ def test_a_rolling_update_loses_no_tick_for_long(system: Copies) -> None:
     assert system.longest_gap(begin, time.time()) <= TAKEN
 
 
-def test_never_have_two_copies_called_for_one_cluster_in_one_term(system: Copies) -> None:
-    calls = system.calls()
+def test_never_have_two_copies_called_for_one_cluster_in_one_term(played: Copies) -> None:
+    calls = played.calls()
     assert len(calls) > 2 * CLUSTERS
     assert len({call.process for call in calls}) > 3
-    assert {key: callers for key, callers in system.callers_by_term().items() if len(callers) > 1} == {}
-    assert system.calls_without_lease() == []
+    assert {key: callers for key, callers in played.callers_by_term().items() if len(callers) > 1} == {}
+    assert played.calls_without_lease() == []
 
 
-def test_rate_limits_are_kept_whoever_owns_a_cluster_and_whatever_its_clock_shows(system: Copies) -> None:
-    assert any(call.after - call.before == RATE for call in system.calls())
-    assert system.faster_than_the_rate() == [], (RATE, PERIOD)
+def test_rate_limits_are_kept_whoever_owns_a_cluster_and_whatever_its_clock_shows(played: Copies) -> None:
+    assert any(call.after - call.before == RATE for call in played.calls())
+    assert played.faster_than_the_rate() == [], (RATE, PERIOD)
