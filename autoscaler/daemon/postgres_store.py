@@ -669,13 +669,15 @@ class PostgresStateStore:
 
 
 @asynccontextmanager
-async def open_postgres_store(url: str, *, decisions: int, leases: bool = False) -> AsyncIterator[PostgresStateStore]:
+async def open_postgres_store(
+    url: str, *, decisions: int, leases: bool = False, utc: Callable[[], datetime] = utc_now
+) -> AsyncIterator[PostgresStateStore]:
     """Open the state store in a database, in which its tables are created if needed.
 
     Raises:
         StoreError: it refuses; the message says why and what to do. One that does not answer yet may do so later.
     """
-    store = PostgresStateStore(url, decisions, leases=leases)
+    store = PostgresStateStore(url, decisions, leases=leases, utc=utc)
     try:
         await store.open()
         yield store

@@ -168,8 +168,7 @@ class _Postgres:
 
     def rows(self, table: str) -> Iterator[Row]:
         with self._connection.cursor(f"rows_of_{table}", binary=True) as cursor:
-            cursor.itersize = _AT_ONCE
-            yield from cursor.execute(
+            cursor.execute(
                 {
                     "cluster": "SELECT name, state, past, last FROM cluster",
                     "decision": "SELECT cluster, number, extract(epoch FROM at)::float8, record FROM decision "
@@ -179,6 +178,8 @@ class _Postgres:
                     "audit": "SELECT id, extract(epoch FROM at)::float8, entry FROM audit",
                 }[table]
             )
+            while some := cursor.fetchmany(_AT_ONCE):
+                yield from some
 
     def write(self, table: str, rows: Iterable[Row]) -> None:
         columns, types = {
@@ -206,6 +207,6 @@ class _Postgres:
         for table in ("control", "audit"):
             self._connection.execute(set_next % (table, table))
         self._connection.commit()
-        self._connection.autocommit = True
+        self._connection.set_autocommit(True)
         # The statistics would be those of empty tables.
         self._connection.execute("ANALYZE cluster, decision, member")
