@@ -284,7 +284,7 @@ async def test_what_people_order_is_shown_at_once_and_ends_by_itself(house: Hous
     await house.until(reached)
 
     async def over() -> bool:
-        return (await house.get("/api/v1/clusters/a"))["controls"] == []
+        return bool((await house.get("/api/v1/clusters/a"))["controls"] == [])
 
     await house.until(over)
     assert ("autoscaler_control", "a", "hold", 'al"ice') not in await house.samples()

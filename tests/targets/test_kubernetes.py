@@ -690,35 +690,27 @@ async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
 # -- what people order
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENTS, FLINK], ids=["deployment", "custom resource"])
-async def test_what_annotations_order_is_shown_while_they_are_there(cluster: Cluster, kind: Kind) -> None:
-    custom = {"resource": "flink.apache.org/v1beta1/flinkdeployments", "replicas_path": "spec.taskManager.replicas"}
-    if kind is FLINK:
-        spec = {"taskManager": {"replicas": 2}}
-        await cluster.create(FLINK, {"metadata": {"name": "tm"}, "spec": spec, "status": {}})
-    else:
-        await cluster.workload(kind, "tm", 2)
-    more = {**custom, "ready_path": "status.ready"} if kind is FLINK else {}
-    async with connected(cluster.target("tm", **more)) as [target]:
-        if kind is FLINK:
-            await cluster.patch(kind, "tm", {"status": {"ready": 2}}, "status")
-        await shows(target, lambda status: status.desired == 2 and status.controls == ())
+@pytest.mark.parametrize("kind", [DEPLOYMENTS, STATEFUL_SETS], ids=lambda kind: kind.plural)
+async def test_what_annotations_order_is_shown_while_they_are_there(any_cluster: Cluster, kind: Kind) -> None:
+    await any_cluster.workload(kind, "tm", 2)
+    async with connected(any_cluster.target("tm", resource=kind.plural)) as [target]:
+        await shows(target, lambda status: status.controls == ())
         orders = {"autoscaler/paused": "down", "autoscaler/hold": "12", "team": "clicks"}
-        await cluster.patch(kind, "tm", {"metadata": {"annotations": orders}})
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": orders}})
         status = await shows(target, lambda status: status.controls != ())
-        of = f"of {kind.plural}.{kind.group} jobs/tm"
+        of = f"of {kind.plural}.apps {any_cluster.namespace}/tm"
         assert status.controls == (
             Control(kind=ControlKind.PAUSE, by=f"the annotation autoscaler/paused {of}", down=True),
             Control(kind=ControlKind.HOLD, by=f"the annotation autoscaler/hold {of}", replicas=12),
         )
         wrong = {"autoscaler/paused": "yes", "autoscaler/hold": "many"}
-        await cluster.patch(kind, "tm", {"metadata": {"annotations": wrong}})
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": wrong}})
         status = await shows(target, lambda status: status.controls == ())
         assert status.remarks[:2] == (
             f"the annotation autoscaler/paused {of} is 'yes', expected true, up, down or false: no effect",
             f"the annotation autoscaler/hold {of} is 'many', expected a number of replicas, at most 1000000: no effect",
         )
-        await cluster.patch(kind, "tm", {"metadata": {"annotations": dict.fromkeys(wrong)}})
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": dict.fromkeys(wrong)}})
         await shows(target, lambda status: not any("annotation" in remark for remark in status.remarks))
 
 
@@ -851,6 +843,15 @@ async def flink(cluster: Cluster) -> Cluster:
 
 
 FLINK_NAME = "flink.apache.org/v1beta1/flinkdeployments"
+
+
+async def test_what_the_annotations_of_a_custom_resource_order_is_shown(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        await shows(target, lambda status: status.controls == ())
+        await flink.patch(FLINK, "clicks", {"metadata": {"annotations": {"autoscaler/paused": "up"}}})
+        [paused] = (await shows(target, lambda status: status.controls != ())).controls
+        assert (paused.up, paused.down) == (True, False)
 
 
 async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Cluster) -> None:
