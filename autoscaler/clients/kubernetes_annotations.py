@@ -39,7 +39,7 @@ def _read(annotations: Mapping[str, str], subject: str) -> Iterator[Control | st
         by = f"the annotation {PAUSED} of {subject}"
         up, down = _DIRECTIONS.get(paused, (None, None))
         if up is None or down is None:
-            yield f"{by} is {_shown(paused)}, expected true, up, down or false: it has no effect"
+            yield f"{by} is {_shown(paused)}, expected true, up, down or false: no effect"
         elif up or down:
             yield Control(kind=ControlKind.PAUSE, by=by, up=up, down=down)
     if hold is not None:
@@ -48,7 +48,7 @@ def _read(annotations: Mapping[str, str], subject: str) -> Iterator[Control | st
         if hold.isascii() and hold.isdecimal() and len(hold) <= len(str(MAX_REPLICAS)) and int(hold) <= MAX_REPLICAS:
             yield Control(kind=ControlKind.HOLD, by=by, replicas=int(hold))
         else:
-            yield f"{by} is {_shown(hold)}, expected a number of replicas up to {MAX_REPLICAS}: it has no effect"
+            yield f"{by} is {_shown(hold)}, expected a number of replicas, at most {MAX_REPLICAS}: no effect"
 
 
 def _shown(value: str) -> str:

@@ -132,7 +132,7 @@ def describe_control(control: Control, *, by: bool = True) -> str:
             text = f"scaling {ways} is paused"
         case ControlKind.HOLD:
             text = f"the size is held at {control.replicas}"
-        case ControlKind.LIMIT:
+        case _:
             ends = (("at least", control.minimum), ("at most", control.maximum))
             text = f"the size is limited to {' and '.join(f'{how} {size}' for how, size in ends if size is not None)}"
     if by:

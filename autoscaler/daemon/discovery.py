@@ -244,10 +244,9 @@ class Discoveries:
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members)
         mask.hide(*assembled.config.secrets)
-        # Before: a new cluster must know its fleet at its first tick, and one that goes until its last.
+        # Before: a new cluster must know its fleet, and what is ordered, at its first tick.
+        self.ordered = await self._ordered(assembled.members)
         self.members = {**self.members, **assembled.members}
-        ordered = {name: self._ordered(*member) for name, member in assembled.members.items()}
-        self.ordered = {name: each for name, each in ordered.items() if each.controls or each.remarks}
         changes = await self._fleet.change(assembled.config)
         self._applied = True
         self.members = assembled.members
@@ -264,17 +263,19 @@ class Discoveries:
             watch.report()
         return changes
 
-    def _ordered(self, fleet: str, member: str) -> Ordered:
-        """What people have ordered on a member."""
-        watch = self._watches[fleet]
-        plugin = watch.spec.discover
-        if not isinstance(plugin, MembersWithControls):
-            return Ordered()
-        try:
-            with contained():
-                return Ordered(*plugin.controls(watch.filled[member].member))
-        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-            return Ordered(remarks=(f"what is ordered on {member} is not known: {format_error(error)}",))
+    async def _ordered(self, members: Mapping[str, tuple[str, str]]) -> dict[str, Ordered]:
+        """What people have ordered on members, by the names of their clusters, where there is something."""
+        found, slices = {}, Slices()
+        plugins = {
+            fleet: watch.spec.discover
+            for fleet, watch in self._watches.items()
+            if isinstance(watch.spec.discover, MembersWithControls)
+        }
+        for name, (fleet, member) in members.items() if plugins else ():
+            if fleet in plugins:
+                await slices.turn()
+                found[name] = _ordered(plugins[fleet], self._watches[fleet].filled[member].member)
+        return {name: each for name, each in found.items() if each.controls or each.remarks}
 
     async def _persist(self, call: Coroutine[None, None, None]) -> bool:
         """Wait for a call of the store. Returns whether it succeeded; that it does not is logged once."""
@@ -497,6 +498,14 @@ async def find_members(config: Config, connections: Connections) -> tuple[Config
         of_members = _problems(filled, assembled.refused[name])
         problems[name] = (*failure, *(line for _, lines in sorted(of_members.items()) for line in lines))
     return assembled.config, problems
+
+
+def _ordered(plugin: MembersWithControls, member: Member) -> Ordered:
+    try:
+        with contained():
+            return Ordered(*plugin.controls(member))
+    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+        return Ordered(remarks=(f"what is ordered on {member.id} is not known: {format_error(error)}",))
 
 
 def _clusters(filled: Mapping[str, Filled]) -> list[MemberCluster]:

@@ -61,10 +61,14 @@ _ENGINE = (
     "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
     "last_checkpoint:timestamp,restarts:int,deadlines:map<string,string>>"
 )
+_CONTROL = (
+    "struct<kind:string,by:string,at:timestamp,up:boolean,down:boolean,replicas:int,minimum:int,maximum:int,"
+    "until:timestamp,reason:string>"
+)
 _SIZES = "cluster:string,at:timestamp,current:int,proposed:int,desired:int,reason:string"
 _OBSERVATION = (
     f"observation struct<at:timestamp,desired:int,ready:int,metrics:map<string,{_METRIC}>,missing:map<string,string>,"
-    f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>>"
+    f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>,controls:array<{_CONTROL}>>"
 )
 _DECISION = (
     f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
@@ -414,6 +418,7 @@ def _observation() -> list[Column]:
         _engine().alias("engine"),
         *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
         F.coalesce(F.col(f"{seen}remarks"), _empty(OBSERVATIONS, "remarks")).alias("remarks"),
+        F.col(f"{seen}controls").alias("controls"),
     ]
 
 

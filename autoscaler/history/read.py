@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 
 from autoscaler.core.model import (
     Bound,
+    Control,
+    ControlKind,
     Decision,
     EngineStatus,
     JobState,
@@ -256,6 +258,7 @@ def _observation(row: _Row) -> Observation:
         floor=_bound(row["floor"]),
         ceiling=_bound(row["ceiling"]),
         remarks=tuple(row["remarks"] or ()),
+        controls=tuple([_control(each) for each in row.get("controls") or ()]),
     )
 
 
@@ -283,6 +286,21 @@ def _engine(row: _Row | None) -> EngineStatus | None:
         last_checkpoint=None if row["last_checkpoint"] is None else _time(row["last_checkpoint"]),
         restarts=row["restarts"],
         deadlines={Phase(phase): timedelta(seconds=seconds) for phase, seconds in row["deadlines"] or ()},
+    )
+
+
+def _control(row: _Row) -> Control:
+    return Control(
+        kind=ControlKind(row["kind"]),
+        by=row["by"],
+        at=None if row["at"] is None else _time(row["at"]),
+        up=bool(row["up"]),
+        down=bool(row["down"]),
+        replicas=row["replicas"],
+        minimum=row["minimum"],
+        maximum=row["maximum"],
+        until=None if row["until"] is None else _time(row["until"]),
+        reason=row["reason"],
     )
 
 

@@ -53,6 +53,19 @@ ENGINE = struct(
 
 BOUND = struct(replicas=_whole, reason=_text)
 
+CONTROL = struct(
+    kind=_text,
+    by=_text,
+    at=_time,
+    up=_flag,
+    down=_flag,
+    replicas=_whole,
+    minimum=_whole,
+    maximum=_whole,
+    until=_time,
+    reason=_text,
+)
+
 OBSERVATIONS = struct(
     cluster=_text,
     at=_time,
@@ -68,6 +81,7 @@ OBSERVATIONS = struct(
     floor=BOUND,
     ceiling=BOUND,
     remarks=ArrayType(_text),
+    controls=ArrayType(CONTROL),  # null where nothing was ordered, as before there was this column
     date=DateType(),
 )
 """`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries:

@@ -110,6 +110,31 @@ def columns(text: str, name: str) -> list[str]:
     return next(line for line in text.splitlines() if line.startswith(name)).split()
 
 
+def test_what_people_have_ordered_is_a_column_while_there_is_something(
+    daemon: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.clusters = [row("a", None), row("b", None)]
+    assert "ordered" not in status(daemon, capsys)
+    control: dict[str, Any] = {"up": False, "down": False, "replicas": None, "min": None, "max": None, "text": "…"}
+    shown = {
+        "pause": {"kind": "pause", "up": True, "down": True},
+        "pause up": {"kind": "pause", "up": True},
+        "pause down": {"kind": "pause", "down": True},
+        "hold 12": {"kind": "hold", "replicas": 12},
+        "limit 2-8": {"kind": "limit", "min": 2, "max": 8},
+        "limit -8": {"kind": "limit", "max": 8},
+        "limit 2-": {"kind": "limit", "min": 2},
+    }
+    names = dict(zip("cdefghi", shown, strict=True))
+    daemon.clusters += [row(name, None, controls=[{**control, **shown[what]}]) for name, what in names.items()]
+    daemon.clusters.append(row("j", None, controls=[{**control, **shown["pause up"]}, {**control, **shown["hold 12"]}]))
+    text = status(daemon, capsys)
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert " - " in lines["a"]
+    assert all(f" {what} " in lines[name] for name, what in names.items())
+    assert " pause up, hold 12 " in lines["j"]
+
+
 def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     daemon: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:

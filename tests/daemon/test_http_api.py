@@ -24,6 +24,8 @@ from autoscaler import cli, http_connections
 from autoscaler.config.model import Config
 from autoscaler.core.model import (
     ClusterState,
+    Control,
+    ControlKind,
     Direction,
     Limits,
     NamedPolicy,
@@ -263,6 +265,39 @@ async def test_only_reading_is_allowed(house: House) -> None:
         async with house.session.request(method, house.url + "/api/v1/clusters") as response:
             assert response.status == 405
             assert "error" in await response.json()
+
+
+async def test_what_people_order_is_shown_at_once_and_ends_by_itself(house: House) -> None:
+    await house.ready()
+    until = house.daemon.utc() + timedelta(seconds=1)
+    hold = Control(kind=ControlKind.HOLD, replicas=5, by="x")
+    await house.daemon.controls.add(hold, ["a"], by='al"ice', reason="a release", until=until)
+    rows = (await house.get("/api/v1/clusters"))["clusters"]
+    [shown], none = rows[0]["controls"], rows[1]["controls"]
+    assert none == []
+    assert (shown["kind"], shown["replicas"], shown["by"], shown["reason"]) == ("hold", 5, 'al"ice', "a release")
+    assert datetime.fromisoformat(shown["until"]) == until
+    assert shown["text"].startswith('the size is held at 5 by al"ice until ')
+    samples = await house.samples()
+    assert samples[("autoscaler_control", "a", "hold", 'al"ice')] == 1
+    ends = samples[("autoscaler_control_until_timestamp_seconds", "a", "hold", 'al"ice')]
+    assert ends == pytest.approx(until.timestamp())
+
+    async def reached() -> bool:
+        found = await house.get("/api/v1/clusters/a")
+        return bool(found["desired"] == 5 and "held at 5" in found["explanation"] and found["observation"]["controls"])
+
+    await house.until(reached)
+
+    async def over() -> bool:
+        return bool((await house.get("/api/v1/clusters/a"))["controls"] == [])
+
+    await house.until(over)
+    assert ("autoscaler_control", "a", "hold", 'al"ice') not in await house.samples()
+    await house.daemon.controls.add(replace(hold, replicas=4), ["a"], by="bob")
+    samples = await house.samples()
+    assert samples[("autoscaler_control", "a", "hold", "bob")] == 1
+    assert ("autoscaler_control_until_timestamp_seconds", "a", "hold", "bob") not in samples
 
 
 async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: House) -> None:

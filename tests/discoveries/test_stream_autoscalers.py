@@ -17,7 +17,7 @@ from autoscaler.config import load
 from autoscaler.config.model import MemberCluster
 from autoscaler.core.parameters import ParameterError
 from autoscaler.discoveries.stream_autoscalers import Live, StreamAutoscalers
-from autoscaler.ports import ConfigurationError, Member, MemberStatus, RefusedError
+from autoscaler.ports import ConfigurationError, Member, MemberStatus, MembersWithControls, RefusedError
 from autoscaler.targets.kubernetes.target import Kubernetes, Watch
 from autoscaler.testing import LocalShared
 from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
@@ -170,6 +170,20 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
         "5: fleets.jobs.template: must be left out: the members of this discovery have templates of their own",
         "6: fleets.others.template: missing; expected a mapping",
     ]
+
+
+def test_what_the_annotations_of_a_resource_order_is_for_its_cluster() -> None:
+    plugin = StreamAutoscalers()
+    assert isinstance(plugin, MembersWithControls)
+    annotations = {"autoscaler/hold": "12", "autoscaler/paused": "perhaps", "team": "clicks"}
+    member = plugin.keep(resource(resourceVersion="1", annotations=annotations))["member"]
+    [held], [remark] = plugin.controls(member)
+    assert (held.kind, held.replicas, held.at, held.until) == ("hold", 12, None, None)
+    assert held.by == "the annotation autoscaler/hold of streamautoscalers jobs/orders"
+    assert remark.startswith("the annotation autoscaler/paused of streamautoscalers jobs/orders is 'perhaps', expected")
+    assert plugin.controls(kept(SPEC)) == ((), ())
+    # As it was stored by something else.
+    assert plugin.controls(Member("jobs/orders", {"annotations": "nonsense"})) == ((), ())
 
 
 # -- against a server

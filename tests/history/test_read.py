@@ -16,6 +16,8 @@ import pytest
 from autoscaler import cli
 from autoscaler.core.model import (
     Bound,
+    Control,
+    ControlKind,
     Decision,
     EngineStatus,
     JobState,
@@ -75,6 +77,11 @@ def full(cluster: str, at: datetime) -> Record:
         floor=Bound(1, "the group's own"),
         ceiling=None,
         remarks=("a pod does not come up", "ä"),
+        controls=(
+            Control(kind=ControlKind.PAUSE, by="alice", at=at - TICK, up=True, until=at + TICK, reason="a release"),
+            Control(kind=ControlKind.HOLD, by="the annotation", replicas=0),
+            Control(kind=ControlKind.LIMIT, by="bob", at=at - TICK, maximum=9),
+        ),
     )
     decision = Decision(
         cluster=cluster,

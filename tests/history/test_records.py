@@ -22,6 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from autoscaler import cli
 from autoscaler.core.model import (
     Bound,
+    Control,
+    ControlKind,
     Decision,
     EngineStatus,
     JobState,
@@ -70,6 +72,20 @@ def _reading(dice: Random, at: datetime) -> Reading:
     return Reading(value, at - _span(dice), dice.choice([None, 12]), parts, _span(dice))
 
 
+def _limit(dice: Random, at: datetime) -> Control:
+    least, most = dice.choice([None, 3]), dice.randrange(5, 9)
+    until, why = dice.choice([None, at + _span(dice)]), dice.choice([None, _text(dice)])
+    return Control(
+        kind=ControlKind.LIMIT,
+        by=_text(dice),
+        at=at - _span(dice),
+        until=until,
+        reason=why,
+        minimum=least,
+        maximum=most,
+    )
+
+
 def _record(dice: Random, at: datetime) -> Record:
     def size() -> int:
         return dice.randrange(30)
@@ -96,6 +112,7 @@ def _record(dice: Random, at: datetime) -> Record:
         floor=dice.choice([None, Bound(size(), "its own least")]),
         ceiling=dice.choice([None, Bound(size(), "a quota")]),
         remarks=tuple(_text(dice) for _ in range(dice.randrange(3))),
+        controls=dice.choice([(), (_limit(dice, at), Control(kind=ControlKind.PAUSE, by=_text(dice), down=True))]),
     )
     reason = dice.choice(list(Reason))
     asked = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def observation(record: Record) -> dict[str, Any]:
         "floor": _bound(seen.floor),
         "ceiling": _bound(seen.ceiling),
         "remarks": list(seen.remarks),
+        "controls": [asdict(control) for control in seen.controls] or None,
     }
 
 

@@ -21,7 +21,8 @@ import yaml
 from autoscaler.clients import kubernetes
 from autoscaler.clients import kubernetes_watch as watch
 from autoscaler.clients.kubernetes import proxy_of
-from autoscaler.core.model import Bound
+from autoscaler.clients.kubernetes_annotations import read_controls
+from autoscaler.core.model import Bound, Control, ControlKind
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -686,6 +687,57 @@ async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
     assert remarks == ("a rollout is paused: 0 of 4 pods are of the newest version",)
 
 
+# -- what people order
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENTS, STATEFUL_SETS], ids=lambda kind: kind.plural)
+async def test_what_annotations_order_is_shown_while_they_are_there(any_cluster: Cluster, kind: Kind) -> None:
+    await any_cluster.workload(kind, "tm", 2)
+    async with connected(any_cluster.target("tm", resource=kind.plural)) as [target]:
+        await shows(target, lambda status: status.controls == ())
+        orders = {"autoscaler/paused": "down", "autoscaler/hold": "12", "team": "clicks"}
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": orders}})
+        status = await shows(target, lambda status: status.controls != ())
+        of = f"of {kind.plural}.apps {any_cluster.namespace}/tm"
+        assert status.controls == (
+            Control(kind=ControlKind.PAUSE, by=f"the annotation autoscaler/paused {of}", down=True),
+            Control(kind=ControlKind.HOLD, by=f"the annotation autoscaler/hold {of}", replicas=12),
+        )
+        wrong = {"autoscaler/paused": "yes", "autoscaler/hold": "many"}
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": wrong}})
+        status = await shows(target, lambda status: status.controls == ())
+        assert status.remarks[:2] == (
+            f"the annotation autoscaler/paused {of} is 'yes', expected true, up, down or false: no effect",
+            f"the annotation autoscaler/hold {of} is 'many', expected a number of replicas, at most 1000000: no effect",
+        )
+        await any_cluster.patch(kind, "tm", {"metadata": {"annotations": dict.fromkeys(wrong)}})
+        await shows(target, lambda status: not any("annotation" in remark for remark in status.remarks))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "ordered"),
+    [
+        ({}, []),
+        ({"autoscaler/paused": "false"}, []),
+        ({"autoscaler/paused": "true"}, [(True, True, None)]),
+        ({"autoscaler/paused": "up"}, [(True, False, None)]),
+        ({"autoscaler/paused": "False"}, ["'False'"]),
+        ({"autoscaler/paused": ""}, ["''"]),
+        ({"autoscaler/hold": "0"}, [(False, False, 0)]),
+        ({"autoscaler/hold": "1000000"}, [(False, False, 1_000_000)]),
+        ({"autoscaler/hold": "1000001"}, ["'1000001'"]),
+        ({"autoscaler/hold": "-1"}, ["'-1'"]),
+        ({"autoscaler/hold": "1.0"}, ["'1.0'"]),
+        ({"autoscaler/hold": "١٢"}, ["'١٢'"]),
+        ({"autoscaler/hold": "9" * 10_000}, ["'" + "9" * 39 + "…'"]),
+    ],
+)
+def test_what_annotations_order(annotations: dict[str, str], ordered: list[Any]) -> None:
+    controls, wrong = read_controls(annotations, "deployments prod/x")
+    found = [(each.up, each.down, each.replicas) for each in controls]
+    assert [*found, *(remark.split(" is ")[1].split(",")[0] for remark in wrong)] == ordered
+
+
 # -- which pod goes
 
 
@@ -791,6 +843,15 @@ async def flink(cluster: Cluster) -> Cluster:
 
 
 FLINK_NAME = "flink.apache.org/v1beta1/flinkdeployments"
+
+
+async def test_what_the_annotations_of_a_custom_resource_order_is_shown(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        await shows(target, lambda status: status.controls == ())
+        await flink.patch(FLINK, "clicks", {"metadata": {"annotations": {"autoscaler/paused": "up"}}})
+        [paused] = (await shows(target, lambda status: status.controls != ())).controls
+        assert (paused.up, paused.down) == (True, False)
 
 
 async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Cluster) -> None:
