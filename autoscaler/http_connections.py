@@ -9,8 +9,10 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -25,6 +27,9 @@ KEEP_ALIVE = 90.0
 
 ANSWER_TIMEOUT = 30.0
 """Seconds from a request until the client must have read the whole answer."""
+
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that the handshake of TLS may take."""
 
 MAX_CONNECTIONS = 256
 """Open connections, and never more than a quarter of the descriptors that the process may have."""
@@ -49,19 +54,29 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._idle: dict[web.RequestHandler, asyncio.TimerHandle] = {}
-        self._busy: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._idle: dict[_Counted, asyncio.TimerHandle] = {}
+        self._busy: dict[_Counted, asyncio.TimerHandle] = {}
         self._full = False
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = MAX_CONNECTIONS if descriptors < 0 else max(1, min(MAX_CONNECTIONS, descriptors // 4))
 
     async def listen(
-        self, server: web.Server, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
+        self,
+        server: web.Server,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: socket.socket | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> asyncio.Server:
-        """Accept connections at an address, or of a socket that listens. Raises OSError."""
+        """Accept connections at an address, or of a socket that listens; with TLS, if it is given. Raises OSError."""
         loop = asyncio.get_running_loop()
+
+        def connect() -> _Connection:
+            return _Connection(self, server, loop=loop, access_log=None, logger=_protocol)
+
         listener = await loop.create_server(
-            lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
+            connect if tls is None else lambda: _Handshake(self, connect, tls),
             host,
             port,  # type: ignore[arg-type]  # either an address or a socket
             sock=sock,  # type: ignore[arg-type]
@@ -85,7 +100,7 @@ class Connections:
                 self.forget(connection)
                 self._add(self._idle, connection, KEEP_ALIVE)
 
-    def opened(self, connection: web.RequestHandler) -> None:
+    def opened(self, connection: _Counted) -> None:
         """Count a new one."""
         self._add(self._idle, connection, IDLE_TIMEOUT)
         number = len(self._idle) + len(self._busy)
@@ -97,16 +112,16 @@ class Connections:
         elif number < self.limit // 2:
             self._full = False
 
-    def forget(self, connection: web.RequestHandler) -> None:
+    def forget(self, connection: _Counted) -> None:
         """Count one no more."""
         timer = self._idle.pop(connection, None) or self._busy.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
-    def _add(self, to: dict[web.RequestHandler, asyncio.TimerHandle], connection: web.RequestHandler, s: float) -> None:
+    def _add(self, to: dict[_Counted, asyncio.TimerHandle], connection: _Counted, s: float) -> None:
         to[connection] = asyncio.get_running_loop().call_later(s, self._close, connection)
 
-    def _close(self, connection: web.RequestHandler) -> None:
+    def _close(self, connection: _Counted) -> None:
         self.forget(connection)
         # Not close(): that waits until the client has read what was written.
         if isinstance(connection.transport, asyncio.WriteTransport):
@@ -127,3 +142,59 @@ class _Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.forget(self)
         super().connection_lost(exc)
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection until it speaks TLS. It counts like others: asyncio's own server counts from the handshake on only.
+
+    Args:
+        connections: where it counts.
+        connect: makes the connection that follows.
+        tls: the certificate.
+    """
+
+    def __init__(self, connections: Connections, connect: Callable[[], _Connection], tls: ssl.SSLContext) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._connections = connections
+        self._connect = connect
+        self._tls = tls
+        self._received = bytearray()
+        self._lost = False
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a server's has both directions
+        self.transport = transport
+        transport.pause_reading()
+        self._connections.opened(self)
+        self._task = asyncio.create_task(self._shake(transport), name="TLS handshake")
+
+    def data_received(self, data: bytes) -> None:
+        # It came with the end of the handshake.
+        self._received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._lost = True
+        self._connections.forget(self)
+
+    async def _shake(self, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secure = await loop.start_tls(
+                transport, self, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT
+            )
+        except OSError:  # no TLS, another version of it, or too slow
+            return
+        finally:
+            self._connections.forget(self)
+        if secure is None or self._lost:
+            return
+        connection = self._connect()
+        secure.set_protocol(connection)
+        connection.connection_made(secure)
+        if self._received:
+            connection.data_received(bytes(self._received))
+
+
+_Counted: TypeAlias = web.RequestHandler | _Handshake

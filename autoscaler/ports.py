@@ -530,6 +530,10 @@ class StateStore(ClusterStore, ControlStore, Protocol):
         ...
 
 
+LEASE = 15
+"""Seconds after its last renewal at which all leases of a copy end, by the clock of the store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """One running copy of the daemon.
@@ -552,10 +556,12 @@ class Leases:
     Attributes:
         copies: those that are alive, this one among them, by their ids.
         terms: the clusters that belong to this copy, and the term of each lease.
+        oldest: the most seconds since one of the copies has renewed.
     """
 
     copies: Mapping[UUID, Copy]
     terms: Mapping[str, int]
+    oldest: float = 0.0
 
 
 class DecisionSink(Protocol):

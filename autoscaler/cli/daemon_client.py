@@ -1,4 +1,4 @@
-"""Requests to a running daemon, for `status` and `explain`."""
+"""Requests to a running daemon, for `status`, `explain`, `pause` and the like."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import http.client
 import json
 import os
 import re
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,33 @@ from autoscaler.ports import AutoscalerError, ConfigurationError
 
 URL = "http://127.0.0.1:8765"
 
+TOKEN = "AUTOSCALER_TOKEN"  # noqa: S105 - the name of a variable
+"""The environment variable with the token."""
+
+_READ_TIMEOUT = 10.0
+_WRITE_TIMEOUT = 90.0  # `decide` waits for a tick and its scale call
+
 # In the lines of `daemon:`, outside of comments.
 _LISTEN = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\blisten:\s*["']?([^\s"',}#]+)""", re.MULTILINE)
+_TLS = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\btls:""", re.MULTILINE)
 _HOST_PORT = re.compile(r".+:\d{1,5}")
 
 
-def url_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--url`."""
+def daemon_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--url`, `--token-file` and `--ca-file`."""
     parser.add_argument("--url", help=f"URL of the daemon (default: {URL}, or daemon.listen of CONFIG)")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file with one of daemon.tokens, where the daemon needs one (default: the variable {TOKEN})",
+    )
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the certificates that sign the daemon's (default: those of the system)",
+    )
 
 
 def cluster_path(name: str) -> str:
@@ -43,11 +64,26 @@ class Address:
         url: of its HTTP endpoints.
         config: the configuration that it must run; None where it was named by its URL: then any daemon is asked.
         problems: why that file cannot be used as it is now; the daemon runs what it has loaded before.
+        token: what is sent to it, over TLS or on this machine only; None: nothing.
+        ca_file: the certificates that its own must be signed by; None: those of the system.
     """
 
     url: str
     config: Path | None = None
     problems: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody can read what is sent to it."""
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme == "https":
+            return True
+        try:
+            return ip_address(parts.hostname or "").is_loopback
+        except ValueError:
+            return parts.hostname == "localhost"
 
     def note_problems(self) -> None:
         """Say on the standard error that the file is not what the daemon runs."""
@@ -56,11 +92,32 @@ class Address:
 
 
 def find_daemon(arguments: argparse.Namespace) -> Address:
-    """The daemon that `--url` or a configuration names.
+    """The daemon that `--url` or a configuration names, with the token and certificates for it.
 
     Raises:
-        AutoscalerError: they do not say where it listens.
+        AutoscalerError: they do not say where it listens, or the file of the token has none.
     """
+    return replace(_find(arguments), token=_token(arguments.token_file), ca_file=arguments.ca_file)
+
+
+def _token(file: Path | None) -> str | None:
+    """The token of a file, or of the environment."""
+    if file is None:
+        token, source = os.environ.get(TOKEN, "").strip(), f"the environment variable {TOKEN}"
+        if not token:
+            return None
+    else:
+        try:
+            token, source = file.read_text().strip(), str(file)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise AutoscalerError(f"--token-file: {file} cannot be read: {reason}") from error
+    if not re.fullmatch(r"[!-~]+", token):
+        raise AutoscalerError(f"{source} has no token: expected one line of ASCII without spaces")
+    return token
+
+
+def _find(arguments: argparse.Namespace) -> Address:
     if arguments.url:
         url = str(arguments.url).rstrip("/")
         if not url.startswith(("http://", "https://")):
@@ -73,20 +130,21 @@ def find_daemon(arguments: argparse.Namespace) -> Address:
     path: Path = arguments.config
     problems: tuple[str, ...] = ()
     try:
-        listen = config.load(path, os.environ, offline=True).daemon.listen
+        daemon = config.load(path, os.environ, offline=True).daemon
+        listen, tls = daemon.listen, daemon.tls is not None
     except ConfigurationError as error:
         problems = error.problems
-        listen = _listen_in(path, problems)
+        listen, tls = _listen_in(path, problems)
     host, _, port = listen.rpartition(":")
     if port == "0":
         raise AutoscalerError(f"daemon.listen is {listen}: the port is in the daemon's log, pass it with --url")
     # A daemon that listens on every address is also on the loopback one.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - compared, not listened on
-    return Address(f"http://{host}:{port}", path, problems)
+    return Address(f"{'https' if tls else 'http'}://{host}:{port}", path, problems)
 
 
-def _listen_in(path: Path, problems: Sequence[str]) -> str:
-    """The `daemon.listen` of a file that is not a valid configuration, and may not even be YAML.
+def _listen_in(path: Path, problems: Sequence[str]) -> tuple[str, bool]:
+    """The `daemon.listen` of a file that is not a valid configuration and may not even be YAML; whether it has TLS.
 
     A wrong guess does no harm, as the daemon says which configuration it runs.
     """
@@ -98,7 +156,7 @@ def _listen_in(path: Path, problems: Sequence[str]) -> str:
     listen = URL.removeprefix("http://") if found is None else found[1]
     if not _HOST_PORT.fullmatch(listen):
         raise ConfigurationError([*problems, f"{path}: pass the URL of the daemon with --url"])
-    return listen
+    return listen, _TLS.search(text) is not None
 
 
 def get(daemon: Address, path: str, key: str) -> dict[str, Any]:
@@ -110,14 +168,37 @@ def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, An
     """The JSON object at a path of a daemon, and where its history is, on its machine; None: it does not say.
 
     Raises:
-        AutoscalerError: there is no daemon, it runs another configuration, or the answer has not the key.
+        AutoscalerError: there is no daemon, it runs another configuration, refuses, or the answer has not the key.
     """
+    return _request(daemon, urllib.request.Request(daemon.url + path), key, _READ_TIMEOUT)  # noqa: S310 - see `_find`
+
+
+def post(daemon: Address, path: str, body: object, key: str) -> dict[str, Any]:
+    """Have a daemon change something. Returns its answer; raises like `get_with_history`."""
+    if daemon.token is None:
+        raise AutoscalerError(f"this needs one of the daemon's tokens: name its file with --token-file, or set {TOKEN}")
+    if not daemon.private:
+        raise AutoscalerError(f"the token is not sent to {daemon.url} in clear text: use https, or ask on its machine")
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(daemon.url + path, json.dumps(body).encode(), headers)  # noqa: S310 - see `_find`
+    return _request(daemon, request, key, _WRITE_TIMEOUT)[0]
+
+
+def _request(
+    daemon: Address, request: urllib.request.Request, key: str, timeout: float
+) -> tuple[dict[str, Any], Path | None]:
     url = daemon.url
+    if daemon.token is not None and daemon.private:
+        # Not sent on to where a redirect leads.
+        request.add_unredirected_header("Authorization", f"Bearer {daemon.token}")
     # Without the proxy of the environment, which cannot reach this machine's loopback address.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_context(daemon)))
+    opener = urllib.request.build_opener(*handlers)
     other = f"{url} answers, but not like an autoscaler"
     try:
-        with opener.open(url + path, timeout=10) as response:
+        with opener.open(request, timeout=timeout) as response:
             _check_config(daemon, response.headers.get("Autoscaler-Config"))
             history = response.headers.get("Autoscaler-History")
             answer = json.load(response)
@@ -127,7 +208,13 @@ def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, An
     except http.client.HTTPException as error:
         raise AutoscalerError(f"{other}: {type(error).__name__}") from error
     except (urllib.error.URLError, OSError) as error:
-        unreachable = f"no daemon answers at {url} ({getattr(error, 'reason', error)})"
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise AutoscalerError(
+                f"the certificate of {url} is not accepted: {reason.verify_message}; name those that sign it with "
+                "--ca-file, and the daemon with --url as its certificate does"
+            ) from error
+        unreachable = f"no daemon answers at {url} ({reason})"
         if daemon.problems:
             raise ConfigurationError([*daemon.problems, f"{daemon.config}: {unreachable}"]) from error
         raise AutoscalerError(
@@ -138,6 +225,13 @@ def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, An
     if not isinstance(answer, dict) or key not in answer:
         raise AutoscalerError(f"{other}: there is no {key!r} in it")
     return answer, None if history is None else Path(urllib.parse.unquote(history))
+
+
+def _context(daemon: Address) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=daemon.ca_file)
+    except OSError as error:
+        raise AutoscalerError(f"--ca-file: {daemon.ca_file} cannot be used: {error.strerror or error}") from error
 
 
 def _check_config(daemon: Address, runs: str | None) -> None:

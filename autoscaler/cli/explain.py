@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, get_with_history, url_option
+from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get, get_with_history
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
 from autoscaler.core.explain import count_of, explain
@@ -38,7 +38,7 @@ def register(commands: Commands) -> None:
         "--at", type=moment, metavar="TIME", help="the decision in force at TIME, like 2026-01-31T17:05:00Z"
     )
     parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
-    url_option(parser)
+    daemon_options(parser)
     json_option(parser)
     parser.set_defaults(command=run)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.configuration import summarized
-from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, url_option
+from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.orders import short_order
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
@@ -49,7 +50,7 @@ def register(commands: Commands) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
     json_option(how)
-    url_option(parser)
+    daemon_options(parser)
     parser.set_defaults(command=run)
 
 
@@ -208,6 +209,10 @@ def _daemon(answer: dict[str, Any]) -> list[str]:
     if answer.get("reload", "ok") != "ok":
         lines += ["", "The configuration was not reloaded, the previous one stays in use:"]
         lines += [f"  {problem}" for problem in answer["reload"]]
+    # Nor has an earlier version copies.
+    for copy in answer.get("copies", ()):
+        if copy["problem"] is not None:
+            lines += ["", f"The copy {copy['name']} ({copy['url']}) cannot be asked: {copy['problem']}"]
     return lines
 
 
@@ -307,17 +312,7 @@ def _rescale(rescale: dict[str, Any] | None) -> str:
 
 def _ordered(row: dict[str, Any]) -> str:
     """What people have ordered, in short."""
-    return ", ".join(map(_control, row.get("controls", ()))) or "-"
-
-
-def _control(control: dict[str, Any]) -> str:
-    match control["kind"]:
-        case "pause":
-            return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"
-        case "hold":
-            return f"hold {control['replicas']}"
-    ends = ("" if size is None else str(size) for size in (control["min"], control["max"]))
-    return f"limit {'-'.join(ends)}"
+    return ", ".join(map(short_order, row.get("controls", ()))) or "-"
 
 
 def _problems(row: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from autoscaler.config import include
 from autoscaler.config.build import Builder
 from autoscaler.config.cluster import ClusterReader, Owners, check_name, read_source, source_classes
 from autoscaler.config.document import Invalid, Node, Problems, join
+from autoscaler.config.document import Mapping as MappingNode
 from autoscaler.config.fleets import Template
 from autoscaler.config.include import OWN
-from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec
+from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec, TlsSpec, TokenSpec
 from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
 from autoscaler.plugins import Kind
-from autoscaler.ports import SourcePlugin
+from autoscaler.ports import Secret, SourcePlugin
 
 _PASSWORD = re.compile(r"://[^/@:]*:(.+)@")
 
@@ -38,9 +40,10 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
     """
     problems = Problems(str(path))
-    file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
+    build = Builder(problems, path.parent.absolute(), environ, offline=offline)
+    file = _File(path, problems, build, offline=offline)
     try:
-        config = file.read(include.read(path, problems) if root is None else root, offline=offline)
+        config = file.read(include.read(path, problems) if root is None else root)
     except Invalid:
         config = None
     if problems or config is None:
@@ -48,17 +51,31 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     return config
 
 
+def server_context(spec: TlsSpec) -> ssl.SSLContext:
+    """The TLS context of the HTTP endpoints. Raises OSError, of which `ssl.SSLError` is one, and ValueError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load_certificate(context, spec)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, spec: TlsSpec) -> None:
+    """Have new connections get the certificate as it is in its file now. Raises like `server_context`."""
+    # A password that is empty fails; without one OpenSSL would ask the terminal.
+    context.load_cert_chain(spec.certificate, spec.key, password="")
+
+
 class _File:
     """Reads one file, every section as far as possible, so that all problems are reported together."""
 
-    def __init__(self, path: Path, problems: Problems, build: Builder) -> None:
+    def __init__(self, path: Path, problems: Problems, build: Builder, *, offline: bool) -> None:
         self._path = path
         self._problems = problems
         self._build = build
+        self._offline = offline
         self._classes: dict[str, type[Any] | None] = {}
         self._sources: dict[str, SourcePlugin] = {}
 
-    def read(self, node: Node, *, offline: bool) -> Config:
+    def read(self, node: Node) -> Config:
         """Read it. Raises Invalid when problems were recorded that leave nothing to go on with."""
         build = self._build
         root = build.mapping(node, "", FileSections)
@@ -67,7 +84,7 @@ class _File:
         clusters = ClusterReader(build, self._classes, Owners())
         default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         readers = {
-            "daemon": lambda node, path: self._daemon(node, path, default, offline=offline),
+            "daemon": lambda node, path: self._daemon(node, path, default),
             "sources": lambda node, path: build.entries(node, path, self._source),
             "clusters": lambda node, path: self._clusters(node, path, clusters),
             "fleets": lambda node, path: build.entries(node, path, self._fleet),
@@ -93,20 +110,55 @@ class _File:
             config, warnings=build.warnings.error().problems, secrets=frozenset(self._problems.secrets)
         )
 
-    def _daemon(self, node: Node, path: str, default: DaemonSpec, *, offline: bool) -> DaemonSpec:
+    def _daemon(self, node: Node, path: str, default: DaemonSpec) -> DaemonSpec:
+        spec = self._build.dataclass(DaemonSpec, node, path, default)
+        if self._offline:
+            return spec
         mapping = self._build.mapping(node, path, DaemonSpec)
-        daemon = self._build.dataclass(DaemonSpec, node, path, default)
-        if daemon.state is None or offline:
-            return daemon
-        if found := _PASSWORD.search(daemon.state):
+        self._check_state(spec, mapping, path)
+        if spec.tls is not None:
+            try:
+                server_context(spec.tls)
+            except (OSError, ValueError) as error:
+                message = (
+                    f"{spec.tls.certificate} and {spec.tls.key} cannot be used: {error}; expected PEM files of a "
+                    "certificate and its private key, which has no password"
+                )
+                raise self._problems.fail(*mapping.place("tls", path), message) from error
+        if not spec.tokens:
+            return spec
+        tokens: list[TokenSpec] = []
+        line, where = mapping.place("tokens", path)
+        for index, token in enumerate(spec.tokens):
+            try:
+                tokens.append(self._token(token))
+            except (OSError, ValueError) as error:
+                message = f"{token.token_file} cannot be used: {getattr(error, 'strerror', None) or error}"
+                raise self._problems.fail(line, join(join(where, index), "token_file"), message) from error
+            same = next((other.name for other in tokens[:-1] if other.token == tokens[-1].token), None)
+            if same is not None:
+                raise self._problems.fail(line, join(where, index), f"has the same token as {same}")
+        return dataclasses.replace(spec, tokens=tuple(tokens))
+
+    def _check_state(self, spec: DaemonSpec, mapping: MappingNode, path: str) -> None:
+        if spec.state is None:
+            return
+        if found := _PASSWORD.search(spec.state):
             # The whole URL is hidden already, and a message may have the password alone.
             self._problems.hide(found[1])
             self._problems.hide(unquote(found[1]))
-        if not daemon.state.startswith(("postgresql://", "postgres://")):
+        if not spec.state.startswith(("postgresql://", "postgres://")):
             line, where = mapping.place("state", path)
             message = "expected postgresql://USER:PASSWORD@HOST/DATABASE; left out, state is kept in the directory"
             raise self._problems.fail(line, where, message)
-        return daemon
+
+    def _token(self, spec: TokenSpec) -> TokenSpec:
+        """A token with what its file has. Raises OSError and ValueError, of which ParameterError is one."""
+        if spec.token_file is None:
+            return spec
+        token = Secret(spec.token_file.read_text().strip())
+        self._problems.hide(token)
+        return dataclasses.replace(spec, token=token, token_file=None)
 
     def _source(self, name: str, node: Node, path: str) -> SourcePlugin:
         source: SourcePlugin = read_source(self._build, name, node, path)

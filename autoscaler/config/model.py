@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
@@ -15,12 +17,61 @@ from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, Secret, Sour
 
 _HIGHEST_PORT = 65535
 
+_URL = re.compile(r"https?://[^\s/?#@]+/?")
+
 
 class LogFormat(StrEnum):
     """The format of log lines."""
 
     CONSOLE = "console"
     JSON = "json"
+
+
+class Rights(StrEnum):
+    """What the owner of a token may do; who may write may also read."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpec:
+    """One bearer token of the HTTP endpoints.
+
+    Attributes:
+        name: who has it; the audit names its changes by this.
+        rights: `write` may pause, hold, limit, resume and have decided now; `read` may only read.
+        token: the token itself, 16 characters or more: `${NAME}`.
+        token_file: in its place a file that has it in its only line. It is read again at SIGHUP.
+    """
+
+    name: str
+    rights: Rights
+    token: Secret | None = None
+    token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.@-]{1,63}", self.name):
+            raise ParameterError("name", "is 1 to 63 letters, digits, `_`, `.`, `-`, `@`")
+        if (self.token is None) == (self.token_file is None):
+            raise ParameterError("token", "either it or token_file is needed")
+        if self.token is not None and not re.fullmatch(r"[!-~]{16,}", self.token):
+            raise ParameterError(
+                "token", "must be 16 or more characters of ASCII without spaces; `openssl rand -hex 32` makes one"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSpec:
+    """TLS of the HTTP endpoints.
+
+    Attributes:
+        certificate: PEM file with the certificate, and those between it and the root. Both are read again at SIGHUP.
+        key: PEM file with its private key, without a password.
+    """
+
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +83,13 @@ class DaemonSpec:
         state: a PostgreSQL database that state and decisions are kept in instead of the directory,
             `postgresql://USER:PASSWORD@HOST/DATABASE`: several copies may share it.
         listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
+        advertise: URL under which other copies that share `state` reach this one. Default: made of `listen`; where that
+            is every address, with that of the pod (POD_IP) or the name of the machine.
         hosts: further names under which clients reach the HTTP endpoints, such as that of a reverse proxy. Addresses,
             names without a dot and those of Kubernetes services need none; all others are refused.
+        tokens: who may change something over HTTP; nobody without them.
+        tls: the certificate of the HTTP endpoints. Tokens need it where `listen` is not a loopback address.
+        read_needs_token: whether reading needs a token too, except for `/healthz`.
         log: format of the log lines.
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
@@ -43,7 +99,11 @@ class DaemonSpec:
     directory: Path
     state: Secret | None = None
     listen: str = "127.0.0.1:8765"
+    advertise: str | None = None
     hosts: tuple[str, ...] = ()
+    tokens: tuple[TokenSpec, ...] = ()
+    tls: TlsSpec | None = None
+    read_needs_token: bool = False
     log: LogFormat = LogFormat.CONSOLE
     decisions: int = 500
     history: timedelta = timedelta(days=7)
@@ -55,10 +115,32 @@ class DaemonSpec:
             raise ParameterError(
                 "listen", f"must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
             )
+        if self.advertise is not None and not _URL.fullmatch(self.advertise):
+            raise ParameterError("advertise", f"must be a URL like http://10.0.0.7:8765, not {self.advertise!r}")
+        if self.tokens and self.tls is None and not self.loopback:
+            raise ParameterError(
+                "tokens",
+                f"would be sent in clear text to daemon.listen, {self.listen}: set daemon.tls, or listen on 127.0.0.1",
+            )
+        names = [token.name for token in self.tokens]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ParameterError("tokens", f"two of them are called {twice}")
+        if self.read_needs_token and not self.tokens:
+            raise ParameterError("read_needs_token", "needs tokens: nobody could read")
         if self.decisions < 1:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):
             raise ParameterError("history", "must be above 0s")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches `listen`."""
+        host = self.listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ from autoscaler.daemon.connections import (
     contained,
     expire,
     format_error,
-    sleep_until_stopped,
 )
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
-from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, Record, StoreError
+from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -47,6 +47,11 @@ SCALE_TIMEOUT = 30.0
 NOT_OBSERVED = "not observed yet"
 
 UNANSWERED = "the daemon was stopped before the scale call was answered"
+
+EXPIRED = "the lease may have expired: another copy may control this cluster"
+
+SHORTEST_PAUSE = 1.0
+"""Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
 
 _TICKS_UNTIL_BACK = 3
 """Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
@@ -167,6 +172,7 @@ class Controller:
         tick_recorder: TickRecorder,
         dry_run: bool = False,
         decide: Decide = step,
+        ownership: Ownership | None = None,
         orders: Orders = no_orders,
     ) -> None:
         self.cluster = cluster
@@ -187,10 +193,14 @@ class Controller:
         self._utc = utc
         self._tick_recorder = tick_recorder
         self._decide = decide
+        self._ownership = ownership or SoleOwnership()
         self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None
+        self._asked: asyncio.Future[None] | None = None
+        self._sleeping: asyncio.Timeout | None = None
+        self._begun = -math.inf
 
     def adopt_state_of(self, before: Controller) -> None:
         """Continue where another controller of the same cluster has ended."""
@@ -219,24 +229,67 @@ class Controller:
         """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
         expire(self._observing)
 
+    async def decide_now(self) -> None:
+        """Wait for a tick that begins from now on, as soon as it may. All who wait for the same one share it.
+
+        It also returns when the controller ends before: then there is no new decision.
+        """
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            if self._sleeping is not None and not self._sleeping.expired():
+                self._sleeping.reschedule(self._hastened(self._sleeping.when() or 0.0))
+        # Who leaves must not cancel it for the others.
+        await asyncio.shield(self._asked)
+
+    def _hastened(self, due: float) -> float:
+        """When the tick that is due then begins, as it is asked for."""
+        interval = self.cluster.interval.total_seconds()
+        earliest = self._begun + min(SHORTEST_PAUSE, interval)
+        return min(due, max(earliest, asyncio.get_running_loop().time()))
+
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
-        takes, and those that were missed are skipped.
+        takes, and those that were missed are skipped. `decide_now` adds one.
         """
+        try:
+            await self._run(stop)
+        finally:
+            # Done, for those who ask from here on too.
+            self._asked = self._asked or asyncio.get_running_loop().create_future()
+            _resolve(self._asked)
+
+    async def _sleep(self, stop: asyncio.Event, due: float) -> float | None:
+        """Wait until then, or until a tick that is asked for. Returns when it was due; None: stopped."""
+        if self._asked is not None:
+            due = self._hastened(due)
+        try:
+            async with asyncio.timeout_at(due) as self._sleeping:
+                await stop.wait()
+        except TimeoutError:
+            return None if stop.is_set() or self._sleeping is None else self._sleeping.when()
+        finally:
+            self._sleeping = None
+        return None
+
+    async def _run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         interval = self.cluster.interval.total_seconds()
         offset = splay(self.name, interval)
         number = math.floor((loop.time() - offset) / interval) + 1
         while not stop.is_set():
-            due = number * interval + offset
-            if await sleep_until_stopped(stop, due - loop.time()):
+            planned = number * interval + offset
+            due = await self._sleep(stop, planned)
+            if due is None:
                 return
-            begun = loop.time()
+            # Who asks from here on waits for the next tick: this one may have observed already.
+            asked, self._asked = self._asked, None
+            begun = self._begun = loop.time()
             try:
                 await self.tick()
             except (asyncio.CancelledError, GeneratorExit):
+                _resolve(asked)
                 raise
             except BaseException as error:
                 # A failure of one cluster, even a defect of ours, must not end the others.
@@ -249,9 +302,10 @@ class Controller:
                 self.finished = loop.time()
             ended = loop.time()
             self._tick_recorder.record_tick(begun - due, ended - begun)
-            following = max(number + 1, math.floor((ended - offset) / interval) + 1)
-            self.counters.skipped += following - number - 1
-            number = following
+            following = number if due < planned else number + 1  # an asked one leaves the grid as it is
+            number = max(following, math.floor((ended - offset) / interval) + 1)
+            self.counters.skipped += number - following
+            _resolve(asked)
 
     async def tick(self) -> None:
         """Observe, decide, persist and act once.
@@ -276,6 +330,10 @@ class Controller:
             failed = "" if state.rescale is None else state.rescale.error
             record = Record(observation, decision, dry_run=self.dry_run, failed=failed)
             await self._store.save(self.name, after, record)
+        except LeaseLost as error:
+            self.problem = str(error)  # what has become of the lease is logged where it is renewed
+            self._ownership.doubt()
+            return
         except StoreError as error:
             self._set_problem(str(error))
             return
@@ -311,6 +369,8 @@ class Controller:
         try:
             with contained():
                 async with asyncio.timeout(SCALE_TIMEOUT):
+                    if not self._ownership.valid(self.name):
+                        raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails
                     await self.connections.target().scale(replicas)
         except TimeoutError:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
@@ -338,6 +398,9 @@ class Controller:
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)
+        except LeaseLost as store_error:
+            self.problem = str(store_error)
+            self._ownership.doubt()
         except StoreError as store_error:
             self._set_problem(str(store_error))
 
@@ -441,6 +504,11 @@ class Controller:
                 if seconds is not known.get(phase):
                     number, total = self.counters.phases.get((direction, phase), (0, 0.0))
                     self.counters.phases[direction, phase] = (number + 1, total + seconds[-1])
+
+
+def _resolve(asked: asyncio.Future[None] | None) -> None:
+    if asked is not None and not asked.done():
+        asked.set_result(None)
 
 
 def trouble(controller: Controller) -> str | None:

@@ -215,8 +215,8 @@ class Discoveries:
 
     async def _report(self, watch: _Watch) -> None:
         """Show the members their status until this is cancelled."""
-        controllers = self._fleet.controllers
-        await Reporter(watch.name, watch.live, watch.known, controllers, self._utc).run()
+        fleet = self._fleet
+        await Reporter(watch.name, watch.live, watch.known, fleet.controllers, self._utc, fleet.ownership).run()
 
     async def _restore(self, watch: _Watch) -> None:
         """Go on with the members of before the start."""
@@ -276,9 +276,14 @@ class Discoveries:
         changes = await self._fleet.change(assembled.config)
         self._applied = True
         self.members = assembled.members
-        controllers = self._fleet.controllers
-        for name, (fleet, member) in assembled.members.items():
-            controllers[name].template_problem = next(iter(self._watches[fleet].filled[member].problems), None)
+        problems = {
+            name: problem
+            for name, (fleet, member) in assembled.members.items()
+            for problem in self._watches[fleet].filled[member].problems[:1]
+        }
+        self._fleet.template_problems = problems
+        for name, controller in self._fleet.controllers.items():
+            controller.template_problem = problems.get(name)
         for name, watch in self._watches.items():
             watch.refuse(assembled.refused.get(name, {}))
             watch.report()

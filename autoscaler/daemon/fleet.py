@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -13,11 +13,15 @@ from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, TickRecorder
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Orders, no_orders, utc_now
 from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0
 """Seconds that cancelled tasks may take to end."""
+
+END_TIMEOUT = 0.5
+"""Seconds for which controllers that end are waited for before it is seen to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,13 @@ class Changes(NamedTuple):
 
 
 class Fleet:
-    """The running controllers, by the names of their clusters."""
+    """The running controllers, by the names of their clusters.
+
+    Attributes:
+        controllers: those of the clusters that this copy owns.
+        ownership: says which these are.
+        template_problems: name of a member's cluster -> why it goes on with earlier values in its fleet's template.
+    """
 
     def __init__(
         self,
@@ -71,11 +81,15 @@ class Fleet:
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
         decide: Decide = step,
+        ownership: Ownership | None = None,
         orders: Orders = no_orders,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
+        self.template_problems: Mapping[str, str] = {}
+        self.ownership = ownership or SoleOwnership()
         self._config: Config | None = None
+        self._lock = asyncio.Lock()
         self._running: dict[str, _Running] = {}
         self._ending: dict[str, _Ending] = {}
         self._stopped = False
@@ -97,23 +111,47 @@ class Fleet:
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
 
-    async def change(self, config: Config) -> Changes:
-        """Make the controllers those of the configuration. Clusters that it does not change are not disturbed.
+    @property
+    def wanted(self) -> Mapping[str, Cluster]:
+        """All clusters of the configuration, whichever copy owns them."""
+        return {} if self._config is None else self._config.clusters
 
-        However many it changes, ticks of the others are not late. One in the middle of a scale call delays only its own
-        successor, which is not waited for. To be called by one task at a time.
+    @property
+    def running(self) -> Collection[str]:
+        """The names of the clusters that have a controller here, one that ends included."""
+        return self._running.keys()
+
+    async def follow(self) -> None:
+        """Have controllers for what is owned now, and wait a moment for those that end."""
+        if self._config is not None:
+            ending = (await self.change(None)).ending
+            if ending:
+                await asyncio.wait(ending, timeout=END_TIMEOUT)
+
+    async def change(self, config: Config | None) -> Changes:
+        """Make the controllers those of the configuration that are owned; None: of the present one.
+
+        Clusters that it does not change are not disturbed. However many it changes, ticks of the others are not late.
+        One in the middle of a scale call delays only its own successor, which is not waited for.
         """
+        async with self._lock:
+            config = config or self._config
+            assert config is not None  # noqa: S101 - the first one is given
+            return await self._change(config)
+
+    async def _change(self, config: Config) -> Changes:
         before, slices = self._config, Slices()
+        owned = {name: cluster for name, cluster in config.clusters.items() if self.ownership.owns(name)}
         # Not those of the configuration before: a change to it that failed, by a defect of a plug-in, is made up for.
         present = {name for name in self._running if name not in self._ending or self._ending[name].successor}
         added, changed = set(), set()
-        for name in config.clusters:
+        for name in owned:
             await slices.turn()
             if name not in present:
                 added.add(name)
             elif before is None or name not in before.clusters or _parts(before, name) != _parts(config, name):
                 changed.add(name)
-        gone = self._running.keys() - config.clusters.keys()
+        gone = self._running.keys() - owned.keys()
         removed = {name for name in gone if name in present or self._ending[name].task is None}
         self._config = config
         for name in removed | changed:
@@ -193,8 +231,10 @@ class Fleet:
             tick_recorder=self._tick_recorder,
             dry_run=self._dry_run,
             decide=self._decide,
+            ownership=self.ownership,
             orders=self._orders,
         )
+        controller.template_problem = self.template_problems.get(cluster.spec.name)
         if before is not None:
             controller.adopt_state_of(before.controller)
         stop = asyncio.Event()

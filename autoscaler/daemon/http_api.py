@@ -1,4 +1,7 @@
-"""The HTTP endpoints: health, metrics and a JSON API. All of them are read-only, and every error is JSON."""
+"""The HTTP endpoints: health, metrics and a JSON API; `http_control` has those that change something.
+
+Every error is JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,34 @@ from collections.abc import (
 )
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from ipaddress import ip_address
 from statistics import median
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.explain import describe_control, explain
-from autoscaler.core.model import ClusterState, Control, Decision, Learned, Rescale
-from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
+from autoscaler.core.explain import explain
+from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
+from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.http_access import ACCESS, Access
+from autoscaler.daemon.http_control import routes
+from autoscaler.daemon.http_requests import (
+    STATUS,
+    control_document,
+    controller_of,
+    decision_document,
+    limit_of,
+    until_of,
+)
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
+from autoscaler.daemon.peers import FORWARDED, Peers, copies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
@@ -48,10 +62,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("autoscaler.daemon.http_api")
 
-MAX_DECISIONS = 10_000
-"""Most decisions in one answer."""
-
-_STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
 _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
@@ -66,6 +76,11 @@ _AT_ONCE = 8
 
 _PART = 64 * 1024
 
+UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
+
+MAX_BODY = 64 * 1024
+"""Bytes of the body of a request."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -75,13 +90,14 @@ class ListenError(AutoscalerError):
 
 @asynccontextmanager
 async def serve_http(
-    status: DaemonStatus, registry: CollectorRegistry, listen: str, hosts: Sequence[str] = ()
+    status: DaemonStatus, registry: CollectorRegistry, access: Access, listen: str, hosts: Sequence[str] = ()
 ) -> AsyncIterator[str]:
     """Serve the endpoints on `host:port` and give their URL; port 0 takes a free one.
 
     Args:
         status: of the daemon.
         registry: its metrics.
+        access: who may ask for what.
         listen: where.
         hosts: further names under which clients may reach it.
 
@@ -89,13 +105,13 @@ async def serve_http(
         ListenError: the address is in use, not of this machine or not an address.
     """
     host, port = split_address(listen)
-    app = application(status, registry, {*hosts, host})
+    app = application(status, registry, access, {*hosts, host})
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
         try:
-            listener = await app[_CONNECTIONS].listen(runner.server, host, port)
+            listener = await app[_CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
         except OSError as error:
             raise ListenError(
                 f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
@@ -103,7 +119,8 @@ async def serve_http(
             ) from error
         try:
             address, number = listener.sockets[0].getsockname()[:2]
-            yield f"http://{f'[{address}]' if ':' in address else address}:{number}"
+            scheme = "http" if access.tls is None else "https"
+            yield f"{scheme}://{f'[{address}]' if ':' in address else address}:{number}"
         finally:
             listener.close()
     finally:
@@ -119,11 +136,16 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterable[str]) -> web.Application:
+def application(
+    status: DaemonStatus, registry: CollectorRegistry, access: Access, hosts: Iterable[str]
+) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(middlewares=[_send, _json_errors, _check_host])
+    app = web.Application(
+        middlewares=[_send, _json_errors, _check_host, _check_access, _forward], client_max_size=MAX_BODY
+    )
+    app[ACCESS] = access
     app[_HOSTS] = frozenset(map(_name, hosts))
-    app[_STATUS], app[_REGISTRY] = status, registry
+    app[STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
     app[_TURNS] = asyncio.Semaphore(_AT_ONCE)
     app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
@@ -133,6 +155,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
             web.get("/readyz", _ready),
             web.get("/metrics", _metrics),
             web.get("/metrics/policies", _metrics_of_policies),
+            *routes(),
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
@@ -148,7 +171,7 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
 
     A client of another daemon must not mistake these clusters for its own, and what is older is read from the files.
     """
-    status = request.app[_STATUS]
+    status = request.app[STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
     response.headers["Autoscaler-History"] = quote(os.fsencode(status.history_directory))
 
@@ -215,7 +238,7 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.HTTPException as error:
         if error.status < 400:  # noqa: PLR2004 - not an error
             raise
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        headers = {name: error.headers[name] for name in (hdrs.ALLOW, hdrs.WWW_AUTHENTICATE) if name in error.headers}
         return web.json_response({"error": error.text or error.reason}, status=error.status, headers=headers)
     except StoreError as error:
         return web.json_response({"error": str(error)}, status=503)
@@ -234,6 +257,31 @@ async def _check_host(request: web.Request, handler: Handler) -> web.StreamRespo
             "add it to daemon.hosts"
         )
     return await handler(request)
+
+
+@web.middleware
+async def _check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
+    await request.app[ACCESS].check(request)
+    return await handler(request)
+
+
+@web.middleware
+async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Have the copy answer that controls the cluster which is asked about. What was decided is known to all."""
+    status, name = request.app[STATUS], request.match_info.get("name")
+    if (
+        name is None
+        or name in status.controllers
+        or name not in status.clusters
+        or request.match_info.handler is _decisions
+        or FORWARDED in request.headers
+    ):
+        return await handler(request)
+    return await _peers(request).forward(request)
+
+
+def _peers(request: web.Request) -> Peers:
+    return Peers(request.app[STATUS].ownership, request.app[ACCESS].certificate)
 
 
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
@@ -258,7 +306,7 @@ def _is_address(name: str) -> bool:
 
 
 async def _health(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
+    status = request.app[STATUS]
     now = asyncio.get_running_loop().time()
     overdue = sorted(c.name for c in status.controllers.values() if c.overdue(now))
     # One failing cluster does not trigger a restart; /readyz shows it.
@@ -268,7 +316,7 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
+    status = request.app[STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
     problems = {c.name: why for c in status.controllers.values() if (why := trouble(c)) not in (None, NOT_OBSERVED)}
     fleets = {fleet.name: why for fleet in status.fleets if (why := _fleet_problem(fleet)) is not None}
@@ -304,7 +352,7 @@ def _fleet_problem(fleet: FleetStatus) -> str | None:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    status, registry, renderer = request.app[_STATUS], request.app[_REGISTRY], request.app[_RENDERER]
+    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[_RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -315,7 +363,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
-    status, renderer = request.app[_STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[_RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -326,26 +374,48 @@ async def _metrics_of_policies(request: web.Request) -> web.Response:
 
 
 async def _clusters(request: web.Request) -> web.Response:
-    status, renderer = request.app[_STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[_RENDERER]
+    alone = FORWARDED in request.headers or not status.ownership.copies
 
     async def make() -> bytes:
+        answers = [] if alone else await _peers(request).ask(request)
         clusters, fleets = await snapshot(status), status.fleets
+        others = [row for answer in answers for row in answer.body.get("clusters", ())]
+        if not alone:
+            clusters += _unknown(status, {row["name"] for row in others})
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
         loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
-            rows = [_row(cluster, now) for cluster in clusters]
-            found = [_fleet(fleet, loop_time, now) for fleet in fleets]
-            return _json({"dry_run": dry_run, "reload": reload, "fleets": found, "clusters": rows})
+            # One that has just been handed over may be in two answers: ours is the last one.
+            rows = {row["name"]: row for row in (*others, *(_row(cluster, now) for cluster in clusters))}
+            return _json(
+                {
+                    "dry_run": dry_run,
+                    "reload": reload,
+                    "copies": copies(status.ownership, answers),
+                    "fleets": [_fleet(fleet, loop_time, now) for fleet in fleets],
+                    "clusters": [row for _, row in sorted(rows.items())],
+                }
+            )
 
         return await renderer.render(rendered)
 
-    body = await renderer.share("clusters", make)
+    body = await renderer.share(("clusters", alone), make)
     return web.Response(body=_parts(body), content_type="application/json")
 
 
+def _unknown(status: DaemonStatus, known: Collection[str]) -> list[ClusterSnapshot]:
+    """The clusters that neither this copy nor another one has shown."""
+    return [
+        ClusterSnapshot.unknown(cluster, fleet_of(status.members, name), UNCONTROLLED, dry_run=status.dry_run)
+        for name, cluster in status.clusters.items()
+        if name not in status.controllers and name not in known
+    ]
+
+
 async def _fleets(request: web.Request) -> web.Response:
-    status, renderer = request.app[_STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[_RENDERER]
     loop_time, now = asyncio.get_running_loop().time(), status.utc()
 
     async def make() -> bytes:
@@ -378,8 +448,8 @@ def _fleet(fleet: FleetStatus, loop_time: float, now: datetime) -> dict[str, obj
 
 
 async def _cluster(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
-    controller = _controller(status, request.match_info["name"])
+    status = request.app[STATUS]
+    controller = controller_of(status, request.match_info["name"])
     connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
     cluster = ClusterSnapshot.of(controller, fleet_of(status.members, controller.name))
     now = status.utc()
@@ -404,10 +474,13 @@ def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetim
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status, renderer = request.app[_STATUS], request.app[_RENDERER]
-    controller = _controller(status, request.match_info["name"])
-    pages = status.pages(controller.name, _limit(request), _until(request))
-    parts = _decision_list(controller.name, controller.state, pages, renderer)
+    status, renderer, name = request.app[STATUS], request.app[_RENDERER], request.match_info["name"]
+    if name in status.clusters and name not in status.controllers:
+        state = await status.load(name)
+    else:
+        state = controller_of(status, name).state
+    pages = status.pages(name, limit_of(request), until_of(request))
+    parts = _decision_list(name, state, pages, renderer)
     # Before the answer begins: an error after that can only end the connection.
     first = await anext(parts)
     return web.Response(body=_joined(first, parts), content_type="application/json")
@@ -424,7 +497,7 @@ async def _decision_list(
         for line in page:
             record = _record(line)
             failed = _failure(state, record.decision) or call_failure(record, newer)
-            texts.append(_rendered(record, failed))
+            texts.append(json.dumps(decision_document(record, failed)))
             newer = record
         return ", ".join(texts)
 
@@ -454,37 +527,6 @@ def _json(document: object) -> bytes:
     return json.dumps(document).encode()
 
 
-def _controller(status: DaemonStatus, name: str) -> Controller:
-    controller = status.controllers.get(name)
-    if controller is None:
-        for fleet in status.fleets:
-            if name in fleet.problems:
-                why = "; ".join(fleet.problems[name])
-                raise web.HTTPNotFound(text=f"there is no cluster {name!r}; the fleet {fleet.name} has refused: {why}")
-        known = ", ".join(sorted(status.controllers)[:20]) or "none"
-        raise web.HTTPNotFound(text=f"there is no cluster {name!r}; there are: {known}")
-    return controller
-
-
-def _limit(request: web.Request) -> int:
-    text = request.query.get("limit", "20")
-    # Long ones are not converted: Python raises another error for thousands of digits.
-    if not text.isdecimal() or len(text) > len(str(MAX_DECISIONS)) or not 1 <= int(text) <= MAX_DECISIONS:
-        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MAX_DECISIONS}")
-    return int(text)
-
-
-def _until(request: web.Request) -> datetime | None:
-    text = request.query.get("until")
-    if text is None:
-        return None
-    try:
-        until = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise web.HTTPBadRequest(text=f"until is {text!r}, expected a time like 2026-01-31T17:05:00Z") from error
-    return until if until.tzinfo else until.replace(tzinfo=UTC)
-
-
 def _failure(state: ClusterState | None, decision: Decision) -> str | None:
     """Why the scale call of the last decision failed."""
     rescale = None if state is None else state.rescale
@@ -496,17 +538,6 @@ def _record(line: bytes) -> Record:
         return load_record(line)
     except ValueError as error:
         raise StoreError(f"a decision cannot be read: {error}") from error
-
-
-def _rendered(record: Record, failed: str | None) -> str:
-    return json.dumps(
-        {
-            "observation": to_json(record.observation),
-            "decision": to_json(record.decision),
-            "dry_run": record.dry_run,
-            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
-        }
-    )
 
 
 def _reload(status: DaemonStatus) -> list[str] | str:
@@ -530,25 +561,9 @@ def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
         "desired": None if decision is None else decision.desired,
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
-        "controls": [_control(control) for control in cluster.controls],
+        "controls": [control_document(control) for control in cluster.controls],
         "missing": {} if observation is None else dict(observation.missing),
         "problem": cluster.trouble,
-    }
-
-
-def _control(control: Control) -> dict[str, object]:
-    return {
-        "kind": control.kind.value,
-        "by": control.by,
-        "at": None if control.at is None else control.at.isoformat(),
-        "until": None if control.until is None else control.until.isoformat(),
-        "reason": control.reason,
-        "up": control.up,
-        "down": control.down,
-        "replicas": control.replicas,
-        "min": control.minimum,
-        "max": control.maximum,
-        "text": describe_control(control),
     }
 
 

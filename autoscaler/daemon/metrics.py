@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import Reading, SizeCapacity
 from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -94,6 +95,8 @@ class DaemonCollector(Collector):
             ("last_reload_timestamp_seconds", "When the configuration was last loaded.", status.loaded_at.timestamp()),
         ):
             yield GaugeMetricFamily(f"autoscaler_{name}", text, value=float(value))
+        if status.ownership.me is not None:
+            yield from _sharing(status.ownership)
         fleets, now = status.fleets, status.utc()
         for kind, name, text, number in _FLEETS:
             family = kind(f"autoscaler_fleet_{name}", text, labels=["fleet"])
@@ -105,6 +108,17 @@ class DaemonCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: `collect` gives the families."""
         return ()
+
+
+def _sharing(ownership: Ownership) -> Iterator[Metric]:
+    """What this copy has of what all share."""
+    for kind, name, text, value in (
+        (GaugeMetricFamily, "copies", "Copies that live, as of the last renewal of this one.", len(ownership.copies)),
+        (GaugeMetricFamily, "leases_owned", "Leases that this copy has.", ownership.owned),
+        (CounterMetricFamily, "leases_taken", "Leases that this copy has taken.", ownership.taken),
+        (GaugeMetricFamily, "leases_ok", "0 while the leases cannot be renewed.", ownership.failure is None),
+    ):
+        yield kind(f"autoscaler_{name}", text, value=float(value))
 
 
 def _answer_age(fleet: FleetStatus, now: datetime) -> float:

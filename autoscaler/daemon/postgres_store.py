@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from autoscaler.core.model import ClusterState
+from autoscaler.core.state import rebase
 from autoscaler.daemon.controls import unneeded
+from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.postgres_connection import NAMESPACE, Database, Link
 from autoscaler.daemon.stored import MAX_BYTES, PAGE, dump_id, dump_member, restore, restore_member
 from autoscaler.daemon.write_batcher import Batches
 from autoscaler.ports import (
+    LEASE,
     MAX_AUDIT,
     AuditEntry,
     Copy,
@@ -49,9 +52,6 @@ log = logging.getLogger("autoscaler.daemon.postgres_store")
 
 SCHEMA = 1
 
-LEASE = 15
-"""Seconds after its last renewal at which all leases of a copy end, by the clock of the database."""
-
 _TABLES = """
 CREATE TABLE version (version integer NOT NULL);
 CREATE TABLE cluster (
@@ -61,7 +61,8 @@ CREATE TABLE cluster (
     attempt bigint NOT NULL,
     first bigint NOT NULL,
     last bigint NOT NULL,
-    bytes bigint NOT NULL
+    bytes bigint NOT NULL,
+    ahead double precision
 ) WITH (fillfactor = 50, toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.2);
 CREATE TABLE decision (
     cluster text NOT NULL,
@@ -101,7 +102,8 @@ CREATE INDEX lease_copy ON lease (copy);
 """Each tick updates a row of `cluster`: half of each page is free for its next version, so that no index changes.
 
 `attempt` rises with each save: one that was given up, and is carried out by the server later, changes nothing.
-`first` and `last` are the numbers of the decisions that are kept, `bytes` is what they take.
+`first` and `last` are the numbers of the decisions that are kept, `bytes` is what they take. `ahead` is by how many
+seconds the clock of the copy that saved the state was ahead of the database's; NULL: not known.
 """
 
 _LOCK = 0x6175746F  # "auto"
@@ -123,11 +125,13 @@ WITH given AS (
         %(ats)b::timestamptz[], %(records)b::bytea[], %(terms)b::bigint[]
     ) AS given (name, state, past, attempt, number, at, record, term)
 ), ours AS ({ours}), saved AS (
-    INSERT INTO cluster AS kept (name, state, past, attempt, first, last, bytes)
-    SELECT name, state, past, attempt, 1, number, coalesce(octet_length(record), 0) FROM ours ORDER BY name
+    INSERT INTO cluster AS kept (name, state, past, attempt, first, last, bytes, ahead)
+    SELECT name, state, past, attempt, 1, number, coalesce(octet_length(record), 0),
+        extract(epoch FROM %(now)b::timestamptz - clock_timestamp())
+    FROM ours ORDER BY name
     ON CONFLICT (name) DO UPDATE SET
         state = excluded.state, past = excluded.past, attempt = excluded.attempt, last = excluded.last,
-        bytes = kept.bytes + excluded.bytes
+        bytes = kept.bytes + excluded.bytes, ahead = excluded.ahead
     WHERE kept.attempt < excluded.attempt
     RETURNING name
 ), added AS (
@@ -158,7 +162,8 @@ _LOAD = """
 SELECT name, state, past, attempt, last, ARRAY(
     SELECT record FROM decision
     WHERE cluster = name AND number > last - past AND number <= last ORDER BY number
-) FROM cluster WHERE name = ANY(%s)
+), coalesce(extract(epoch FROM %(now)b::timestamptz - clock_timestamp()) - ahead, 0)::float
+FROM cluster WHERE name = ANY(%(names)s)
 """
 
 _PRUNE = """
@@ -214,6 +219,13 @@ INSERT INTO copy (id, name, url, seen) VALUES (%s, %s, %s, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, url = excluded.url, seen = clock_timestamp()
 """
 
+_APART = 2.0
+"""Seconds by which the clocks of two copies differ from which on times in a state are moved, so that ages stay."""
+
+_COPIES = """
+SELECT id, name, url, greatest(0, extract(epoch FROM clock_timestamp() - seen))::float FROM copy
+"""
+
 _TAKE = """
 WITH free AS (
     SELECT cluster FROM lease WHERE cluster = ANY(%(names)s) AND copy IS NULL
@@ -266,7 +278,15 @@ class PostgresStateStore:
         decisions: how many decisions of each cluster are kept.
     """
 
-    def __init__(self, url: str, decisions: int, *, leases: bool = False, create: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        decisions: int,
+        *,
+        leases: bool = False,
+        create: bool = True,
+        utc: Callable[[], datetime] = utc_now,
+    ) -> None:
         """Raises StoreError when psycopg is not installed or the URL is none.
 
         Args:
@@ -274,7 +294,9 @@ class PostgresStateStore:
             decisions: how many decisions of each cluster are kept.
             leases: whether a cluster is saved only under a lease that was taken before.
             create: whether tables that are not there are created.
+            utc: this copy's clock. Only what it shows beside the clock of the database matters.
         """
+        self._utc = utc
         self.copy: UUID = uuid4()
         self.failure: str | None = None
         self.decisions = decisions
@@ -451,9 +473,10 @@ class PostgresStateStore:
             async with connection.transaction():
                 await connection.execute(_BURY, {"lease": LEASE})
                 await connection.execute(_RENEW, (self.copy, name, url))
-                copies = await _rows(connection, "SELECT id, name, url FROM copy", ())
+                copies = await _rows(connection, _COPIES, ())
                 terms = await _rows(connection, "SELECT cluster, term FROM lease WHERE copy = %s", (self.copy,))
-            return Leases({row[0]: Copy(*row) for row in copies}, dict(terms))
+            found = {key: Copy(key, name, url) for key, name, url, _ in copies}
+            return Leases(found, dict(terms), max(age for *_, age in copies))
 
         with self._told():
             leases = await self._renewer.use(write)
@@ -562,6 +585,7 @@ class PostgresStateStore:
             "terms": [self._terms.get(name, 0) for name in names],
             "copy": self.copy,
             "lease": LEASE,
+            "now": self._utc(),
         }
         outcome: dict[str, bool] = dict(await _rows(connection, _SAVE_OURS if self._leased else _SAVE, values))
         due = []
@@ -586,23 +610,30 @@ class PostgresStateStore:
         for start in range(0, len(loads), _TOGETHER):
             some = loads[start : start + _TOGETHER]
             names = [load.cluster for load in some]
+
+            async def read(connection: AsyncConnection[Any], names: list[str] = names) -> list[tuple[Any, ...]]:
+                return await _rows(connection, _LOAD, {"names": names, "now": self._utc()})
+
             try:
-                rows = await self._reader.use(lambda connection, names=names: _rows(connection, _LOAD, (names,)))  # type: ignore[misc]
+                rows = await self._reader.use(read)
             except StoreError as error:
                 for load in some:
                     load.error = error
                 continue
-            found = {name: (state, records) for name, state, _, _, _, records in rows}
-            self._numbers |= {name: _Numbers(attempt, last) for name, _, _, attempt, last, _ in rows}
+            found = {name: (state, records, ahead) for name, state, _, _, _, records, ahead in rows}
+            self._numbers |= {name: _Numbers(attempt, last) for name, _, _, attempt, last, *_ in rows}
             # In a thread: it takes milliseconds for each.
             await asyncio.to_thread(self._restore, some, found)
 
-    def _restore(self, loads: Sequence[_Load], found: Mapping[str, tuple[bytes, list[bytes]]]) -> None:
+    def _restore(self, loads: Sequence[_Load], found: Mapping[str, tuple[bytes, list[bytes], float]]) -> None:
         for load in loads:
             if load.cluster not in found:
                 continue
+            state, records, ahead = found[load.cluster]
             try:
-                load.state = restore(*found[load.cluster])
+                load.state = restore(state, records)
+                if abs(ahead) > _APART:
+                    load.state = rebase(load.state, timedelta(seconds=ahead))
             except ValueError as error:
                 load.error = self._unreadable(f"the state of cluster {load.cluster!r}", error)
 
@@ -663,13 +694,15 @@ class PostgresStateStore:
 
 
 @asynccontextmanager
-async def open_postgres_store(url: str, *, decisions: int, leases: bool = False) -> AsyncIterator[PostgresStateStore]:
+async def open_postgres_store(
+    url: str, *, decisions: int, leases: bool = False, utc: Callable[[], datetime] = utc_now
+) -> AsyncIterator[PostgresStateStore]:
     """Open the state store in a database, in which its tables are created if needed.
 
     Raises:
         StoreError: it refuses; the message says why and what to do. One that does not answer yet may do so later.
     """
-    store = PostgresStateStore(url, decisions, leases=leases)
+    store = PostgresStateStore(url, decisions, leases=leases, utc=utc)
     try:
         await store.open()
         yield store

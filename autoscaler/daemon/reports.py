@@ -17,6 +17,7 @@ from autoscaler.core.explain import outcome
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.ports import EdgeError, Member, MemberStatus, Reports
 
 log = logging.getLogger("autoscaler.daemon.reports")
@@ -74,6 +75,7 @@ class Reporter:
         known: its members.
         controllers: those of all clusters, by their names.
         utc: the clock.
+        ownership: which members are shown by this copy and which by others.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class Reporter:
         known: Callable[[], Iterable[Known]],
         controllers: Mapping[str, Controller],
         utc: Callable[[], datetime],
+        ownership: Ownership | None = None,
     ) -> None:
         self._fleet = fleet
         self._live = live
         self._known = known
         self._controllers = controllers
         self._utc = utc
+        self._ownership = ownership or SoleOwnership()
         self._shown: dict[str, _Shown] = {}
         self._failing = False
 
@@ -127,6 +131,8 @@ class Reporter:
         changed = []
         for known in self._known():
             await slices.turn()
+            if not self._is_ours(known):
+                continue
             shown = self._shown[known.member.id] = before.get(known.member.id) or _Shown()
             status = self._status(known, shown.status)
             if status is None or now < shown.retry_at:
@@ -137,6 +143,12 @@ class Reporter:
                     continue
             changed.append((known.member, replace(status, message=self._message(known))))
         return changed
+
+    def _is_ours(self, known: Known) -> bool:
+        """Whether no other copy shows its status: one without a cluster belongs to a share as a cluster does."""
+        if known.cluster is None:
+            return self._ownership.shares(f"{self._fleet}\n{known.member.id}")
+        return self._ownership.owns(known.cluster)
 
     def _status(self, known: Known, before: MemberStatus | None) -> MemberStatus | None:
         """The status of a member without its message; None: nothing is known yet."""

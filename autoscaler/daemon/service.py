@@ -7,33 +7,38 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from autoscaler.config.model import Config
+from autoscaler.config.model import Cluster, Config, DaemonSpec
 from autoscaler.core.foreign import mask
+from autoscaler.core.model import ClusterState
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import contained, format_error
+from autoscaler.daemon.connections import contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
+from autoscaler.daemon.http_access import Access
 from autoscaler.daemon.http_api import serve_http
+from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.observer import Ordered, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
-from autoscaler.daemon.stores import open_store
-from autoscaler.ports import ConfigurationError, StateStore
+from autoscaler.daemon.stores import open_store, ownership_of
+from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreError
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -41,6 +46,9 @@ NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
 
 MAX_NAMED = 100
 """Names of clusters that a log line has."""
+
+REFRESH = 2.0
+"""Seconds after which orders are read that other copies may have written."""
 
 OK = 0
 INTERRUPTED = 130
@@ -58,12 +66,14 @@ class Daemon:
 
     Attributes:
         store, history: where decisions are kept.
+        ownership: says which clusters this copy controls.
         controls: what people have ordered.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
+        access: who may ask these for what.
     """
 
     def __init__(
@@ -77,8 +87,10 @@ class Daemon:
         dry_run: bool = False,
         decide: Decide = step,
         notifier: Notifier | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self.store = store
+        self.ownership = ownership or SoleOwnership()
         self.history = history
         self.utc = utc
         self.dry_run = dry_run
@@ -95,9 +107,11 @@ class Daemon:
             utc=utc,
             dry_run=dry_run,
             decide=decide,
+            ownership=self.ownership,
             orders=self.orders,
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
+        self.access = Access(config.daemon, store.add_audit, utc)
         self._config = config
         self._load = load
         self._notifier = notifier or Notifier()
@@ -107,8 +121,13 @@ class Daemon:
 
     @property
     def controllers(self) -> dict[str, Controller]:
-        """The controllers by the names of their clusters."""
+        """The controllers by the names of their clusters: those of this copy."""
         return self.fleet.controllers
+
+    @property
+    def clusters(self) -> Mapping[str, Cluster]:
+        """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
+        return self.fleet.wanted
 
     @property
     def fleets(self) -> Sequence[FleetStatus]:
@@ -132,8 +151,8 @@ class Daemon:
 
     @property
     def store_failure(self) -> str | None:
-        """Why the last state could not be persisted, or None."""
-        return self.store.failure
+        """Why the last state could not be persisted, or the leases not be renewed; or None."""
+        return self.store.failure or self.ownership.failure
 
     @property
     def history_failure(self) -> str | None:
@@ -146,6 +165,10 @@ class Daemon:
         of_member = self.discoveries.ordered.get(cluster)
         return Ordered(controls) if of_member is None else Ordered(controls + of_member.controls, of_member.remarks)
 
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
+        return await self.store.load(cluster)
+
     def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
         """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
 
@@ -153,6 +176,14 @@ class Daemon:
             StoreError: they cannot be read.
         """
         return self.store.pages(cluster, limit, until)
+
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        return await self.store.audit(limit, until)
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
+        await self.store.add_audit(entry)
 
     def stop(self) -> None:
         """Ask it to end, between ticks."""
@@ -168,14 +199,16 @@ class Daemon:
 
         Raises:
             ListenError: its address cannot be listened on.
-            StoreError: what people have ordered cannot be read.
+            StoreError: what people have ordered cannot be read in a store that is this daemon's alone.
         """
         mask.hide(*self._config.secrets)
-        # Before any cluster: one that is held must not be scaled first.
-        await self.controls.load()
+        refreshing: asyncio.Task[None] | None = None
         try:
             daemon = self._config.daemon
-            async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
+            if self.ownership.me is None:
+                # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
+                await self.controls.load()
+            async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
                     extra={
@@ -187,7 +220,11 @@ class Daemon:
                     },
                 )
                 _warn(self._config)
+                if self.ownership.me is not None:
+                    await self._wait_for_controls()
+                    refreshing = asyncio.create_task(self._refresh_controls(), name="orders of other copies")
                 await self.discoveries.apply(self._config)
+                self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:
                         await self._reload.wait()
@@ -198,15 +235,40 @@ class Daemon:
                         await self._reload_config()
                         await self._notifier.ready()
                 log.info("stopping")
+                if refreshing is not None:
+                    refreshing.cancel()
                 await self._notifier.stopping()
                 await self.discoveries.stop()
+                await self.ownership.stop()
                 await self.fleet.stop()
         except asyncio.CancelledError:
             await self.discoveries.stop()
+            self.ownership.cancel()
             await self.fleet.cancel()
             log.warning("cancelled")
             raise
         log.info("stopped")
+
+    async def _wait_for_controls(self) -> None:
+        """Read what people have ordered. A store that others share may be away at the start: it is waited for."""
+        told = False
+        while not self._stop.is_set():
+            try:
+                await self.controls.load()
+            except StoreError as error:
+                if not told:
+                    text = "orders cannot be read: no cluster is controlled until they are"
+                    log.error(text, extra={"error": str(error)})  # noqa: TRY400 - it is complete
+                    told = True
+                await sleep_until_stopped(self._stop, REFRESH)
+            else:
+                return
+
+    async def _refresh_controls(self) -> None:
+        """Follow what other copies have written, until this is cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH)
+            await self.controls.refresh()
 
     async def _reload_config(self) -> None:
         try:
@@ -227,8 +289,16 @@ class Daemon:
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if any(getattr(old, key) != getattr(new, key) for key in ("directory", "state", "listen", "hosts")):
-            log.warning("changes of daemon.directory, state, listen and hosts take effect after a restart")
+        fixed = [
+            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None)
+            for each in (old, new)
+        ]
+        if fixed[0] != fixed[1]:
+            log.warning(
+                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so "
+                "does daemon.tls where there was none, or is none any more"
+            )
+        self.access.update(new)
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions
@@ -243,6 +313,20 @@ class Daemon:
         )
 
 
+def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:
+    """Where other copies reach the HTTP endpoints that listen at this URL.
+
+    One that listens on every address is reached at that of its pod or, outside of Kubernetes, of its machine.
+    """
+    if daemon.advertise is not None:
+        return daemon.advertise.rstrip("/")
+    parts = urlsplit(url)
+    if parts.hostname not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not listened on
+        return url
+    host = environ.get("POD_IP") or socket.gethostname()
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+
+
 def _few(names: Collection[str]) -> list[str]:
     """The first names for a log line: a template may change thousands of clusters."""
     more = len(names) - MAX_NAMED
@@ -254,19 +338,31 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
-async def _follow(path: Path, before: str, signals: _Signals) -> None:
-    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+async def _follow(files: dict[Path, str], signals: _Signals) -> None:
+    """Reload when one of the paths leads to another file than before. One that is edited may be half written: it waits.
+
+    Mounted ConfigMaps and Secrets are such links.
+    """
     while True:
-        after = before
-        try:
-            after = await asyncio.to_thread(os.path.realpath, path)
-        except OSError as error:  # too many calls in threads: at the next time
-            log.debug("the configuration's path is not known", extra={"error": str(error)})
-        if after != before:
-            log.info("another configuration file", extra={"file": after})
-            signals.reload(signal.SIGHUP)
-        before = after
+        for path, before in files.items():
+            try:
+                after = await asyncio.to_thread(os.path.realpath, path)
+            except OSError as error:  # too many calls in threads: at the next time
+                log.debug("where a path leads is not known", extra={"error": str(error)})
+                continue
+            if after != before:
+                files[path] = after
+                log.info("another configuration file", extra={"file": after})
+                signals.reload(signal.SIGHUP)
         await asyncio.sleep(CONFIG_POLL)
+
+
+def _followed(config: Config, origin: str) -> dict[Path, str]:
+    """The paths that may lead to another file, and where they lead now; `origin` is that of the configuration."""
+    files = {config.path: origin}
+    if config.daemon.tls is not None:
+        files[config.daemon.tls.certificate] = os.path.realpath(config.daemon.tls.certificate)
+    return files
 
 
 class _Signals:
@@ -338,7 +434,7 @@ async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
-    following = asyncio.create_task(_follow(config.path, origin, signals), name="configuration file")
+    following = asyncio.create_task(_follow(_followed(config, origin), signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
@@ -381,7 +477,9 @@ async def _serve(
         history = History(config.daemon.directory / "history", config.daemon.history, compress=config.daemon.pack)
         await history.start()
         try:
-            daemon = Daemon(config, load, store, history, dry_run=dry_run, notifier=notifier)
+            daemon = Daemon(
+                config, load, store, history, dry_run=dry_run, notifier=notifier, ownership=ownership_of(store)
+            )
             signals.pass_to(daemon)
             collecting = asyncio.create_task(collect_on_growth(), name="garbage collection")
             try:

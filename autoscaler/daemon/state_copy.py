@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autoscaler.daemon.postgres_connection import Database
-from autoscaler.daemon.postgres_store import LEASE, NoTablesError, PostgresStateStore
+from autoscaler.daemon.postgres_store import NoTablesError, PostgresStateStore
 from autoscaler.daemon.state_store import FILE, SPAN, open_alone, store_errors
-from autoscaler.ports import StoreError
+from autoscaler.ports import LEASE, StoreError
 
 if TYPE_CHECKING:
     from psycopg import Connection

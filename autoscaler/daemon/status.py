@@ -11,8 +11,11 @@ from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
 from autoscaler.daemon.controller import Controller, Counters, trouble
+from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.leases import Ownership
+from autoscaler.ports import AuditEntry
 
 _MAX_NAMED = 5
 
@@ -22,7 +25,17 @@ class DaemonStatus(Protocol):
 
     @property
     def controllers(self) -> Mapping[str, Controller]:
-        """The controllers by the names of their clusters."""
+        """The controllers by the names of their clusters: those of this copy."""
+        ...
+
+    @property
+    def clusters(self) -> Mapping[str, Cluster]:
+        """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
+        ...
+
+    @property
+    def ownership(self) -> Ownership:
+        """Which copies there are, and what this one controls."""
         ...
 
     @property
@@ -33,6 +46,11 @@ class DaemonStatus(Protocol):
     @property
     def members(self) -> Mapping[str, tuple[str, str]]:
         """The fleet and the member's id of every cluster that is a member, by its name."""
+        ...
+
+    @property
+    def controls(self) -> Controls:
+        """What people have ordered."""
         ...
 
     @property
@@ -70,6 +88,10 @@ class DaemonStatus(Protocol):
         """Why the last decision could not be written to the history, or None."""
         ...
 
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
+        ...
+
     def utc(self) -> datetime:
         """The time."""
         ...
@@ -80,6 +102,14 @@ class DaemonStatus(Protocol):
         Raises:
             StoreError: they cannot be read.
         """
+        ...
+
+    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
+        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
+        ...
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        """Persist an entry of the audit. Raises StoreError."""
         ...
 
 
@@ -121,6 +151,12 @@ class ClusterSnapshot(NamedTuple):
             fleet,
             c.controls,
         )
+
+    @classmethod
+    def unknown(cls, cluster: Cluster, fleet: str | None, why: str, *, dry_run: bool) -> Self:
+        """That of a cluster of which nothing is known here."""
+        spec = cluster.spec
+        return cls(spec.name, cluster, dry_run, None, None, None, why, why, spec.limits, Counters(), fleet, ())
 
 
 def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from autoscaler.config.model import DaemonSpec
 from autoscaler.core.model import ClusterState
+from autoscaler.daemon.leases import Ownership, SharedOwnership, SoleOwnership
 from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_store, read_postgres_states
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store, read_state
+from autoscaler.ports import StateStore
 
 
 @asynccontextmanager
@@ -22,8 +25,13 @@ async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | Pos
         async with open_state_store(daemon.directory, decisions=daemon.decisions) as embedded:
             yield embedded
     else:
-        async with open_postgres_store(daemon.state, decisions=daemon.decisions) as shared:
+        async with open_postgres_store(daemon.state, decisions=daemon.decisions, leases=True) as shared:
             yield shared
+
+
+def ownership_of(store: StateStore) -> Ownership:
+    """Which clusters are controlled by the copy of the daemon that this store is of."""
+    return SharedOwnership(store, socket.gethostname()) if isinstance(store, PostgresStateStore) else SoleOwnership()
 
 
 async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str, ClusterState]:

@@ -55,19 +55,20 @@ class Answers:
     """What the server answers.
 
     Attributes:
-        clusters, fleets: the rows; None: as a daemon of an earlier version, which has no fleets.
+        clusters, fleets, copies: the rows; no fleets: as a daemon of an earlier version, which has none of the rest.
         asked: the names of the clusters whose decisions were asked for.
     """
 
     def __init__(self) -> None:
         self.clusters: list[dict[str, Any]] = []
         self.fleets: list[dict[str, Any]] | None = []
+        self.copies: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.url = ""
 
     def get(self, path: str) -> dict[str, Any]:
         if path == "/api/v1/clusters":
-            fleets = {} if self.fleets is None else {"fleets": self.fleets}
+            fleets = {} if self.fleets is None else {"fleets": self.fleets, "copies": self.copies}
             return {"dry_run": False, "reload": "ok", **fleets, "clusters": self.clusters}
         name = unquote(path.split("/")[4])
         self.asked.append(name)
@@ -249,3 +250,14 @@ def test_a_pattern_of_none_or_too_many_clusters_is_refused(
     assert cli.main(["explain", pattern, "--url", daemon.url]) == 1
     assert problem in capsys.readouterr().err
     assert daemon.asked == []
+
+
+def test_copies_that_cannot_be_asked_are_named(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.clusters = [row("own", None)]
+    daemon.copies = [
+        {"name": "pod-a", "url": "http://10.0.0.7:8765", "problem": None},
+        {"name": "pod-b", "url": "http://10.0.0.8:8765", "problem": "no answer within 5 s"},
+    ]
+    text = status(daemon, capsys)
+    assert "The copy pod-b (http://10.0.0.8:8765) cannot be asked: no answer within 5 s" in text
+    assert "pod-a" not in text

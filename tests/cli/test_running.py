@@ -75,11 +75,11 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Running]:
+def running(directory: Path, text: str = CONFIG) -> Iterator[Running]:
     config, log = directory / "config.yaml", directory / "log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    config.write_text(CONFIG.replace("PORT", str(port)))
+    config.write_text(text.replace("PORT", str(port)))
     with log.open("wb") as stderr:
         daemon = subprocess.Popen([sys.executable, "-m", "autoscaler", "run", str(config)], stderr=stderr)
     try:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from pathlib import Path
 
+import pytest
+
+from autoscaler.config.model import Config, DaemonSpec, TlsSpec
+from autoscaler.daemon import service
 from tests.daemon.test_process import PATIENCE, Place, decided, eventually, get, place
 
 __all__ = ["place"]
@@ -73,3 +79,26 @@ def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_pr
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 0
     eventually(lambda: place.lines()[-1]["message"] == "stopped", place.log.read_text)
+
+
+async def test_a_certificate_that_is_mounted_anew_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONFIG_POLL", 0.01)
+    link = tmp_path / "tls.crt"
+    link.symlink_to("first")
+    tls = TlsSpec(certificate=link, key=tmp_path / "tls.key")
+    path = tmp_path / "config.yaml"
+    config = Config(path=path, daemon=DaemonSpec(directory=tmp_path, tls=tls), sources={}, clusters={})
+    reloads: list[signal.Signals] = []
+    signals = service._Signals()
+    monkeypatch.setattr(signals, "reload", reloads.append)
+    following = asyncio.create_task(service._follow(service._followed(config, str(path)), signals))
+    await asyncio.sleep(0.05)
+    assert reloads == []
+    (tmp_path / "new").symlink_to("second")
+    (tmp_path / "new").rename(link)
+    async with asyncio.timeout(PATIENCE):
+        while not reloads:  # noqa: ASYNC110 - it polls
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    following.cancel()
+    assert reloads == [signal.SIGHUP]

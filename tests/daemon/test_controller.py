@@ -43,6 +43,84 @@ def test_the_splay_is_stable_and_spreads_evenly() -> None:
     assert all(60 <= count <= 140 for count in tenths)
 
 
+def test_a_tick_that_is_asked_for_leaves_the_others_where_they_are() -> None:
+    async def main() -> list[float]:
+        world = World("a")
+        await world.start()
+        await world.until(splay("a", 10.0) + 24)
+        await world.fleet.controllers["a"].decide_now()
+        assert asyncio.get_running_loop().time() == pytest.approx(splay("a", 10.0) + 24)
+        await world.until(splay("a", 10.0) + 41)
+        await world.fleet.stop()
+        assert max(world.tick_times.late) < 0.001
+        assert world.fleet.controllers["a"].counters.skipped == 0
+        return world.ticks("a")
+
+    assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in (0, 10, 20, 24, 30, 40)]
+
+
+def test_ticks_that_are_asked_for_all_the_time_are_a_second_apart() -> None:
+    async def main() -> list[float]:
+        world = World("a")
+        await world.start()
+        controller = world.fleet.controllers["a"]
+        await world.until(splay("a", 10.0) + 0.5)
+        while asyncio.get_running_loop().time() < splay("a", 10.0) + 9:
+            await asyncio.gather(controller.decide_now(), controller.decide_now())
+        await world.fleet.stop()
+        return world.ticks("a")
+
+    assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in range(10)]
+
+
+def test_who_asks_during_a_tick_gets_the_next_one() -> None:
+    async def main() -> list[float]:
+        world = World("a")
+        world.targets["a"].delay = 2.0
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        await world.fleet.controllers["a"].decide_now()
+        assert asyncio.get_running_loop().time() == pytest.approx(splay("a", 10.0) + 4)
+        await world.fleet.stop()
+        return world.ticks("a")
+
+    assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in (2, 4)]
+
+
+def test_a_tick_that_is_asked_for_and_takes_longer_than_the_next_is_due_skips_that_one() -> None:
+    async def main() -> tuple[list[float], int]:
+        world = World("a")
+        await world.start()
+        await world.until(splay("a", 10.0) + 9)
+        world.targets["a"].delay = 2.0
+        await world.fleet.controllers["a"].decide_now()
+        await world.until(splay("a", 10.0) + 23)
+        await world.fleet.stop()
+        return world.ticks("a"), world.fleet.controllers["a"].counters.skipped
+
+    ticks, skipped = virtual_time.run(main())
+    assert ticks == [pytest.approx(splay("a", 10.0) + at) for at in (0, 11, 22)]
+    assert skipped == 1
+
+
+def test_who_waits_for_a_tick_is_released_when_the_controller_ends() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].delay = 3.0
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        controller = world.fleet.controllers["a"]
+        waiting = [asyncio.create_task(controller.decide_now()) for _ in range(2)]
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        await world.fleet.stop()
+        await asyncio.wait_for(waiting[1], 1)
+        await asyncio.wait_for(controller.decide_now(), 1)
+        assert controller.decision is None
+
+    virtual_time.run(main())
+
+
 def test_ticks_do_not_drift_in_hours() -> None:
     async def main() -> list[float]:
         world = World("a")

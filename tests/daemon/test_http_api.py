@@ -8,7 +8,8 @@ import logging
 import re
 import resource
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,6 +49,11 @@ from .conftest import Moves, Remembers, make_cluster, make_config
 TICK = timedelta(milliseconds=100)
 TIMEOUT = timedelta(milliseconds=500)
 """Longer than a tick: fakes answer at once, and nothing may be missing because a busy machine has paused."""
+
+
+def serve(daemon: Daemon, listen: str, hosts: Sequence[str] = ()) -> AbstractAsyncContextManager[str]:
+    return serve_http(daemon, daemon.registry, daemon.access, listen, hosts)
+
 
 PATIENCE = 60.0
 """Seconds that a slow machine may take for what takes a moment here."""
@@ -680,7 +686,7 @@ async def test_a_refused_reload_is_shown(house: House) -> None:
 async def test_a_taken_port_is_a_clear_error(house: House) -> None:
     taken = house.url.removeprefix("http://")
     with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
-        async with serve_http(house.daemon, house.daemon.registry, taken):
+        async with serve(house.daemon, taken):
             pass
 
 
@@ -812,7 +818,10 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected(
     monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.2)
     monkeypatch.setattr(http_api, "Connections", lambda: connections)
     monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
-    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+    async with (
+        serve(house.daemon, "127.0.0.1:0") as url,
+        asyncio.timeout(PATIENCE),
+    ):
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while not connections._busy:  # noqa: ASYNC110 - the other side of TCP
@@ -826,7 +835,7 @@ async def test_clients_that_do_nothing_do_not_keep_others_out(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
-    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url:
+    async with serve(house.daemon, "127.0.0.1:0") as url:
         idle = [await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2])) for _ in range(50)]
         async with house.session.get(f"{url}/healthz") as response:
             assert response.status == 200
@@ -910,7 +919,10 @@ async def test_a_client_that_leaves_in_the_middle_is_not_logged(
     connections = Connections()
     monkeypatch.setattr(http_api, "Connections", lambda: connections)
     monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
-    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+    async with (
+        serve(house.daemon, "127.0.0.1:0") as url,
+        asyncio.timeout(PATIENCE),
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readline()
@@ -942,7 +954,9 @@ async def test_a_client_that_leaves_in_the_middle_is_not_logged(
 )
 async def test_a_name_that_is_not_ours_is_refused(house: House, host: str, status: int) -> None:
     async with (
-        serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0", hosts=("scaler.example.com",)) as url,
+        serve_http(
+            house.daemon, house.daemon.registry, house.daemon.access, "127.0.0.1:0", hosts=("scaler.example.com",)
+        ) as url,
         house.session.get(f"{url}/healthz", headers={"Host": host}) as response,
     ):
         assert response.status == status

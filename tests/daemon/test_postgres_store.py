@@ -15,6 +15,7 @@ import pytest
 
 from autoscaler.core.foreign import mask
 from autoscaler.daemon import postgres_connection
+from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_store, read_postgres_states
 from autoscaler.ports import AuditEntry, LeaseLost, Member, StoreError
 from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, postgres
@@ -490,3 +491,25 @@ async def test_a_lease_that_was_lost_and_taken_again_starts_from_what_is_stored(
         await save(copies.first, 4)
         assert await times(copies.first) == [4, 3, 2, 1, 0]
         assert copies.states() == [("a", 5, 5)]
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)])
+async def test_ages_in_a_state_are_the_same_for_a_copy_whose_clock_differs(url: str, ahead: timedelta) -> None:
+    state = a_state(at(0))
+    async with (
+        open_postgres_store(url, decisions=9) as store,
+        open_postgres_store(url, decisions=9, utc=lambda: utc_now() + ahead) as later,
+        open_postgres_store(url, decisions=9, utc=lambda: utc_now() + timedelta(seconds=1)) as nearly,
+    ):
+        await store.save("a", state, a_record(at(0), "a"))
+        assert await store.load("a") == await nearly.load("a")
+        found = await later.load("a")
+        assert found is not None
+        assert found.at is not None
+        assert abs((found.at - at(0) - ahead).total_seconds()) < 2
+        # To and fro: what the other copy saves is moved back.
+        await later.save("a", found, None)
+        again = await store.load("a")
+        assert again is not None
+        assert again.at is not None
+        assert abs((again.at - at(0)).total_seconds()) < 2

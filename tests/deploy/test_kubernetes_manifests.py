@@ -91,6 +91,7 @@ def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
         "Deployment": "apps/v1",
         "NetworkPolicy": "networking.k8s.io/v1",
         "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+        "PodDisruptionBudget": "policy/v1",
     }.get(found["kind"], "v1")
     assert found["apiVersion"] == ("rbac.authorization.k8s.io/v1" if "Role" in found["kind"] else group)
     assert "namespace" not in found["metadata"]  # the overlay's affair
@@ -116,9 +117,13 @@ def test_every_kustomization_names_files_that_are_there(path: Path) -> None:
     beside = {file for file in path.parent.glob("*.yaml") if file != path}
     assert beside == {file for file in named if file.is_file()}
     for patch in found.get("patches", ()):
-        assert patch["target"] == {"kind": "Role", "name": base("role")["metadata"]["name"]}
-        for operation in yaml.safe_load(patch["patch"]):
-            assert operation["op"] in {"add", "replace"}
+        target = patch["target"]
+        assert target == {"kind": target["kind"], "name": base(target["kind"].lower())["metadata"]["name"]}
+        changes = yaml.safe_load(patch["patch"])
+        if isinstance(changes, dict):
+            assert changes["$patch"] == "delete"
+        else:
+            assert {operation["op"] for operation in changes} <= {"add", "replace"}
 
 
 @pytest.fixture
@@ -157,6 +162,28 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     assert config["name"] == made["ConfigMap"]["metadata"]["name"] == "autoscaler"  # a changed file is no new pod
     pods = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
+
+
+def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Path, build: list[str]) -> None:
+    shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "example" / "kustomization.yaml"
+    text = re.sub(r"^# (components:|  - \.\./components/copies)", r"\1", overlay.read_text(), flags=re.MULTILINE)
+    overlay.write_text(text)
+    built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
+    made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    assert "PersistentVolumeClaim" not in made
+    deployment = made["Deployment"]["spec"]
+    assert list(problems("V1Deployment", made["Deployment"], "Deployment")) == []
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    pod = deployment["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    assert {volume["name"]: next(iter(volume)) for volume in pod["volumes"]}["state"] == "emptyDir"
+    assert not any("persistentVolumeClaim" in volume for volume in pod["volumes"])
+    pods = deployment["template"]["metadata"]["labels"]
+    assert made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= pods.items()
+    compile(container["readinessProbe"]["exec"]["command"][2], "the probe", "exec")
 
 
 def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:

@@ -1,0 +1,84 @@
+"""`autoscaler controls`: what was ordered for clusters, by whom, until when and why."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
+from autoscaler.cli.options import Commands, count, json_option
+from autoscaler.cli.orders import short_order
+from autoscaler.cli.output import OK, print_json, print_lines, table
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "controls",
+        description="List the pauses, holds and limits that were ordered from a running daemon and are in force. "
+        "`autoscaler status` shows those of each cluster, annotations among them.",
+    )
+    parser.add_argument(
+        "config", type=Path, nargs="?", metavar="CONFIG", help="the daemon's configuration, to find its address"
+    )
+    parser.add_argument(
+        "--audit", type=count, metavar="N", help="list the last N changes in their place: who ordered what, and when"
+    )
+    daemon_options(parser)
+    json_option(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    daemon = find_daemon(arguments)
+    if arguments.audit is None:
+        answer = get(daemon, "/api/v1/controls", "controls")
+    else:
+        answer = get(daemon, f"/api/v1/audit?limit={arguments.audit}", "entries")
+    if arguments.json:
+        print_json(answer)
+    elif arguments.audit is None:
+        _print_controls(answer["controls"])
+    else:
+        _print_audit(answer["entries"])
+    daemon.note_problems()
+    return OK
+
+
+def _print_controls(controls: list[dict[str, Any]]) -> None:
+    if not controls:
+        print_lines("Nothing is ordered.")
+        return
+    rows = [
+        (
+            ", ".join([*each["clusters"], *(f"fleet {fleet}" for fleet in each["fleets"])]),
+            short_order(each),
+            "it is resumed" if each["until"] is None else _time(each["until"]),
+            each["by"],
+            each["reason"] or "-",
+        )
+        for each in controls
+    ]
+    table(("clusters", "order", "until", "by", "why"), rows)
+
+
+def _print_audit(entries: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            _time(each["at"]),
+            each["by"],
+            each["action"] if each["accepted"] else f"{each['action']} (refused)",
+            each["scope"] or "-",
+            each["detail"] or "-",
+            each["reason"] or "-",
+        )
+        for each in entries
+    ]
+    table(("when", "by", "what", "of", "detail", "why"), rows)
+
+
+def _time(text: str) -> str:
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S %Z}"

@@ -1,0 +1,36 @@
+"""`autoscaler decide`: a decision now, not at the next tick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autoscaler.cli.daemon_client import cluster_path, daemon_options, find_daemon, post
+from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.output import OK, print_json, print_lines
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "decide", description="Have a running daemon observe a cluster, decide and act now, and explain the decision."
+    )
+    parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the audit")
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
+    daemon_options(parser)
+    json_option(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    daemon = find_daemon(arguments)
+    body = {} if arguments.reason is None else {"reason": arguments.reason}
+    answer = post(daemon, f"{cluster_path(arguments.cluster)}/decide", body, "decision")
+    if arguments.json:
+        print_json(answer)
+    else:
+        print_lines(answer["explanation"])
+    daemon.note_problems()
+    return OK

@@ -1,0 +1,26 @@
+"""`autoscaler hold`: clusters have one size for a while."""
+
+from __future__ import annotations
+
+import argparse
+
+from autoscaler.cli.options import Commands, whole
+from autoscaler.cli.orders import order, scope_options, time_options
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "hold",
+        description="Hold clusters of a running daemon at a size, whatever their policies ask for: at the next tick, "
+        "within min and max of the configuration. It ends by itself after an hour unless another time is given.",
+    )
+    parser.add_argument("replicas", type=whole, metavar="N", help="the size, in replicas")
+    scope_options(parser)
+    time_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    return order(arguments, "hold", f"the size is held at {arguments.replicas}", replicas=arguments.replicas)

@@ -1,0 +1,32 @@
+"""`autoscaler limit`: clusters stay within a range for a while."""
+
+from __future__ import annotations
+
+import argparse
+
+from autoscaler.cli.options import Commands, whole
+from autoscaler.cli.orders import order, scope_options, time_options
+from autoscaler.ports import ConfigurationError
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "limit",
+        description="Limit the size of clusters of a running daemon, within min and max of the configuration. It ends "
+        "by itself after an hour unless another time is given.",
+    )
+    parser.add_argument("--min", type=whole, metavar="N", help="the least size, in replicas")
+    parser.add_argument("--max", type=whole, metavar="N", help="the greatest size, in replicas")
+    scope_options(parser)
+    time_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    ends = (("at least", arguments.min), ("at most", arguments.max))
+    limits = " and ".join(f"{how} {size}" for how, size in ends if size is not None)
+    if not limits:
+        raise ConfigurationError(["autoscaler limit: give --min, --max or both"])
+    return order(arguments, "limit", f"the size is limited to {limits}", min=arguments.min, max=arguments.max)

@@ -1,0 +1,86 @@
+"""What commands that order something have in common: for which clusters, for how long, and why."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from autoscaler.cli.daemon_client import daemon_options, find_daemon, post
+from autoscaler.cli.options import span
+from autoscaler.cli.output import OK, print_lines
+from autoscaler.core.durations import format_duration
+from autoscaler.core.explain import count_of
+
+_MAX_NAMED = 20
+"""Names of clusters in what is printed."""
+
+
+def scope_options(parser: argparse.ArgumentParser) -> None:
+    """Add CLUSTER, `--fleet`, `--reason` and those that find the daemon."""
+    parser.add_argument(
+        "clusters",
+        metavar="CLUSTER",
+        nargs="*",
+        help="name of a cluster, or a pattern like 'prod-a/*', in quotes",
+    )
+    parser.add_argument(
+        "--fleet",
+        action="append",
+        default=[],
+        metavar="FLEET",
+        help="all clusters of this fleet, or of those of such names; may be repeated",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the order is")
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
+    daemon_options(parser)
+
+
+def time_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--for` and `--until-resumed`."""
+    how_long = parser.add_mutually_exclusive_group()
+    how_long.add_argument(
+        "--for", dest="lasting", type=span, metavar="DURATION", help="how long, such as 2h (default: 1h)"
+    )
+    how_long.add_argument("--until-resumed", action="store_true", help="until `autoscaler resume`")
+
+
+def order(arguments: argparse.Namespace, action: str, done: str, **values: object) -> int:
+    """Order something, and print for which clusters and until when. Returns the exit code.
+
+    Args:
+        arguments: of the command.
+        action: as the daemon calls it.
+        done: what is so now, for what is printed.
+        values: what else the daemon is sent; those that are None are left out.
+    """
+    body: dict[str, Any] = {"action": action, "clusters": arguments.clusters, "fleets": arguments.fleet, **values}
+    body["reason"] = arguments.reason
+    if getattr(arguments, "lasting", None) is not None:
+        body["for"] = format_duration(arguments.lasting)
+    if getattr(arguments, "until_resumed", False):
+        body["until_resumed"] = True
+    daemon = find_daemon(arguments)
+    answer = post(daemon, "/api/v1/controls", {key: value for key, value in body.items() if value is not None}, "id")
+    names, until = answer["clusters"], answer["until"]
+    more = len(names) - _MAX_NAMED
+    listed = ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
+    if until is not None:
+        done += f" until {datetime.fromisoformat(until):%Y-%m-%d %H:%M:%S %Z}"
+    elif action != "resume":
+        done += " until it is resumed"
+    print_lines(f"{done}, {count_of(len(names), 'cluster')}: {listed}")
+    daemon.note_problems()
+    return OK
+
+
+def short_order(control: dict[str, Any]) -> str:
+    """What a control of the daemon's answer orders: `pause up`, `hold 12`, `limit 4-20`."""
+    match control["kind"]:
+        case "pause":
+            return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"
+        case "hold":
+            return f"hold {control['replicas']}"
+    ends = ("" if size is None else str(size) for size in (control["min"], control["max"]))
+    return f"limit {'-'.join(ends)}"

@@ -1,0 +1,30 @@
+"""`autoscaler pause`: nothing is scaled up, down or at all for a while."""
+
+from __future__ import annotations
+
+import argparse
+
+from autoscaler.cli.options import Commands
+from autoscaler.cli.orders import order, scope_options, time_options
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "pause",
+        description="Pause scaling of clusters of a running daemon: they stay at the size that they have. What the "
+        "policies ask for is still shown. A pause ends by itself after an hour unless another time is given.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--up", action="store_true", help="pause scaling up only")
+    which.add_argument("--down", action="store_true", help="pause scaling down only")
+    scope_options(parser)
+    time_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    up, down = not arguments.down, not arguments.up
+    ways = " and ".join(way for way, paused in (("up", up), ("down", down)) if paused)
+    return order(arguments, "pause", f"scaling {ways} is paused", up=up, down=down)

@@ -1,0 +1,277 @@
+"""The HTTP endpoints that change something: orders and decisions now; and what was ordered, and the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self, TypeVar
+
+from aiohttp import hdrs, web
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from autoscaler.core.durations import parse_duration
+from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
+from autoscaler.daemon.controller import NOT_OBSERVED
+from autoscaler.daemon.controls import RESUME, describe_scope, matches
+from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.http_access import ACCESS
+from autoscaler.daemon.http_requests import (
+    STATUS,
+    control_document,
+    controller_of,
+    decision_document,
+    limit_of,
+    until_of,
+)
+from autoscaler.daemon.openapi import document
+from autoscaler.daemon.status import DaemonStatus, fleet_of
+from autoscaler.ports import AuditEntry, Record, StoredControl
+
+DEFAULT_TIME = timedelta(hours=1)
+"""How long an order lasts that does not say."""
+
+LONGEST_TIME = timedelta(days=366)
+
+DECIDE_TIMEOUT = 60.0
+"""Seconds that a decision may take that is asked for: a tick under way, one more, and their scale calls."""
+
+_MAX_NAMES = 100
+_MAX_NAMED = 20  # names in an error
+
+Model = TypeVar("Model", bound=BaseModel)
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Size = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
+Words = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500)]
+
+
+class ControlRequest(BaseModel):
+    """An order for clusters: all that one of the names or patterns is for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    action: Literal["pause", "hold", "limit", "resume"]
+    clusters: list[Name] = Field(default=[], max_length=_MAX_NAMES, description="Names, or patterns such as `prod-*`.")
+    fleets: list[Name] = Field(default=[], max_length=_MAX_NAMES, description="All clusters of these fleets.")
+    up: bool | None = Field(default=None, description="Of a pause: whether scaling up is. Without both, both are.")
+    down: bool | None = Field(default=None, description="Of a pause: whether scaling down is.")
+    replicas: Size | None = Field(default=None, description="Of a hold: the size.")
+    minimum: Size | None = Field(default=None, alias="min", description="Of a limit: the least size.")
+    maximum: Size | None = Field(default=None, alias="max", description="Of a limit: the greatest size.")
+    lasting: str | None = Field(
+        default=None, alias="for", description="How long it lasts, such as `2h`; at most 366d. Default: 1h."
+    )
+    until_resumed: bool = Field(default=False, description="It lasts until it is resumed.")
+    reason: Words | None = Field(default=None, description="Why: it is shown wherever the order is.")
+
+    @field_validator("lasting")
+    @classmethod
+    def _is_a_time(cls, text: str | None) -> str | None:
+        if text is not None and not timedelta(0) < parse_duration(text) <= LONGEST_TIME:
+            raise ValueError(f"is {text}, expected above 0s and at most {LONGEST_TIME.days}d")
+        return text
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not (self.clusters or self.fleets):
+            raise ValueError("names no cluster: give clusters, fleets or both")
+        own = {"pause": {"up", "down"}, "hold": {"replicas"}, "limit": {"minimum", "maximum"}, "resume": set[str]()}
+        times = {"lasting", "until_resumed"} if self.action != RESUME else set()
+        allowed = {"action", "clusters", "fleets", "reason", *own[self.action], *times}
+        given = {field for field in self.model_fields_set if getattr(self, field) not in (None, False)}
+        wrong = sorted(map(_written, given - allowed))
+        if wrong:
+            raise ValueError(f"{self.action} takes no {' and no '.join(wrong)}")
+        if self.lasting is not None and self.until_resumed:
+            raise ValueError("for and until_resumed contradict each other: give one of them")
+        if self.action == "pause" and self.directions == (False, False):
+            raise ValueError("pauses nothing: up or down must be true")
+        if self.action == "hold" and self.replicas is None:
+            raise ValueError("hold needs replicas")
+        if self.action == "limit" and self.minimum is None and self.maximum is None:
+            raise ValueError("limit needs min, max or both")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ValueError(f"min is {self.minimum}, expected at most max ({self.maximum})")
+        return self
+
+    @property
+    def directions(self) -> tuple[bool, bool]:
+        """Whether a pause is for scaling up, and down: for both unless it says."""
+        if self.up is None and self.down is None:
+            return True, True
+        return bool(self.up), bool(self.down)
+
+    def control(self, by: str) -> Control | None:
+        """What is ordered; None: what was ordered before is at an end."""
+        if self.action == RESUME:
+            return None
+        kind = ControlKind(self.action)
+        up, down = self.directions if kind is ControlKind.PAUSE else (False, False)
+        return Control(
+            kind=kind,
+            by=by,
+            up=up,
+            down=down,
+            replicas=self.replicas,
+            minimum=self.minimum,
+            maximum=self.maximum,
+        )
+
+    def until(self, now: datetime) -> datetime | None:
+        """When it ends by itself, or None."""
+        if self.until_resumed or self.action == RESUME:
+            return None
+        return now + (DEFAULT_TIME if self.lasting is None else parse_duration(self.lasting))
+
+
+class DecideRequest(BaseModel):
+    """A decision now, not at the next tick."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    reason: Words | None = Field(default=None, description="Why, for the audit.")
+
+
+def routes() -> list[web.RouteDef]:
+    """The endpoints of this module."""
+    return [
+        web.post("/api/v1/controls", _order),
+        web.get("/api/v1/controls", _controls),
+        web.get("/api/v1/audit", _audit),
+        web.post("/api/v1/clusters/{name:.+}/decide", _decide),
+        web.get("/api/v1/openapi.json", _openapi),
+    ]
+
+
+async def _order(request: web.Request) -> web.Response:
+    status, by = request.app[STATUS], request.app[ACCESS].caller(request)
+    asked = await _body(request, ControlRequest)
+    clusters = await _matching(status, asked)
+    until = asked.until(status.utc())
+    stored = await status.controls.add(
+        asked.control(by), asked.clusters, asked.fleets, by=by, reason=asked.reason or None, until=until
+    )
+    answer = {"id": stored.id, "until": _time(stored.until), "clusters": clusters}
+    return web.json_response(answer, status=201)
+
+
+async def _controls(request: web.Request) -> web.Response:
+    status = request.app[STATUS]
+    now, members, slices = status.utc(), status.members, Slices()
+    listed = status.controls.listing(now)
+    in_force: dict[int, list[str]] = {each.id: [] for each in listed}
+    waiting = {*in_force}
+    for name in sorted(status.clusters):
+        await slices.turn()
+        fleet = fleet_of(members, name)
+        controls = status.controls.in_force(name, fleet, now)
+        for each in listed:
+            if matches(each, name, fleet):
+                waiting.discard(each.id)
+                if any(control is each.control for control in controls):
+                    in_force[each.id].append(name)
+    # Others were ordered or resumed since for all clusters of the rest.
+    shown = [_shown(each, in_force[each.id]) for each in listed if in_force[each.id] or each.id in waiting]
+    return web.json_response({"controls": shown})
+
+
+async def _audit(request: web.Request) -> web.Response:
+    entries = await request.app[STATUS].audit(limit_of(request), until_of(request))
+    return web.json_response({"entries": [{**dataclasses.asdict(each), "at": _time(each.at)} for each in entries]})
+
+
+async def _decide(request: web.Request) -> web.Response:
+    status, by = request.app[STATUS], request.app[ACCESS].caller(request)
+    controller = controller_of(status, request.match_info["name"])
+    asked = await _body(request, DecideRequest) if request.can_read_body else DecideRequest()
+    entry = AuditEntry(
+        at=status.utc(),
+        by=by,
+        action="decide",
+        scope=describe_scope([controller.name], ()),
+        reason=asked.reason or None,
+    )
+    await status.add_audit(entry)
+    before = controller.decision
+    try:
+        async with asyncio.timeout(DECIDE_TIMEOUT):
+            await controller.decide_now()
+    except TimeoutError as error:
+        raise web.HTTPServiceUnavailable(text=f"nothing was decided within {DECIDE_TIMEOUT:g} s") from error
+    observation, decision, state = controller.observation, controller.decision, controller.state
+    why = controller.problem
+    if why is not None or observation is None or decision is None or decision is before:
+        if why in (None, NOT_OBSERVED):
+            why = "the cluster was reconfigured or removed, or the daemon stops"
+        raise web.HTTPServiceUnavailable(text=f"nothing was decided: {why}")
+    rescale = None if state is None else state.rescale
+    failed = rescale.error if rescale is not None and rescale.at == decision.at else None
+    record = Record(observation, decision, dry_run=controller.dry_run)
+    return web.json_response({"cluster": controller.name, **decision_document(record, failed)})
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    del request
+    return web.json_response(document(ControlRequest.model_json_schema(), DecideRequest.model_json_schema()))
+
+
+async def _body(request: web.Request, model: type[Model]) -> Model:
+    """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
+    if request.content_type != "application/json":
+        shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
+        raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
+    try:
+        return model.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """A problem of a body, with the key that it is about."""
+    place = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def _written(field: str) -> str:
+    """The key of a field in a body."""
+    return ControlRequest.model_fields[field].alias or field
+
+
+async def _matching(status: DaemonStatus, asked: ControlRequest) -> list[str]:
+    """The names of the clusters that an order is for now. Raises HTTPNotFound where a name or pattern is for none."""
+    members, slices = status.members, Slices()
+    order = StoredControl(
+        clusters=tuple(asked.clusters), fleets=tuple(asked.fleets), control=None, by="", at=status.utc()
+    )
+    found = []
+    for name in sorted(status.clusters):
+        await slices.turn()
+        if matches(order, name, fleet_of(members, name)):
+            found.append(name)
+    await _refuse_unmatched("cluster", asked.clusters, sorted(status.clusters), slices)
+    await _refuse_unmatched("fleet", asked.fleets, [fleet.name for fleet in status.fleets], slices)
+    return found
+
+
+async def _refuse_unmatched(what: str, patterns: Iterable[str], known: Sequence[str], slices: Slices) -> None:
+    names = {*known}
+    for pattern in patterns:
+        await slices.turn()
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in known):
+            there = ", ".join(known[:_MAX_NAMED]) or "none"
+            more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+            raise web.HTTPNotFound(text=f"no {what} matches {pattern!r}; there are: {there}{more}")
+
+
+def _shown(stored: StoredControl, in_force: list[str]) -> dict[str, object]:
+    assert stored.control is not None  # noqa: S101 - resumes are not listed
+    scope = {"clusters": stored.clusters, "fleets": stored.fleets, "in_force": in_force}
+    return {"id": stored.id, **scope, **control_document(stored.control)}
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

@@ -1,0 +1,81 @@
+"""What handlers of the HTTP endpoints have in common: the daemon, what a request names, and how a decision is shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from autoscaler.core.explain import describe_control, explain
+from autoscaler.core.model import Control
+from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.status import DaemonStatus
+from autoscaler.ports import Record
+from autoscaler.trace.codec import to_json
+
+MAX_LISTED = 10_000
+"""Most decisions, or entries of the audit, in one answer."""
+
+STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
+"""The daemon that an application is of."""
+
+
+def controller_of(status: DaemonStatus, name: str) -> Controller:
+    """The controller of a cluster. Raises HTTPNotFound, which names those there are."""
+    controller = status.controllers.get(name)
+    if controller is None:
+        for fleet in status.fleets:
+            if name in fleet.problems:
+                why = "; ".join(fleet.problems[name])
+                raise web.HTTPNotFound(text=f"there is no cluster {name!r}; the fleet {fleet.name} has refused: {why}")
+        known = ", ".join(sorted(status.clusters)[:20]) or "none"
+        raise web.HTTPNotFound(text=f"there is no cluster {name!r}; there are: {known}")
+    return controller
+
+
+def limit_of(request: web.Request) -> int:
+    """How many are asked for by `limit`. Raises HTTPBadRequest."""
+    text = request.query.get("limit", "20")
+    # Long ones are not converted: Python raises another error for thousands of digits.
+    if not text.isdecimal() or len(text) > len(str(MAX_LISTED)) or not 1 <= int(text) <= MAX_LISTED:
+        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MAX_LISTED}")
+    return int(text)
+
+
+def until_of(request: web.Request) -> datetime | None:
+    """Up to when they are asked for by `until`. Raises HTTPBadRequest."""
+    text = request.query.get("until")
+    if text is None:
+        return None
+    try:
+        until = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"until is {text!r}, expected a time like 2026-01-31T17:05:00Z") from error
+    return until if until.tzinfo else until.replace(tzinfo=UTC)
+
+
+def decision_document(record: Record, failed: str | None) -> dict[str, object]:
+    """A decision with what it was made of, and its explanation; `failed` is why its scale call has failed."""
+    return {
+        "observation": to_json(record.observation),
+        "decision": to_json(record.decision),
+        "dry_run": record.dry_run,
+        "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
+    }
+
+
+def control_document(control: Control) -> dict[str, object]:
+    """What people have ordered, and that as a sentence."""
+    return {
+        "kind": control.kind.value,
+        "by": control.by,
+        "at": None if control.at is None else control.at.isoformat(),
+        "until": None if control.until is None else control.until.isoformat(),
+        "reason": control.reason,
+        "up": control.up,
+        "down": control.down,
+        "replicas": control.replicas,
+        "min": control.minimum,
+        "max": control.maximum,
+        "text": describe_control(control),
+    }

@@ -1,0 +1,376 @@
+"""Which copy controls which cluster, where several copies of the daemon share a state store.
+
+Each cluster has a lease with a term, which rises whenever it is taken. A copy renews all that it has with one row; they
+expire together, by the clock of the store alone. The shares are rendezvous hashing of the names over the copies that
+live: when one comes or goes, no cluster moves between two others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from autoscaler.daemon.connections import format_error, sleep_until_stopped
+from autoscaler.daemon.event_loop import Slices
+from autoscaler.ports import LEASE, Copy, Leases, StoreError
+
+log = logging.getLogger("autoscaler.daemon.leases")
+
+RENEWAL = 3.0
+"""Seconds between two renewals."""
+
+POLL = 1.0
+"""Likewise while a cluster is to be taken or let go."""
+
+MARGIN = 3.0
+"""Seconds before the lease may have expired from which nothing is scaled: a scale call takes a moment to be sent."""
+
+GRACE = 6.0
+"""Seconds in which a copy that was expired itself takes nothing."""
+
+_AT_ONCE = 1000
+"""Clusters that are taken in one statement: the first ones are under control while the others are taken."""
+
+_MAX_NAMED = 10
+
+
+class Ownership(Protocol):
+    """Which clusters this copy controls.
+
+    Attributes:
+        me: the id of this copy, or None where there are no others.
+        copies: all that live, as of the last renewal, this one included; empty where there are no others to share with.
+        failure: why the leases cannot be renewed, or None.
+        taken: how many leases this copy has taken since its start.
+    """
+
+    copies: Mapping[UUID, Copy]
+    failure: str | None
+    taken: int
+
+    @property
+    def me(self) -> UUID | None:
+        """The id of this copy."""
+        ...
+
+    @property
+    def owned(self) -> int:
+        """How many leases this copy has."""
+        ...
+
+    def owns(self, cluster: str) -> bool:
+        """Whether it controls this cluster."""
+        ...
+
+    def valid(self, cluster: str) -> bool:
+        """Whether it certainly still does: to be asked directly before a target is changed."""
+        ...
+
+    def shares(self, name: str) -> bool:
+        """Whether what belongs to no cluster, by its name, is this copy's affair."""
+        ...
+
+    def doubt(self) -> None:
+        """Have it found out at once what this copy still has: the store has refused to save."""
+        ...
+
+    def start(self, controllers: Controllers, url: str) -> None:
+        """Begin to take this copy's share; others reach it at this URL."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go of every cluster as soon as its controller has ended."""
+        ...
+
+    def cancel(self) -> None:
+        """Renew no more: the leases expire."""
+        ...
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None. Raises StoreError."""
+        ...
+
+
+class SoleOwnership:
+    """The ownership of the only copy there is: everything is its own. See `Ownership`."""
+
+    copies: Mapping[UUID, Copy] = MappingProxyType({})
+    failure: str | None = None
+    me: UUID | None = None
+    owned = taken = 0
+
+    def owns(self, cluster: str) -> bool:
+        """Yes."""
+        del cluster
+        return True
+
+    valid = shares = owns
+
+    def doubt(self) -> None:
+        """Nothing is in doubt."""
+
+    def start(self, controllers: Controllers, url: str) -> None:
+        """There is nothing to take."""
+
+    async def stop(self) -> None:
+        """There is nobody to hand over to."""
+
+    def cancel(self) -> None:
+        """Nothing expires."""
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """None: no copy has a lease."""
+        del cluster
+        return None
+
+
+class LeaseStore(Protocol):
+    """Keeps the leases. All methods raise StoreError, within a few seconds."""
+
+    @property
+    def copy(self) -> UUID:
+        """The id of this copy."""
+        ...
+
+    async def renew(self, name: str, url: str) -> Leases:
+        """Renew this copy's row; which copies live, and which leases this one has."""
+        ...
+
+    async def take(self, clusters: Collection[str]) -> Mapping[str, int]:
+        """Take those that no copy has. Returns their terms."""
+        ...
+
+    async def let_go(self, clusters: Collection[str]) -> None:
+        """Let go of leases of this copy."""
+        ...
+
+    async def leave(self) -> None:
+        """Let go of all, and be no copy any more."""
+        ...
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None."""
+        ...
+
+
+class Controllers(Protocol):
+    """The controllers of this copy."""
+
+    @property
+    def wanted(self) -> Collection[str]:
+        """The names of all clusters there are, whichever copy controls them."""
+        ...
+
+    @property
+    def running(self) -> Collection[str]:
+        """The names of those that have a controller here, one that ends included."""
+        ...
+
+    async def follow(self) -> None:
+        """Have controllers for what is owned, and end the others."""
+        ...
+
+
+def share(name: str, copies: Iterable[UUID]) -> UUID:
+    """The copy whose share this is: rendezvous hashing. There must be a copy."""
+    text = name.encode(errors="surrogatepass")
+    return max(copies, key=lambda copy: hashlib.blake2b(copy.bytes + text, digest_size=8).digest())
+
+
+class Plan(NamedTuple):
+    """What a copy has to do: names of clusters."""
+
+    take: frozenset[str]
+    let_go: frozenset[str]
+
+
+def plan(mine: Collection[str], owned: Collection[str]) -> Plan:
+    """What to take and what to let go of.
+
+    Args:
+        mine: the clusters of this copy's share.
+        owned: those whose lease it has.
+    """
+    return Plan(frozenset(mine) - frozenset(owned), frozenset(owned) - frozenset(mine))
+
+
+def pause(leases: Leases, *, busy: bool) -> float:
+    """Seconds until the next renewal: soon while there is something to do, and when another copy may have expired."""
+    return max(0.1, min(POLL if busy else RENEWAL, LEASE - leases.oldest + 0.1))
+
+
+@dataclass(slots=True)
+class _Shares:
+    """The clusters of a copy's share, calculated anew when the copies or the clusters change."""
+
+    of: tuple[frozenset[UUID], frozenset[str]] | None = None
+    mine: frozenset[str] = frozenset()
+
+    async def update(self, me: UUID, copies: Iterable[UUID], clusters: Iterable[str]) -> frozenset[str]:
+        of = (frozenset(copies), frozenset(clusters))
+        if of != self.of:
+            slices, mine = Slices(), set()
+            for name in of[1]:
+                await slices.turn()
+                if me in of[0] and share(name, of[0]) == me:
+                    mine.add(name)
+            self.of, self.mine = of, frozenset(mine)
+        return self.mine
+
+
+class SharedOwnership:
+    """The leases of this copy among others. See `Ownership`.
+
+    Args:
+        store: keeps them.
+        name: of this copy, for people.
+    """
+
+    def __init__(self, store: LeaseStore, name: str) -> None:
+        self.copies: Mapping[UUID, Copy] = {}
+        self.failure: str | None = None
+        self.taken = 0
+        self._store = store
+        self._name = name
+        self._url = ""
+        self._owned: set[str] = set()
+        self._leaving: frozenset[str] = frozenset()
+        self._renewed_at = -math.inf
+        self._take_from = -math.inf
+        self._shares = _Shares()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def me(self) -> UUID:
+        """The id of this copy."""
+        return self._store.copy
+
+    @property
+    def owned(self) -> int:
+        """How many leases this copy has."""
+        return len(self._owned)
+
+    def owns(self, cluster: str) -> bool:
+        """Whether this copy controls it."""
+        return not self._stopping and cluster in self._owned and cluster not in self._leaving
+
+    def valid(self, cluster: str) -> bool:
+        """Whether no other copy can have taken it yet.
+
+        That is by this machine's monotonic clock, which goes on while the process is stopped, and from the start of the
+        last renewal, as the store may have renewed at any time after that.
+        """
+        return cluster in self._owned and asyncio.get_running_loop().time() - self._renewed_at < LEASE - MARGIN
+
+    def shares(self, name: str) -> bool:
+        """Whether what belongs to no cluster, by its name, is this copy's affair."""
+        return bool(self.copies) and share(name, self.copies) == self.me
+
+    def doubt(self) -> None:
+        """Renew at once, which shows what another copy has taken."""
+        self._wake.set()
+
+    async def owner(self, cluster: str) -> Copy | None:
+        """The copy that has the lease of a cluster, or None. Raises StoreError."""
+        return await self._store.owner(cluster)
+
+    def start(self, controllers: Controllers, url: str) -> None:
+        """Begin to take this copy's share; others reach it at this URL."""
+        self._url = url
+        self._task = asyncio.create_task(self._run(controllers), name="leases")
+
+    async def stop(self) -> None:
+        """Let go of every cluster as soon as its controller has ended; renew until the last one has."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+
+    def cancel(self) -> None:
+        """Renew no more: the leases expire."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, controllers: Controllers) -> None:
+        ended = False
+        while not ended:
+            self._wake.clear()
+            seconds = POLL
+            try:
+                if self._stopping:
+                    await controllers.follow()  # whatever the store says
+                    ended = not controllers.running
+                seconds = await self._round(controllers)
+                if ended:
+                    await self._store.leave()
+            except StoreError as error:
+                # What is left expires.
+                if self.failure is None:
+                    log.error("cannot renew leases: nothing is scaled", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+                self.failure = str(error)
+            except Exception as error:
+                # A defect, of ours or of a plug-in that was to be connected: it is tried again.
+                if self.failure is None:
+                    log.exception("leases cannot be balanced")
+                self.failure = format_error(error)
+            if not ended:
+                await sleep_until_stopped(self._wake, seconds)
+
+    async def _round(self, controllers: Controllers) -> float:
+        """Renew, let go of what is another's share, take what is ours. Returns seconds until the next one."""
+        begun = asyncio.get_running_loop().time()
+        leases = await self._store.renew(self._name, self._url)
+        if -math.inf < self._renewed_at < begun - LEASE:
+            # Most likely the store was away for all: the others are about to renew as well.
+            self._take_from = begun + GRACE
+        self._renewed_at, self.copies = begun, leases.copies
+        if self.failure is not None:
+            log.info("leases are renewed again")
+            self.failure = None
+        lost = self._owned - leases.terms.keys()
+        if lost:
+            log.warning("leases lost: expired, or taken by another copy", extra=_named(lost))
+        # Also what was taken without our having had the answer.
+        self._owned = set(leases.terms)
+        live = () if self._stopping else self.copies
+        planned = plan(await self._shares.update(self.me, live, controllers.wanted), self._owned)
+        self._leaving = planned.let_go
+        await controllers.follow()
+        # Between two ticks: one in the middle of a scale call has to wait for its answer.
+        idle = planned.let_go.difference(controllers.running)
+        if idle:
+            await self._store.let_go(idle)
+            self._owned -= idle
+            log.info("clusters handed over", extra=_named(idle))
+        if begun >= self._take_from:
+            await self._take(planned.take.difference(controllers.running), controllers)
+        return pause(leases, busy=bool(planned.let_go - idle or planned.take - self._owned))
+
+    async def _take(self, clusters: Collection[str], controllers: Controllers) -> None:
+        names = sorted(clusters)
+        taken: set[str] = set()
+        for first in range(0, len(names), _AT_ONCE):
+            found = await self._store.take(names[first : first + _AT_ONCE])
+            taken.update(found)
+            self._owned.update(found)
+            self.taken += len(found)
+            if found:
+                await controllers.follow()
+        if taken:
+            log.info("clusters taken", extra=_named(taken))
+
+
+def _named(clusters: Collection[str]) -> dict[str, object]:
+    """The first ones for a log line."""
+    more = len(clusters) - _MAX_NAMED
+    names = sorted(clusters)[:_MAX_NAMED]
+    return {"clusters": len(clusters), "names": [*names, *([f"and {more} more"] if more > 0 else [])]}

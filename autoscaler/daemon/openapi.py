@@ -1,0 +1,250 @@
+"""The OpenAPI document of the HTTP endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
+_SIZE: Schema = {"type": "integer", "minimum": 0}
+_SIZE_OR_NULL: Schema = {"type": ["integer", "null"], "minimum": 0}
+_FLAG: Schema = {"type": "boolean"}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+_TIME_OR_NULL: Schema = {"type": ["string", "null"], "format": "date-time"}
+
+
+def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
+    """The document, with the schemas of what is sent."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "autoscaler",
+            "version": version("reactive-autoscaler"),
+            "description": "The clusters of a daemon, why it decided what, and orders for them. Keys may be added.",
+        },
+        "paths": {
+            "/healthz": {"get": _read("Whether ticks finish", "Health", failing=503)},
+            "/readyz": {"get": _read("Whether all clusters are under control", "Readiness", failing=503)},
+            "/metrics": {"get": _metrics("Metrics in the format of Prometheus")},
+            "/metrics/policies": {"get": _metrics("What policies have learned, likewise")},
+            "/api/v1/clusters": {"get": _read("All clusters and fleets", "Clusters")},
+            "/api/v1/fleets": {"get": _read("All fleets", "Fleets")},
+            "/api/v1/clusters/{name}": {
+                "get": _read("One cluster, and what was learned of it", "Cluster", [_NAME], refusals=(404,))
+            },
+            "/api/v1/clusters/{name}/decisions": {
+                "get": _read("Decisions, newest first", "Decisions", [_NAME, _LIMIT, _UNTIL], refusals=(400, 404, 503))
+            },
+            "/api/v1/clusters/{name}/decide": {
+                "post": _write("Decide now", "DecideRequest", 200, "DecidedNow", [_NAME], required=False)
+            },
+            "/api/v1/controls": {
+                "get": _read("The orders in force: pauses, holds and limits", "Controls"),
+                "post": _write("Pause, hold, limit or resume clusters", "ControlRequest", 201, "Ordered"),
+            },
+            "/api/v1/audit": {
+                "get": _read("Who changed what, newest first", "Audit", [_LIMIT, _UNTIL], refusals=(400, 503))
+            },
+            "/api/v1/openapi.json": {"get": _read("This document", "Document")},
+        },
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "One of daemon.tokens."}},
+            "schemas": {**_SCHEMAS, "ControlRequest": control_request, "DecideRequest": decide_request},
+        },
+    }
+
+
+def _parameter(name: str, place: str, schema: Schema, meaning: str) -> Schema:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema, "description": meaning}
+
+
+_NAME = _parameter("name", "path", _TEXT, "The cluster. A slash in it may be percent-encoded.")
+_LIMIT = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 20}, "How many.")
+_UNTIL = _parameter("until", "query", _TIME, "Only those up to this time.")
+
+
+def _json(meaning: str, schema: str) -> Schema:
+    reference = {"$ref": f"#/components/schemas/{schema}"}
+    return {"description": meaning, "content": {"application/json": {"schema": reference}}}
+
+
+_REFUSALS: Mapping[int, str] = {
+    400: "A value or the body is not what was expected; nothing has changed.",
+    401: "There is no token, or not one of daemon.tokens.",
+    403: "The token may only read, there are no tokens at all, or a page of another site asks.",
+    404: "There is no such cluster or fleet.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    503: "State cannot be read or stored, or nothing was decided.",
+}
+
+
+def _refused(codes: Sequence[int]) -> Schema:
+    return {str(code): _json(_REFUSALS[code], "Error") for code in codes}
+
+
+def _read(
+    summary: str,
+    schema: str,
+    parameters: Sequence[Schema] = (),
+    *,
+    failing: int | None = None,
+    refusals: Sequence[int] = (),
+) -> Schema:
+    answers = {"200": _json(summary, schema), **_refused((401, 403, *refusals))}
+    if failing is not None:
+        answers[str(failing)] = _json(f"{summary}: no", schema)
+    return {
+        "summary": summary,
+        "parameters": list(parameters),
+        # Which it is, is configured: daemon.read_needs_token.
+        "security": [{}, {"token": []}],
+        "responses": answers,
+    }
+
+
+def _metrics(summary: str) -> Schema:
+    described = _read(summary, "Document")
+    described["responses"]["200"] = {"description": summary, "content": {"text/plain": {"schema": _TEXT}}}
+    return described
+
+
+def _write(
+    summary: str,
+    body: str,
+    success: int,
+    schema: str,
+    parameters: Sequence[Schema] = (),
+    *,
+    required: bool = True,
+) -> Schema:
+    return {
+        "summary": summary,
+        "parameters": list(parameters),
+        "security": [{"token": []}],
+        "requestBody": {"required": required, **{k: v for k, v in _json(summary, body).items() if k == "content"}},
+        "responses": {str(success): _json(summary, schema), **_refused(tuple(_REFUSALS))},
+    }
+
+
+def _object(**properties: Schema) -> Schema:
+    """An object that has all of these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _map(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_PROBLEMS: Schema = {"anyOf": [{"const": "ok"}, _list(_TEXT)]}
+
+_ROW: dict[str, Schema] = {
+    "name": _TEXT,
+    "fleet": _TEXT_OR_NULL,
+    "dry_run": _FLAG,
+    "at": _TIME_OR_NULL,
+    "age": _NUMBER_OR_NULL,
+    "min": _SIZE,
+    "max": _SIZE,
+    "current": _SIZE_OR_NULL,
+    "ready": _SIZE_OR_NULL,
+    "proposed": _SIZE_OR_NULL,
+    "desired": _SIZE_OR_NULL,
+    "reason": _TEXT_OR_NULL,
+    "rescale": {"type": ["object", "null"]},
+    "missing": _map(_TEXT),
+    "controls": _list(_ref("Control")),
+    "problem": _TEXT_OR_NULL,
+}
+
+_CONTROL: dict[str, Schema] = {
+    "kind": {"enum": ["pause", "hold", "limit"]},
+    "by": _TEXT,
+    "at": _TIME_OR_NULL,
+    "until": _TIME_OR_NULL,
+    "reason": _TEXT_OR_NULL,
+    "up": _FLAG,
+    "down": _FLAG,
+    "replicas": _SIZE_OR_NULL,
+    "min": _SIZE_OR_NULL,
+    "max": _SIZE_OR_NULL,
+    "text": _TEXT,
+}
+
+_DECISION: dict[str, Schema] = {
+    "observation": {"type": "object"},
+    "decision": {"type": "object"},
+    "dry_run": _FLAG,
+    "explanation": _TEXT,
+}
+
+_SCHEMAS: Mapping[str, Schema] = {
+    "Document": {"type": "object"},
+    "Error": _object(error=_TEXT),
+    "Health": _object(ok=_FLAG, clusters=_SIZE, overdue=_list(_TEXT)),
+    "Readiness": _object(
+        ok=_FLAG,
+        not_observed=_list(_TEXT),
+        problems=_map(_TEXT),
+        fleets=_map(_TEXT),
+        store=_TEXT,
+        history=_TEXT,
+        reload=_PROBLEMS,
+    ),
+    "Fleet": _object(
+        name=_TEXT,
+        answered_at=_TIME_OR_NULL,
+        age=_NUMBER_OR_NULL,
+        problem=_TEXT_OR_NULL,
+        failures=_SIZE,
+        members=_SIZE,
+        clusters=_SIZE,
+        held=_list(_object(member=_TEXT, cluster=_TEXT_OR_NULL, age={"type": "number"})),
+        refused=_list(_object(member=_TEXT, cluster=_TEXT_OR_NULL, problems=_list(_TEXT))),
+    ),
+    "Fleets": _object(fleets=_list(_ref("Fleet"))),
+    "Row": _object(**_ROW),
+    "Clusters": _object(
+        dry_run=_FLAG,
+        reload=_PROBLEMS,
+        copies=_list(_object(name=_TEXT, url=_TEXT, problem=_TEXT_OR_NULL)),
+        fleets=_list(_ref("Fleet")),
+        clusters=_list(_ref("Row")),
+    ),
+    "Cluster": _object(
+        **_ROW,
+        reload=_PROBLEMS,
+        remarks=_list(_TEXT),
+        connections=_map(_TEXT),
+        learned={"type": ["object", "null"]},
+        state={"type": ["object", "null"]},
+        observation={"type": ["object", "null"]},
+        decision={"type": ["object", "null"]},
+        explanation=_TEXT_OR_NULL,
+    ),
+    "Decision": _object(**_DECISION),
+    "Decisions": _object(cluster=_TEXT, decisions=_list(_ref("Decision"))),
+    "DecidedNow": _object(cluster=_TEXT, **_DECISION),
+    "Control": _object(**_CONTROL),
+    "Order": _object(id=_SIZE, clusters=_list(_TEXT), fleets=_list(_TEXT), in_force=_list(_TEXT), **_CONTROL),
+    "Controls": _object(controls=_list(_ref("Order"))),
+    "Ordered": _object(id=_SIZE, until=_TIME_OR_NULL, clusters=_list(_TEXT)),
+    "Audit": _object(
+        entries=_list(
+            _object(at=_TIME, by=_TEXT, action=_TEXT, scope=_TEXT, detail=_TEXT, reason=_TEXT_OR_NULL, accepted=_FLAG)
+        )
+    ),
+}
