@@ -170,7 +170,7 @@ class Fleet:
 
     async def forget(self, before: datetime) -> None:
         """Delete what is known of clusters that were not decided about since, and are not here. Raises StoreError."""
-        await self._store.forget_clusters(before, frozenset(self.controllers))
+        await self._store.forget_clusters(before, frozenset(self.wanted))
 
     async def stop(self) -> None:
         """End all controllers between two ticks and close their connections."""
