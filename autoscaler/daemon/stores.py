@@ -18,6 +18,8 @@ from autoscaler.ports import StateStore
 async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | PostgresStateStore]:
     """Open the state store of a daemon, for as long as the context is open.
 
+    One that copies share saves a cluster only under a lease.
+
     Raises:
         StoreError: it cannot be used; the message says why and what to do.
     """
