@@ -6,6 +6,7 @@ The first hour, in which a policy knows nothing of the job yet, is scored apart 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -315,9 +316,20 @@ def ablation(rows: Sequence[Judged], policy: str, without: Mapping[str, object])
         key=lambda one: one.policy != policy,
     )
     lines = [(own.policy, "", *_cells(own)[:4])]
-    lines += [(one.policy, f"{one.j.mean - own.j.mean:+.3f}", *_cells(one)[:4]) for one in others]
+    lines += [(one.policy, _change(rows, policy, one.policy), *_cells(one)[:4]) for one in others]
     return Table(
-        f"{policy} with one rule off: a J that does not rise is that of a rule that earns nothing here",
+        f"{policy} with one rule off, change of J and its standard error: where J does not rise the rule earns nothing",
         ("off", "change of J", "J", "cost", "too late %", "rescales/h"),
         tuple(lines),
     )
+
+
+def _change(rows: Sequence[Judged], policy: str, other: str) -> str:
+    """The mean difference of J on the same samples, and its standard error where there are several."""
+    own, theirs = (
+        {(row.family, row.number, row.kept): row.rest.j for row in rows if row.policy == name}
+        for name in (policy, other)
+    )
+    changes = [j - own[sample] for sample, j in theirs.items()]
+    error = f" +- {statistics.stdev(changes) / math.sqrt(len(changes)):.3f}" if len(changes) > 1 else ""
+    return f"{mean(changes):+.3f}{error}"

@@ -252,6 +252,14 @@ def test_an_ablation_shows_by_how_much_j_changes() -> None:
     assert [len(row) for row in table.rows] == [len(table.head)] * 3
 
 
+def test_the_change_of_j_is_of_the_same_samples_and_has_a_standard_error() -> None:
+    # Off by 0, 0.25 and 0.5: their standard deviation is 0.25.
+    rows = [_row(j=2.0 + number, number=number) for number in range(3)]
+    rows += [_row("no slack", 2.0 + 1.25 * number, number=number) for number in reversed(range(3))]
+    table = ablation(rows, "adaptive", {"no slack": None})
+    assert table.rows[1][1] == "+0.250 +- 0.144"
+
+
 def test_a_table_for_a_page() -> None:
     assert markdown(Table("Of it", ("a", "b"), (("1", "2"), ("3", "")))) == (
         "Of it:\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 |  |\n"
