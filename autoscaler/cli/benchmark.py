@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli import options as arguments
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_error
+from autoscaler.cli.output import USAGE, print_error
 
 if TYPE_CHECKING:
     from autoscaler.simulation.baselines import Baseline
@@ -22,6 +22,7 @@ def register(commands: Commands) -> None:
     """Add the command and its options."""
     from autoscaler.simulation.baselines import BASELINES
     from autoscaler.simulation.benchmark import DEFAULT, FAST
+    from autoscaler.simulation.families import FOLDS
     from autoscaler.simulation.loads import RECORDED, SYNTHETIC
     from autoscaler.simulation.plant import PLANTS
 
@@ -53,6 +54,19 @@ def register(commands: Commands) -> None:
         help=f"NAME=SETTINGS as in a configuration file, or one of {names} (default: all of these)",
     )
     add("--seeds", type=arguments.count, metavar="N", help="from 1 to N (default: 3; --fast: 1)")
+    unknown = parser.add_argument_group("loads and plants with random parameters")
+    add_unknown = unknown.add_argument
+    add_unknown(
+        "--generalize",
+        choices=("develop", "verdict", "all"),
+        help="judge on families of loads, on plants and with sources of random parameters: the families to develop on, "
+        "those kept for the verdict (and with --traces parts of all its files), or all, cross-validated",
+    )
+    add_unknown("--fold", type=int, choices=range(1, len(FOLDS) + 1), help="which families are kept (default: 1)")
+    add_unknown("--loads", type=arguments.count, metavar="N", help="loads of each family (default: 4)")
+    add_unknown("--hours", type=arguments.above, metavar="H", help="of each load, the first included (default: 6)")
+    add_unknown("--seed", type=int, metavar="S", help="of all random parameters (default: 1)")
+    add_unknown("--ablate", action="store_true", help=f"{DEFAULT} with one rule off, too")
     arguments.add_traces(parser)
     add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
@@ -81,9 +95,26 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         print_error(f"autoscaler: {error}")
         return 1
+    generalizes = options.generalize is not None
+    no_use = [name for name in (_NAMED_LOADS if generalizes else _RANDOM_LOADS) if getattr(options, name)]
+    if options.generalize == "all" and options.fold:
+        no_use = ["fold"]
+    if no_use:
+        how = f"with --generalize {options.generalize}" if generalizes else "without --generalize"
+        print_error(f"autoscaler: --{no_use[0]}: has no effect {how}")
+        return USAGE
+    if generalizes:
+        from autoscaler.cli.benchmark_generalize import generalize
+
+        return generalize(options)
     from autoscaler.cli.benchmark_run import benchmark
 
     return benchmark(options)
+
+
+_NAMED_LOADS = ("fast", "plant", "scenario", "seeds", "guarded", "each", "plot", "record", "against")
+_RANDOM_LOADS = ("fold", "loads", "hours", "seed", "ablate")
+"""Options of the one and the other kind of benchmark."""
 
 
 def policy(text: str) -> tuple[str, Baseline]:

@@ -7,13 +7,13 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from autoscaler.cli.output import FAILED, OK, USAGE, print_error, print_json, print_lines, progress, table
 from autoscaler.config import document
@@ -40,7 +40,10 @@ from autoscaler.simulation.benchmark import (
     rows_json,
 )
 from autoscaler.simulation.loads import SCENARIOS, SYNTHETIC, Load, LoadError, load_by_name
-from autoscaler.simulation.plant import PLANTS
+from autoscaler.simulation.plant import PLANTS, PlantSpec
+
+J = TypeVar("J")
+D = TypeVar("D")
 
 METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
 SMALLEST, LARGEST = 1, 24
@@ -80,7 +83,7 @@ def benchmark(options: argparse.Namespace) -> int:
         for scenario in sorted(loads, key=lambda name: -loads[name].seconds)
         for plant in plants
     ]
-    done = _results(jobs, options.processes)
+    done = results(work, jobs, options.processes)
     order = [list(plants), list(loads), list(policies)]
 
     def place(one: Row) -> tuple[int, ...]:
@@ -194,7 +197,7 @@ def work(job: Job) -> Done:
         load = load_by_name(job.scenario, seed, job.traces)
         if load.rates not in known:
             begin = time.process_time()
-            known[load.rates] = least(load, job.plant)
+            known[load.rates] = least(load, plant)
             took["optimum"] = took.get("optimum", 0.0) + time.process_time() - begin
         one = load.per_worker(plant.gamma)
         for name, baseline in job.policies:
@@ -206,27 +209,27 @@ def work(job: Job) -> Done:
     return Done(tuple(rows), took)
 
 
-def least(load: Load, plant: str) -> float | None:
+def least(load: Load, plant: PlantSpec) -> float | None:
     """The exact optimum, worker-hours; None where nothing keeps the objective."""
     from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
 
     try:
-        return optimum.optimum(load, PLANTS[plant], LARGEST)
+        return optimum.optimum(load, plant, LARGEST)
     except optimum.OptimumError:
         return None
 
 
-def _results(jobs: Sequence[Job], processes: int) -> list[Done]:
+def results(work: Callable[[J], D], jobs: Sequence[J], processes: int) -> list[D]:
     """The results of all jobs, in any order, with a progress bar on a terminal."""
-    done: list[Done] = []
+    done: list[D] = []
     with progress("benchmark", len(jobs)) as advanced:
-        for found in _run_jobs(jobs, processes):
+        for found in _run_jobs(work, jobs, processes):
             done.append(found)
             advanced(len(done))
     return done
 
 
-def _run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
+def _run_jobs(work: Callable[[J], D], jobs: Sequence[J], processes: int) -> Iterator[D]:
     if min(processes, len(jobs)) <= 1:
         yield from map(work, jobs)
         return

@@ -48,17 +48,21 @@ class Baseline:
             the plant's objective, such as 60s; `$LAG` the records that a worker at 100 % processes in `LAG_S` seconds.
         bare: whether it runs without the guards, with the limits only.
         oracle: whether it sees the future.
+        flat: whether it is shown the present arrivals as forecast, so that it expects no change.
         policy: one that is not a plug-in, in place of `settings`.
     """
 
     settings: str
     bare: bool = True
     oracle: bool = False
+    flat: bool = False
     policy: Policy | None = None
 
     def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
         """The decider of a simulation under that load; `guarded`: with the guards in any case."""
         chosen: Decide = without_guards if self.bare and not guarded else step
+        if self.flat:
+            return with_flat_forecast(chosen)
         return with_forecast(chosen, load, start) if self.oracle else chosen
 
 
@@ -94,7 +98,9 @@ class BacklogCpu:
             return Recommendation(None, Reason.LEARNING, {}, f"not watched for {self.lasting.total_seconds():g} s yet")
         if any(observation.desired != view.current or observation.ready != view.current for observation in seen):
             return Recommendation(view.current, Reason.STEADY, {}, "not of this size for long enough")
-        numbers = [_numbers(observation) for observation in seen]
+        if _numbers(seen[0]) is None:
+            return Recommendation(None, Reason.MISSING, {}, "a reading is missing")
+        numbers = [each for each in map(_numbers, seen) if each is not None]
         arrivals, throughput, lag, cpu = numbers[0]
         waits = [_time(lag, throughput) for _, throughput, lag, _ in numbers]
         inputs = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
@@ -108,9 +114,12 @@ class BacklogCpu:
         return Recommendation(size, reason, inputs, f"backlog worth {min(waits[0], 1e9):.0f} s, CPU {cpu:.0%}")
 
 
-def _numbers(observation: Observation) -> tuple[float, float, float, float]:
-    """Arrivals, throughput, lag and CPU, each as one number."""
-    values = [observation.metrics[name].value for name in ("arrivals", "throughput", "lag", "cpu")]
+def _numbers(observation: Observation) -> tuple[float, float, float, float] | None:
+    """Arrivals, throughput, lag and CPU, each as one number; None: one of them is missing."""
+    readings = [observation.metrics.get(name) for name in ("arrivals", "throughput", "lag", "cpu")]
+    values = [reading.value for reading in readings if reading is not None]
+    if len(values) < len(readings):
+        return None
     arrivals, throughput, lag, cpu = [math.fsum(value) if isinstance(value, tuple) else value for value in values]
     return arrivals, throughput, lag, cpu
 
@@ -144,6 +153,24 @@ BASELINES: Mapping[str, Baseline] = {
 """The eleven of the benchmark, by name."""
 
 
+def _without(settings: str, *, bare: bool = False, flat: bool = False) -> Baseline:
+    return Baseline(f"{{type: adaptive, objective: $SLO{settings}}}", bare=bare, flat=flat)
+
+
+ABLATIONS: Mapping[str, Baseline] = {
+    "no forecast": _without(", forecast: forecast", flat=True),  # nor a line that arrivals only swing around
+    "no slack": _without(", slack: 1"),  # acts when the objective is reached, not before
+    "no headroom": _without(", headroom: 0"),
+    "no down_headroom": _without(", down_headroom: 0"),
+    "no scale_down_window": _without(", scale_down_window: 0s"),
+    "no rescale_price": _without(", rescale_price: 0s"),
+    "no lateness_weight": _without(", lateness_weight: 0"),
+    "no utilization": _without(", utilization: none"),  # capacity is learned only while the job falls behind
+    "no guards": _without("", bare=True),
+}
+"""`adaptive` with one rule off, as far as a parameter or what it is shown can do that."""
+
+
 def without_guards(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
     """Decide as `step` does, with the limits in place of all guards: a recommendation takes effect at once."""
     return step(spec, state, observation, _limits)
@@ -168,6 +195,18 @@ def with_forecast(decide: Decide, load: Load, start: datetime = START) -> Decide
         now = round((observation.at - start).total_seconds() / STEP)
         future = tuple([mean(now + minute * _MINUTE) for minute in range(FORECAST_MINUTES)])
         metrics = {**observation.metrics, FORECAST: Reading(future, observation.at)}
+        return decide(spec, state, replace(observation, metrics=metrics))
+
+    return decided
+
+
+def with_flat_forecast(decide: Decide) -> Decide:
+    """The same decider with the metric `FORECAST` saying that arrivals stay what they are."""
+
+    def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+        metrics = dict(observation.metrics)
+        if "arrivals" in metrics:
+            metrics[FORECAST] = metrics["arrivals"]
         return decide(spec, state, replace(observation, metrics=metrics))
 
     return decided

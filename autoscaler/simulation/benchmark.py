@@ -204,8 +204,11 @@ def rows_json(rows: Iterable[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def digest(rows: Iterable[Row]) -> str:
-    """A hash of all numbers, to the last digit, whatever the order of the rows: equal seeds give equal ones."""
+def digest(rows: Iterable[Any]) -> str:
+    """A hash of all numbers, to the last digit, whatever the order of the rows: equal seeds give equal ones.
+
+    The rows are dataclasses.
+    """
     texts = sorted(json.dumps(asdict(row), sort_keys=True) for row in rows)
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 

@@ -6,6 +6,7 @@ Their random draws are separate: without faults of its workers a plant behaves t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observati
 from autoscaler.core.state import call_failed
 from autoscaler.plugins import guess
 from autoscaler.ports import Record
-from autoscaler.simulation.plant import START, Plant, PlantSpec
+from autoscaler.simulation.plant import GRID, SHARES, START, Plant, PlantSpec
 
 HOUR = 3600.0
 """Readings are wrong once in this time, seconds."""
@@ -75,6 +76,9 @@ class Faults:
 
     Attributes:
         readings: readings that are wrong.
+        gaps: share of the readings that cannot be read, each metric for itself.
+        late: readings are so old, by their time stamps too; rounded up to polls.
+        noise: standard deviation of readings, as a share of each; shares stay at most 1.
         refused: share of the scale calls that fail without effect.
         unanswered: share of the scale calls that fail although they take effect.
         half: share of the scale calls that fail after half of the change, rounded down.
@@ -86,6 +90,9 @@ class Faults:
     """
 
     readings: tuple[ReadingFault, ...] = ()
+    gaps: float = 0.0
+    late: float = 0.0
+    noise: float = 0.0
     refused: float = 0.0
     unanswered: float = 0.0
     half: float = 0.0
@@ -100,7 +107,7 @@ class Faults:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise FaultError(f"{name}: is {value:g}, expected a share from 0 to 1")
-        for name in ("delayed", "crash", "restart"):
+        for name in ("late", "delayed", "crash", "restart"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise FaultError(f"{name}: is {value:g} s, expected 0 or more")
@@ -120,7 +127,7 @@ class Faults:
         )
 
 
-_SHARES = ("refused", "unanswered", "half", "slow", "never")
+_SHARES = ("gaps", "noise", "refused", "unanswered", "half", "slow", "never")
 
 NONE = Faults()
 """Nothing goes wrong."""
@@ -148,6 +155,9 @@ DESCRIPTIONS: Mapping[str, FaultDescription] = {
     "frozen": FaultDescription("metrics stay as they were, with new time stamps, for {} in every hour", "5m"),
     "nan": FaultDescription("metrics are not a number for {} in every hour", "60s"),
     "doubled": FaultDescription("metrics are twice what they should be for {} in every hour", "60s"),
+    "gaps": FaultDescription("{} of the readings are missing, each metric for itself", "5%"),
+    "late": FaultDescription("metrics are {} old when they are read", "30s"),
+    "noise": FaultDescription("metrics are off by {} (standard deviation)", "5%"),
     "refused": FaultDescription("{} of the scale calls fail", "30%"),
     "unanswered": FaultDescription("{} of the scale calls fail although they are carried out", "30%"),
     "half": FaultDescription("{} of the scale calls fail half way", "30%"),
@@ -306,6 +316,8 @@ class Injector:
                 )
         self._faults = faults
         self._calls = _random(seed, "calls")
+        self._sources = _random(seed, "sources")
+        self._shown: deque[tuple[float, Mapping[str, Reading]]] = deque()  # metrics that are read later, and when
         self._readings = [
             _ActiveFault(fault, _Occurrences(HOUR, fault.seconds, _random(seed, f"{number} {fault.kind} {fault.name}")))
             for number, fault in enumerate(faults.readings)
@@ -321,6 +333,10 @@ class Injector:
 
     def seen(self, observation: Observation, now: float) -> Observation:
         """The observation with the faults of its readings."""
+        if self._faults.late:
+            observation = self._late(observation, now)
+        if self._faults.gaps or self._faults.noise:
+            observation = self._imprecise(observation)
         for fault in self._readings:
             observation = fault.seen(observation, now)
         return observation
@@ -343,6 +359,32 @@ class Injector:
         else:
             plant.scale(size)
         return error
+
+    def _late(self, observation: Observation, now: float) -> Observation:
+        """The metrics as they were so long ago; before there are any they are missing."""
+        shown = self._shown
+        shown.append((now + self._faults.late, observation.metrics))
+        while len(shown) > 1 and shown[1][0] <= now:
+            shown.popleft()
+        at, metrics = shown[0]
+        if at > now:
+            metrics = {}
+        absent = dict.fromkeys(observation.metrics.keys() - metrics.keys(), MISSING)
+        return replace(observation, metrics=metrics, missing={**observation.missing, **absent})
+
+    def _imprecise(self, observation: Observation) -> Observation:
+        """The metrics with noise, without those that fall into a gap."""
+        gaps, noise, dice = self._faults.gaps, self._faults.noise, self._sources
+        metrics: dict[str, Reading] = {}
+        missing = dict(observation.missing)
+        for name, reading in observation.metrics.items():
+            # Both are drawn in any case: one fault does not change the draws of the other.
+            gap, off = dice.random() < gaps, max(0.0, 1.0 + noise * (dice.gauss(0.0, 1.0) + GRID - GRID))
+            if gap:
+                missing[name] = MISSING
+            else:
+                metrics[name] = _scaled(reading, off, 1.0 if name in SHARES else math.inf)
+        return replace(observation, metrics=metrics, missing=missing)
 
     def apply_delayed(self, plant: Plant, now: float) -> None:
         """Apply the scale calls whose delay is over."""
@@ -390,12 +432,19 @@ def _spoiled(kind: FaultKind, reading: Reading, before: Reading | None) -> Readi
         case FaultKind.NAN:
             return replace(reading, value=math.nan)
         case FaultKind.DOUBLED:
-            value = reading.value
-            return replace(reading, value=tuple(2.0 * v for v in value) if isinstance(value, tuple) else 2.0 * value)
+            return _scaled(reading, 2.0)
         case FaultKind.STALE:
             return before
         case _:
             return None if before is None else replace(before, at=reading.at)
+
+
+def _scaled(reading: Reading, factor: float, most: float = math.inf) -> Reading:
+    """A reading times a factor, but not above `most`."""
+    value = reading.value
+    if isinstance(value, tuple):
+        return replace(reading, value=tuple([min(factor * part, most) for part in value]))
+    return replace(reading, value=min(factor * value, most))
 
 
 def _random(seed: int, what: str) -> Random:

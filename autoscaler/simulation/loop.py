@@ -39,13 +39,13 @@ class Run:
     state: ClusterState
     decisions: int
 
-    def score(self, optimum: float | None = None, begin: int = 0) -> Score:
+    def score(self, optimum: float | None = None, begin: int = 0, end: int | None = None) -> Score:
         """The score of this run.
 
-        Steps before `begin` do not count; `optimum` is the least cost possible in worker-hours.
+        Steps before `begin`, and from `end` on, do not count; `optimum` is the least cost possible in worker-hours.
         """
         return score(
-            self.track, self.rate_per_worker, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin
+            self.track, self.rate_per_worker, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin, end
         )
 
 

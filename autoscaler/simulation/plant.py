@@ -44,6 +44,9 @@ WINDOW_STEPS = 12
 METRIC_WINDOW = timedelta(seconds=STEP * WINDOW_STEPS)
 """`Reading.over` of every metric."""
 
+SHARES = ("utilization", "saturation", "cpu")
+"""Metrics that are shares, from 0 to 1."""
+
 START = datetime(2026, 1, 5, tzinfo=UTC)
 """The default time of the first step: midnight, a Monday."""
 

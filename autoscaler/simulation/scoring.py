@@ -98,6 +98,7 @@ def score(
     optimum: float | None = None,
     changes: Iterable[float] = (),
     begin: int = 0,
+    end: int | None = None,
 ) -> Score:
     """The numbers of a run.
 
@@ -110,14 +111,16 @@ def score(
         changes: seconds from the beginning at which the load jumps.
         begin: the steps before this one do not count. Records that wait then count with their age.
             `restarts` are those of the whole run.
+        end: neither do this one and those after it: records that wait then count with their age. None: all count.
     """
-    steps = len(track.arrivals) - begin
+    arrivals, position = track.arrivals[:end], track.position[:end]
+    steps = len(arrivals) - begin
     if steps <= 0:
-        raise ValueError("the run has no step after `begin`, expected at least one")
-    need = needed(track.arrivals, rate_per_worker, exponent)[begin:]
-    old = ages(track.arrivals, track.position)[begin:]
-    half, most = quantiles(delays(track.arrivals, track.position, begin), (0.5, 0.99))
-    running = track.running[begin:]
+        raise ValueError("the run has no step from `begin` to `end`, expected at least one")
+    need = needed(arrivals, rate_per_worker, exponent)[begin:]
+    old = ages(arrivals, position)[begin:]
+    half, most = quantiles(delays(arrivals, position, begin), (0.5, 0.99))
+    running = track.running[begin:end]
     under = over = 0.0
     for wanted, used in zip(need, running, strict=True):
         if used < wanted:
@@ -125,19 +128,20 @@ def score(
         else:
             over += (used - wanted) / wanted
     hours = steps * STEP / 3600
-    times = convergence(need, running, old, [at - begin * STEP for at in changes if at >= begin * STEP])
+    jumps = [at - begin * STEP for at in changes if 0 <= at - begin * STEP < steps * STEP]
+    times = convergence(need, running, old, jumps)
     return Score(
         hours=hours,
-        cost=sum(track.billed[begin:]) * STEP / 3600,
+        cost=sum(track.billed[begin:end]) * STEP / 3600,
         demand=sum(need) * STEP / 3600,
         optimum=optimum,
         violation=sum([age > slo for age in old]) / steps,
         p50=half,
         p99=most,
         worst=max(old),
-        rescales=sum([step >= begin for step, _ in track.requests]),
+        rescales=sum([step >= begin and (end is None or step < end) for step, _ in track.requests]),
         restarts=track.restarts,
-        stopped=sum(track.stopped[begin:]) / steps,
+        stopped=sum(track.stopped[begin:end]) / steps,
         under=under / steps,
         over=over / steps,
         converged=sum(times) / len(times) if times else None,

@@ -175,7 +175,7 @@ def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatc
     from autoscaler.simulation.loads import Load  # noqa: PLC0415
 
     monkeypatch.setattr(benchmark_run, "LARGEST", 2)
-    assert benchmark_run.least(Load("much", (1.0,) * 120), "k8s") is None
+    assert benchmark_run.least(Load("much", (1.0,) * 120), PLANTS["k8s"]) is None
 
 
 def test_the_pages_name_every_policy_plant_and_option() -> None:

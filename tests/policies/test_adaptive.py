@@ -410,9 +410,9 @@ class Life:
     def able(self) -> float:
         return 100.0 * float(self.size**0.9)
 
-    def poll(self, arrivals: float = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
+    def poll(self, arrivals: float | None = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
         self.now += change.pop("later", INTERVAL)
-        done = change.pop("throughput", min(arrivals, self.able))
+        done = change.pop("throughput") if "throughput" in change else min(arrivals or 0.0, self.able)
         busy = change.pop("utilization", min(done / max(self.able, 1.0), 1.0) if done is not None else None)
         values = {"arrivals": arrivals, "lag": lag, "throughput": done, "utilization": busy}
         values["profile"] = change.pop("profile", None)
@@ -457,8 +457,19 @@ def test_after_a_time_unseen_saving_begins_anew() -> None:
     life = Life(size=5)
     for _ in range(20):
         life.poll()
-    life.poll(lag=None)  # what cannot be seen saves nothing either
+    for _ in range(17):  # what cannot be seen for more than 4 minutes saves nothing either
+        life.poll(lag=None)
     assert life.until(4) > 20
+
+
+@pytest.mark.parametrize("name", ["lag", "arrivals"])
+def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str) -> None:
+    life = Life(size=5)
+    for _ in range(20):
+        life.poll()
+    missing: dict[str, Any] = {name: None, "throughput": 300.0, "utilization": 0.7}
+    assert life.poll(**missing).replicas is None
+    assert life.until(4) == 25 - 21  # as if it had been read
 
 
 def test_a_size_is_learned_whatever_utilization_is_read() -> None:

@@ -22,11 +22,13 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.simulation.baselines import (
+    ABLATIONS,
     BASELINES,
     FORECAST,
     FORECAST_MINUTES,
     BacklogCpu,
     Baseline,
+    with_flat_forecast,
     with_forecast,
     without_guards,
 )
@@ -323,6 +325,32 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
     assert Baseline("", oracle=True).decide(Load("rises", rates)) is not without_guards
 
 
+def test_a_flat_forecast_says_that_arrivals_stay_what_they_are() -> None:
+    shown: list[Observation] = []
+
+    def decide(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+        shown.append(observation)
+        return step(spec, state, observation)
+
+    flat = with_flat_forecast(decide)
+    arrivals = Reading(7.0, START)
+    observation = Observation(at=START, desired=1, ready=1, metrics={"arrivals": arrivals})
+    flat(_spec(_Wants(1)), ClusterState(), observation)
+    flat(_spec(_Wants(1)), ClusterState(), replace(observation, metrics={}))
+    assert [dict(each.metrics) for each in shown] == [{"arrivals": arrivals, FORECAST: arrivals}, {}]
+    load = Load("flat", (1.0,))
+    assert Baseline("", flat=True).decide(load) is not Baseline("").decide(load) is without_guards
+
+
+def test_each_ablation_has_another_rule_off() -> None:
+    default = BASELINES["adaptive"]
+    assert default not in ABLATIONS.values()
+    assert len(set(ABLATIONS.values())) == len(ABLATIONS)
+    assert not set(ABLATIONS) & set(BASELINES)
+    assert [name for name, one in ABLATIONS.items() if one.bare] == ["no guards"]
+    assert not any(one.oracle for one in ABLATIONS.values())
+
+
 # Dataflow's rule
 
 
@@ -391,3 +419,15 @@ def test_dataflow_adds_up_what_is_reported_of_each_replica() -> None:
         replace(one, metrics={**one.metrics, "throughput": Reading((50.0, 50.0), one.at)}) for one in seen.past
     )
     assert BacklogCpu().evaluate(replace(seen, past=split)).replicas == 5
+
+
+def test_dataflow_leaves_out_what_was_not_read_and_abstains_without_what_is_now() -> None:
+    seen = _seen(lag=1600.0, cpu=0.9)
+    holed = [
+        replace(one, metrics={name: reading for name, reading in one.metrics.items() if name != "lag" or back % 3})
+        for back, one in enumerate(seen.past, 1)
+    ]
+    assert BacklogCpu().evaluate(replace(seen, past=tuple(holed))).replicas == 5
+    holed[-1] = replace(seen.past[-1], metrics={})
+    found = BacklogCpu().evaluate(replace(seen, past=tuple(holed)))
+    assert (found.replicas, found.reason) == (None, Reason.MISSING)

@@ -159,7 +159,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["'crush", "'slow"]
 
 
-@pytest.mark.parametrize("name", ["delayed", "crash", "restart"])
+@pytest.mark.parametrize("name", ["late", "delayed", "crash", "restart"])
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_times_are_finite_and_not_below_nothing(name: str, value: float) -> None:
     given: dict[str, Any] = {name: value}
@@ -256,6 +256,43 @@ def test_a_metric_that_appears_during_a_fault_has_nothing_to_stay_as_it_was() ->
     seen = injector.seen(Observation(at=late, desired=1, ready=1, metrics={"lag": Reading(1.0, late)}), 15.0)
     assert dict(seen.metrics) == {}
     assert set(seen.missing) == {"lag"}
+
+
+def test_readings_are_missing_each_for_itself() -> None:
+    seen = _seen("gaps:20%", hours=10)
+    gone = {name: [name not in each.metrics for each in seen] for name in ("lag", "arrivals", "cpu")}
+    assert all(sum(each) / len(seen) == pytest.approx(0.2, abs=0.02) for each in gone.values())
+    assert all(set(each.missing) | set(each.metrics) == set(gone) for each in seen)
+    assert not any(set(each.missing) & set(each.metrics) for each in seen)
+    assert gone["lag"] != gone["arrivals"]
+    assert all(each.desired == each.ready == 3 for each in seen)
+
+
+def test_late_readings_have_the_values_and_the_time_stamps_of_then() -> None:
+    seen = _seen("late:40s")
+    assert [dict(each.metrics) for each in seen[:3]] == [{}] * 3  # 40 s are three polls of 15 s
+    assert set(seen[0].missing) == {"lag", "arrivals", "cpu"}
+    assert [each.metrics["lag"].value for each in seen[3:6]] == [0.0, 1.0, 2.0]
+    assert seen[5].metrics["cpu"] == Reading((1.0, 2.0), START + timedelta(seconds=30))
+    assert not seen[5].missing
+
+
+def test_noise_deviates_by_its_share_and_shares_stay_shares() -> None:
+    seen = _seen("noise:10%", hours=10)
+    off = [each.metrics["lag"].value / tick - 1 for tick, each in enumerate(seen) if tick]  # type: ignore[operator]
+    assert math.fsum(off) / len(off) == pytest.approx(0.0, abs=0.01)
+    assert math.sqrt(math.fsum(each * each for each in off) / len(off)) == pytest.approx(0.1, abs=0.01)
+    busy = [each.metrics["cpu"].value for each in seen]
+    assert all(isinstance(each, tuple) and max(each) <= 1.0 for each in busy)
+    assert any(isinstance(each, tuple) and 0.7 < each[0] < 1.0 for each in busy)
+    assert all(each.metrics["lag"].at == START + timedelta(seconds=15 * tick) for tick, each in enumerate(seen))
+
+
+def test_gaps_do_not_change_the_noise() -> None:
+    noisy, both = _seen("noise:10%"), _seen("noise:10%,gaps:20%")
+    shown = [(a.metrics["lag"], b.metrics["lag"]) for a, b in zip(noisy, both, strict=True) if "lag" in b.metrics]
+    assert 0 < len(shown) < len(noisy)
+    assert all(one == other for one, other in shown)
 
 
 @pytest.mark.parametrize("text", ["missing:10m", "nan:10m", "stale:10m", "missing@lag:10m", "nan@arrivals:10m"])

@@ -262,6 +262,31 @@ def test_a_jump_that_is_left_out_does_not_count() -> None:
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0], begin=20).converged == pytest.approx(595)
 
 
+def test_what_comes_after_the_end_does_not_count_and_what_waits_then_counts_with_its_age() -> None:
+    # As above: at the end of the stall 30 s of records wait, of which nothing has been processed.
+    position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
+    track = stalled(position)
+    found = score(track, 10, 1.0, slo=20, end=6)
+    assert found.hours == pytest.approx(6 * 5 / 3600)
+    assert found.cost == pytest.approx(6 * 4 * 5 / 3600)
+    assert found.worst == pytest.approx(30.0)
+    assert found.violation == pytest.approx(2 / 6)
+    assert found.p50 == pytest.approx(12.5)
+    assert (found.stopped, found.under, found.rescales) == (1.0, 0.5, 1)
+    whole = score(track, 10, 1.0, slo=20)
+    rest = score(track, 10, 1.0, slo=20, begin=6)
+    assert found.rescales + rest.rescales == whole.rescales
+    assert found.cost + rest.cost == pytest.approx(whole.cost)
+    with pytest.raises(ValueError, match="from `begin` to `end`, expected at least one"):
+        score(track, 10, 1.0, 20, begin=6, end=6)
+
+
+def test_a_jump_after_the_end_does_not_count() -> None:
+    track = two_workers()
+    early = score(track, 10, 1.0, 20, changes=[50.0, 905.0], end=181).converged
+    assert early == score(track, 10, 1.0, 20, changes=[50.0], end=181).converged
+
+
 def test_a_run_of_nothing_has_no_score() -> None:
     with pytest.raises(ValueError, match="expected at least one"):
         score(Track(), 10, 1.0, 20)

@@ -247,6 +247,8 @@ class Adaptive:
         is done early, one that saves little late, and one whose gain does not last is not done.
         """
         lag, arrivals, throughput = rates
+        if arrivals is None or lag is None:
+            return  # what fewer would have saved goes on with the next reading, unless that is too long after
         size = memory.get("spare.size")
         since = max(now - memory.get("spare.seen_at", now), 0.0)
         memory["spare.seen_at"] = now
@@ -255,11 +257,11 @@ class Adaptive:
             memory["down.reserve"] *= math.exp(-since / TUNING.headroom_decay_s)
         if size is not None and size != view.current:
             self._learn_headroom(view, memory, now, rises=view.current > size)
-        if size != view.current or arrivals is None or lag is None or since > TUNING.unobserved_s:
+        if size != view.current or since > TUNING.unobserved_s:
             memory["spare.since_at"] = now
             memory["spare.saved"] = 0.0
         memory["spare.enough"] = float(view.current)
-        if arrivals is None or lag is None or view.rescale is not None:
+        if view.rescale is not None:
             return
         outlook = self._outlook(view, memory, lag, arrivals, throughput)
         enough = self._smallest_size(outlook) if outlook.capacity_at(view.current) > 0 else view.current
