@@ -473,7 +473,7 @@ async def _end(code: int, before: frozenset[threading.Thread]) -> int:
 async def _serve(
     config: Config, load: Callable[[], Config], signals: _Signals, notifier: Notifier, *, dry_run: bool
 ) -> None:
-    async with open_store(config.daemon) as store:
+    async with open_store(config.daemon, leases=True) as store:
         history = History(config.daemon.directory / "history", config.daemon.history, compress=config.daemon.pack)
         await history.start()
         try:

@@ -15,8 +15,14 @@ from autoscaler.ports import StateStore
 
 
 @asynccontextmanager
-async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | PostgresStateStore]:
+async def open_store(
+    daemon: DaemonSpec, *, leases: bool = False
+) -> AsyncIterator[SqliteStateStore | PostgresStateStore]:
     """Open the state store of a daemon, for as long as the context is open.
+
+    Args:
+        daemon: says which.
+        leases: whether one that copies share saves a cluster only under a lease.
 
     Raises:
         StoreError: it cannot be used; the message says why and what to do.
@@ -25,7 +31,7 @@ async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | Pos
         async with open_state_store(daemon.directory, decisions=daemon.decisions) as embedded:
             yield embedded
     else:
-        async with open_postgres_store(daemon.state, decisions=daemon.decisions, leases=True) as shared:
+        async with open_postgres_store(daemon.state, decisions=daemon.decisions, leases=leases) as shared:
             yield shared
 
 

@@ -333,6 +333,11 @@ POLICY = "{type: stub-policy, within: 60s"
             "daemon: {listen: '8080'}\nsources:",
             ["1: daemon.listen: must be host:port with a port from 0 to 65535, not '8080'"],
         ),
+        (
+            "sources:",
+            "daemon: {advertise: '10.0.0.7:8765'}\nsources:",
+            ["1: daemon.advertise: must be a URL like http://10.0.0.7:8765, not '10.0.0.7:8765'"],
+        ),
         ("sources:", "daemon: {decisions: 0}\nsources:", ["1: daemon.decisions: must be 1 or more, not 0"]),
         ("sources:", "daemon: {history: 0s}\nsources:", ["1: daemon.history: must be above 0s"]),
         ("sources:", "daemon:\nsources:", ["1: daemon: expected a mapping (key: value), not nothing"]),

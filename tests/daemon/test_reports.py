@@ -12,6 +12,7 @@ import pytest
 
 from autoscaler.daemon import reports
 from autoscaler.daemon.discovery import Discoveries
+from autoscaler.daemon.leases import SoleOwnership
 from autoscaler.ports import Member, MemberStatus, RefusedError, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery
@@ -215,3 +216,62 @@ def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog
 
     run(main)
     assert said(caplog, "the status of members cannot be shown") == []
+
+
+class Some(SoleOwnership):
+    """Owns what it is told, and has the share of the members without a cluster that it is told."""
+
+    def __init__(self, *owned: str, share: bool = False) -> None:
+        self.names = set(owned)
+        self.share = share
+
+    def owns(self, cluster: str) -> bool:
+        return cluster in self.names
+
+    def shares(self, name: str) -> bool:
+        del name
+        return self.share
+
+
+def test_a_member_is_shown_by_the_copy_that_has_it_alone() -> None:
+    async def main() -> None:
+        world = Boards()
+        ownership = Some("a")
+        world.fleet.ownership = ownership
+        world.find("ab")
+        world.board.found = [*world.board.found, Member("id-bad", {"name": "bad", "max": "none"})]
+        await world.start()
+        await world.until(60)
+        assert set(world.controllers) == {"a"}
+        assert {member for member, _ in world.board.shown} == {"id-a"}
+        world.board.shown.clear()
+        ownership.names, ownership.share = {"b"}, True
+        await world.fleet.follow()
+        await world.until(120)
+        assert set(world.controllers) == {"b"}
+        assert {member for member, _ in world.board.shown} == {"id-b", "id-bad"}
+        assert {status.refused for status in world.board.of("id-bad")} == {True}
+        await world.stop()
+
+    run(main)
+
+
+def test_a_member_that_comes_to_this_copy_has_the_problem_of_its_template() -> None:
+    async def main() -> None:
+        world = Boards()
+        ownership = Some()
+        world.fleet.ownership = ownership
+        world.find("a")
+        await world.start()
+        await world.until(15)
+        world.find("a", max="none")
+        await world.until(30)
+        assert not world.controllers
+        ownership.names = {"a"}
+        await world.fleet.follow()
+        problem = world.controllers["a"].template_problem
+        assert problem is not None
+        assert "'none' is no number" in problem
+        await world.stop()
+
+    run(main)

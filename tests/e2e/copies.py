@@ -309,11 +309,13 @@ class Copies:
             by_cluster[call.cluster].append(call)
         for name, calls in by_cluster.items():
             for index, call in enumerate(calls):
-                # What went down within the period may come back. It counts between ticks: one that has waited for the
-                # database was up to 5 s before its call.
-                recent = [each for each in calls[: index + 1] if each.at > call.at - PERIOD + 5]
-                if sum(each.after - each.before for each in recent) > RATE:
-                    found.append((name, recent))
+                # What went down within the period may come back. The period counts between ticks: one that has waited
+                # for the database was up to 5 s before its call.
+                before = calls[: index + 1]
+                up = [each.after - each.before for each in before if each.at > call.at - PERIOD + 5]
+                down = [each.before - each.after for each in before if each.at > call.at - PERIOD - 5]
+                if sum(max(0, size) for size in up) - sum(max(0, size) for size in down) > RATE:
+                    found.append((name, before[-5:]))
         return found
 
     def stop(self) -> None:

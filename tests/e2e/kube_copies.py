@@ -124,9 +124,9 @@ class Way:
                 for each in both:
                     each.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
-                to_far.transport.abort()
+                await _end(to_far)
         finally:
-            to_near.transport.abort()
+            await _end(to_near)
 
     async def _forth(self, near: asyncio.StreamReader, to_far: asyncio.StreamWriter) -> None:
         kept = False
@@ -432,6 +432,12 @@ class Copies:
                 copy.process.kill()
                 copy.process.wait()
             copy.way.close()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def _is_ready(pod: Json) -> bool:
