@@ -92,7 +92,7 @@ class Way:
         self._loop.call_soon_threadsafe(self._open.set)
 
     def close(self) -> None:
-        """End it."""
+        """End it, after the copy has ended."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
         self._loop.close()
@@ -110,8 +110,7 @@ class Way:
         self._listens.set()
         await self._over.wait()
         server.close()
-        for task in [*passing]:
-            task.cancel()
+        self._open.set()
         await asyncio.gather(*passing, return_exceptions=True)
 
     async def _connect(self, near: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
