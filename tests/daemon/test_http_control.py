@@ -203,6 +203,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"action": "pause", "clusters": ["a"], "for": "7200"}, "for: 7200 has no unit"),
     ({"action": "pause", "clusters": ["a"], "for": 7200}, "for: "),
     ({"action": "pause", "clusters": ["a"], "reason": "x" * 501}, "reason: "),
+    ({"action": "pause", "clusters": ["a"], "reason": "\x1b[31mred"}, r"reason: is '\x1b[31mred', expected characters"),
+    ({"action": "pause", "clusters": ["a"], "reason": "\u202eevil"}, r"reason: is '\u202eevil', expected characters"),
+    ({"action": "pause", "clusters": ["a", "[\0a]"]}, r"clusters.1: is '[\x00a]', expected characters"),
 ]
 
 
@@ -211,6 +214,11 @@ async def test_a_body_that_cannot_be_meant_changes_nothing(house: House, body: d
     assert problem in (await house.order(400, **body))["error"]
     assert house.daemon.controls.listing(house.daemon.utc()) == ()
     assert await house.audit() == []
+
+
+async def test_a_reason_of_several_lines_is_kept_on_one(house: House) -> None:
+    await house.order(action="pause", clusters=["a"], reason=" broker\n\tupgrade\u00a0\u4e2d \n")
+    assert [each["reason"] for each in await house.audit()] == ["broker upgrade \u4e2d"]
 
 
 @pytest.mark.parametrize(
