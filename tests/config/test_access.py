@@ -68,7 +68,12 @@ def test_tokens_are_accepted_in_clear_text_on_this_machine_only(listen: str, loo
 
 @pytest.mark.parametrize(
     ("advertise", "accepted"),
-    [("http://10.0.0.7:1", False), ("https://10.0.0.7:1", True), ("http://localhost:1", True), ("http://[::1]:1", True)],
+    [
+        ("http://10.0.0.7:1", False),
+        ("https://10.0.0.7:1", True),
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+    ],
 )
 def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
     advertise: str, accepted: bool, tmp_path: Path
