@@ -225,6 +225,22 @@ def test_at_its_stop_a_copy_hands_over_at_once() -> None:
     run(*FEW, scenario=scenario)
 
 
+def test_a_cluster_that_is_taken_is_decided_about_soon_however_long_its_interval() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.world.until(3605)  # grids of machines differ, and so does the time until the next tick of one
+        await copies.start(A)
+        await copies.world.until(3625)
+        first = {name: copies.ticks(name) for name in FEW}
+        assert {len(ticks) for ticks in first.values()} == {1}
+        assert max(first.values())[0] - min(first.values())[0] > 5  # they do not come at once
+        await copies.world.until(3600 * 4)
+        for name in FEW:
+            _, *grid = copies.ticks(name)
+            assert [later - earlier for earlier, later in pairwise(grid)] == pytest.approx([3600.0] * (len(grid) - 1))
+
+    run(*FEW, scenario=scenario, interval=timedelta(hours=1))
+
+
 def test_the_clusters_of_a_killed_copy_are_taken_when_its_lease_expires() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A, B, C)
