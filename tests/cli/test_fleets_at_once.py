@@ -64,7 +64,7 @@ def test_check_without_connecting_checks_the_template(fleet: Path, capsys: pytes
 
 def test_a_file_with_fleets_only_names_its_daemon(fleet: Path) -> None:
     fleet.write_text(FLEET.replace("127.0.0.1:0", "127.0.0.1:7654"))
-    found = find_daemon(argparse.Namespace(url=None, config=fleet))
+    found = find_daemon(argparse.Namespace(url=None, config=fleet, token_file=None, ca_file=None))
     assert (found.url, found.problems) == ("http://127.0.0.1:7654", ())
 
 

@@ -315,7 +315,7 @@ def test_law_bad_input_lowers_the_size_only_to_a_hold(
             held = of_kind(observation.controls, ControlKind.HOLD)
             assert held is not None
             assert held.replicas is not None
-            assert decision.desired >= held.replicas
+            assert decision.desired >= min(held.replicas, spec.limits.maximum)
 
 
 @lives

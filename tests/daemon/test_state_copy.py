@@ -21,13 +21,12 @@ from autoscaler.core.step import step
 from autoscaler.daemon.postgres_store import PostgresStateStore
 from autoscaler.daemon.state_copy import copy_state
 from autoscaler.daemon.state_store import FILE, open_state_store
-from autoscaler.daemon.stores import open_store
 from autoscaler.ports import AuditEntry, Member, Record, Secret, StateStore, StoreError
 from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, postgres
 
 from .conftest import spec
 from .test_state_store import NOW, a_record
-from .test_store_contract import noted, ordered
+from .test_store_contract import noted, open_alone, ordered
 
 ODD = Member("prod/a\ud800", {"name": "a\x00b"}, template={"max": 8})
 
@@ -78,19 +77,19 @@ async def content(store: StateStore) -> object:
 
 
 async def kept(place: str) -> object:
-    async with open_store(daemon(place)) as store:
+    async with open_alone(daemon(place)) as store:
         return await content(store)
 
 
 async def filled(place: str) -> object:
-    async with open_store(daemon(place)) as store:
+    async with open_alone(daemon(place)) as store:
         await fill(store)
         return await content(store)
 
 
 async def goes_on(place: str) -> None:
     """A daemon goes on where the one before has stopped: numbers rise, and what is too much is pruned."""
-    async with open_store(daemon(place)) as store:
+    async with open_alone(daemon(place)) as store:
         before = await store.records("c0", 1)
         for second in range(1000, 1040):
             at = NOW + timedelta(seconds=second)
@@ -139,7 +138,7 @@ def test_a_target_that_has_something_is_refused(server: PostgresServer, url: str
     other = server.database()
 
     async def note() -> None:
-        async with open_store(daemon(other)) as store:
+        async with open_alone(daemon(other)) as store:
             await store.add_audit(AuditEntry(at=NOW, by="ann", action="decide", scope="a"))
 
     asyncio.run(note())

@@ -21,6 +21,7 @@ from autoscaler.core.model import ClusterState, Control, ControlKind, Observatio
 from autoscaler.core.state import rebase
 from autoscaler.core.step import step
 from autoscaler.daemon import postgres_store, state_store
+from autoscaler.daemon.postgres_store import open_postgres_store
 from autoscaler.daemon.state_store import FILE
 from autoscaler.daemon.stores import open_store, read_states
 from autoscaler.ports import AuditEntry, Member, Record, Secret, StateStore, StoredControl, StoreError
@@ -29,6 +30,13 @@ from tests.postgres_server import PostgresServer, postgres
 
 from .conftest import spec
 from .test_state_store import NOW, a_record, a_state
+
+
+def open_alone(daemon: DaemonSpec) -> AbstractAsyncContextManager[StateStore]:
+    """The store of a daemon without leases, so that any cluster can be saved in it."""
+    if daemon.state is None:
+        return open_store(daemon)
+    return open_postgres_store(daemon.state, decisions=daemon.decisions)
 
 
 class Place:
@@ -40,7 +48,7 @@ class Place:
         self._file = directory / FILE
 
     def open(self, decisions: int = 9) -> AbstractAsyncContextManager[StateStore]:
-        return open_store(replace(self._daemon, decisions=decisions))
+        return open_alone(replace(self._daemon, decisions=decisions))
 
     async def read(self, *clusters: str) -> dict[str, ClusterState]:
         return await read_states(self._daemon, clusters)
