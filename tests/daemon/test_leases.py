@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Behaviour, Limits
+from autoscaler.daemon import leases
 from autoscaler.daemon.controller import EXPIRED, UNANSWERED
 from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.leases import Plan, SharedOwnership, pause, plan, share
@@ -381,6 +382,95 @@ def test_a_scale_call_is_answered_before_its_cluster_is_handed_over() -> None:
         assert all(target.requests == [5] for target in world.targets.values())
 
     run(*FEW, scenario=scenario)
+
+
+def test_a_take_over_of_many_clusters_lets_no_lease_expire(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(FakeSharedStore):
+        async def take(self, clusters: Collection[str]) -> dict[str, int]:
+            await asyncio.sleep(2)
+            return await super().take(clusters)
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        copies["a"].leases._store = Slow(A, copies.shared)
+        copies["a"].store = copies["a"].fleet._store = copies["a"].leases._store  # type: ignore[assignment]
+        await copies.world.until(50)
+        assert copies["a"].clusters == set(FEW)
+        assert {term for _, term in copies.shared.leases.values()} == {1}
+
+    monkeypatch.setattr(leases, "_AT_ONCE", 1)
+    caplog.set_level(logging.INFO)
+    run(*FEW, scenario=scenario)
+    assert LOST not in caplog.messages
+
+
+def test_no_lease_expires_while_a_reload_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(20)
+        fleet = copies["a"].fleet
+        async with fleet._lock:
+            await copies.start(B)
+            await copies.world.until(60)
+            assert copies["a"].clusters == set(FEW)
+        await copies.world.until(80)
+        assert copies.each_has_one_owner()
+        assert copies["b"].clusters
+        async with fleet._lock:
+            stopping = asyncio.create_task(copies.running.pop("a").stop())
+            await copies.world.until(100)
+            assert not stopping.done()
+        await stopping
+        await copies.world.until(110)
+        assert copies["b"].clusters == set(FEW)
+
+    caplog.set_level(logging.INFO)
+    run(*FEW, scenario=scenario)
+    assert LOST not in caplog.messages
+
+
+def test_nothing_is_scaled_when_the_lease_may_have_expired_during_a_slow_renewal() -> None:
+    class Slow(FakeSharedStore):
+        async def renew(self, name: str, url: str) -> Leases:
+            found = await super().renew(name, url)
+            await asyncio.sleep(4)
+            return found
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(20)
+        owner, store = copies["a"].leases, copies["a"].store
+        owner._store = slow = Slow(A, copies.shared)
+        await copies.world.until(40)
+        seen = copies.shared.seen[A]
+        slow.failure = store.failure = "the database is away"
+        while owner.valid("c0"):
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - seen < LEASE - 2.8
+
+    run("c0", scenario=scenario)
+
+
+def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_ended() -> None:
+    async def scenario(copies: Copies) -> None:
+        world = copies.world
+        await copies.start(A)
+        await world.until(100)
+        world.source.values["load"] = 500.0
+        world.targets["c0"].scale_delay = 25
+        await world.until(112)  # it is in a call
+        before = copies["a"].fleet.controllers["c0"]
+        copies.shared.leases["c0"] = (None, 7)  # another copy had it, and has ended
+        await world.until(120)
+        assert copies.shared.leases["c0"] == (None, 7)
+        world.targets["c0"].scale_delay = 0
+        await world.until(150)
+        assert copies.shared.leases["c0"] == (A, 8)
+        assert copies["a"].fleet.controllers["c0"] is not before
+
+    run("c0", scenario=scenario)
 
 
 def test_a_cluster_that_is_removed_from_the_configuration_is_let_go() -> None:
