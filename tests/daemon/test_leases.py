@@ -20,8 +20,8 @@ from autoscaler.core.model import Behaviour, Limits
 from autoscaler.daemon import leases
 from autoscaler.daemon.controller import EXPIRED, UNANSWERED
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.daemon.leases import Plan, SharedOwnership, pause, plan, share
-from autoscaler.ports import LEASE, Copy, Leases
+from autoscaler.daemon.leases import POLL, RENEWAL, Plan, SharedOwnership, pause, plan, share
+from autoscaler.ports import LEASE, Copy, Leases, StoreError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeLeases, FakeSharedStore
 from tests.daemon.conftest import Ticked, World, make_cluster
@@ -204,6 +204,7 @@ def test_a_copy_that_comes_gets_its_share_and_no_tick_is_lost() -> None:
         await copies.world.until(110)
         assert copies.each_has_one_owner()
         assert copies["b"].clusters == {name for name in FEW if share(name, (A.id, B.id)) == B.id}
+        assert [name for name in FEW if copies["a"].leases.valid(name)] == sorted(copies["a"].clusters, key=FEW.index)
         await copies.world.until(200)
         assert copies.longest_gap(after=0) <= 20
 
@@ -471,6 +472,73 @@ def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_e
         assert copies["a"].fleet.controllers["c0"] is not before
 
     run("c0", scenario=scenario)
+
+
+def test_a_share_is_taken_within_a_second_of_being_let_go() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(100)
+        renewed = copies.shared.seen[A]
+        await copies.world.until(renewed + RENEWAL - 1.5)
+        await copies.start(B)
+        await copies.world.until(renewed + RENEWAL + POLL)
+        assert copies.each_has_one_owner()
+        assert copies["b"].clusters
+
+    run(*FEW, scenario=scenario)
+
+
+def test_what_was_taken_without_an_answer_is_known_from_the_next_renewal() -> None:
+    class Cut(FakeSharedStore):
+        async def take(self, clusters: Collection[str]) -> dict[str, int]:
+            await super().take(clusters)
+            raise StoreError("the connection was cut")
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        copies["a"].leases._store = Cut(A, copies.shared)
+        copies["a"].fleet._store = copies["a"].leases._store  # type: ignore[assignment]
+        await copies.world.until(20)
+        assert copies["a"].clusters == set(FEW)
+        assert copies["a"].leases.failure is None
+        assert {term for _, term in copies.shared.leases.values()} == {1}
+
+    run(*FEW, scenario=scenario)
+
+
+def test_a_refused_save_is_looked_into_at_once() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(100)
+        tick = copies.ticks("c0")[-1] + 10
+        await copies.world.until(tick - 0.01)
+        copies.shared.leases["c0"] = (None, 7)
+        await copies.world.until(tick + 0.01)
+        assert copies.shared.seen[A] == pytest.approx(tick, abs=0.001)
+        assert copies.shared.leases["c0"] == (A, 8)
+
+    run("c0", scenario=scenario)
+
+
+def test_a_cluster_whose_share_comes_back_before_its_controller_has_ended_goes_on() -> None:
+    async def scenario(copies: Copies) -> None:
+        world = copies.world
+        await copies.start(A)
+        await world.until(100)
+        world.source.values["load"] = 500.0
+        for target in world.targets.values():
+            target.scale_delay = 25
+        await world.until(111)  # all of them are in a call
+        await copies.start(B)
+        await world.until(116)
+        assert not all(copies["a"].leases.owns(name) for name in FEW)
+        await copies.running.pop("b").stop()
+        await world.until(160)
+        assert copies["a"].clusters == set(FEW)
+        assert min(copies.ticks(name)[-1] for name in FEW) > 145
+        assert {term for _, term in copies.shared.leases.values()} == {1}
+
+    run(*FEW, scenario=scenario)
 
 
 def test_a_cluster_that_is_removed_from_the_configuration_is_let_go() -> None:
