@@ -223,7 +223,7 @@ async def _decide(request: web.Request) -> web.Response:
     why = controller.problem
     if why is not None or observation is None or decision is None or decision is before:
         if why in (None, NOT_OBSERVED):
-            why = "the cluster was reconfigured or removed, or the daemon stops"
+            why = "the cluster was reconfigured, removed or handed over, or the daemon stops"
         raise web.HTTPServiceUnavailable(text=f"nothing was decided: {why}")
     rescale = None if state is None else state.rescale
     failed = rescale.error if rescale is not None and rescale.at == decision.at else None

@@ -299,7 +299,7 @@ async def test_who_waits_for_a_decision_when_the_cluster_is_removed_is_answered(
             while house.daemon.controllers["a"]._observing is None:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
         await house.reload(replace(house.config, clusters={"b": house.config.clusters["b"]}))
-        assert "the cluster was reconfigured or removed, or the daemon stops" in (await waiting)["error"]
+        assert "the cluster was reconfigured, removed or handed over, or the daemon stops" in (await waiting)["error"]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/controls", "/api/v1/clusters/a/decide"])
