@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 0 ok, 1 failed, 2 usage or configuration, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        parsed = _parser(arguments[0] if arguments else None).parse_args(arguments)
+        parsed = _parse(arguments)
     except SystemExit as stop:  # argparse has printed help or an error
         return stop.code if isinstance(stop.code, int) else USAGE
     command: Callable[[argparse.Namespace], int] = parsed.command
@@ -66,6 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it; the interpreter must not report an error at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; names of clusters may also stand after its options, as in `hold 12 --for 2h a`."""
+    parser = _parser(arguments[0] if arguments else None)
+    parsed, left = parser.parse_known_args(arguments)
+    clusters: list[str] | None = getattr(parsed, "clusters", None)
+    if left and (clusters is None or any(each.startswith("-") for each in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if clusters is not None:
+        clusters += left
+    return parsed
 
 
 def _parser(asked: str | None) -> argparse.ArgumentParser:

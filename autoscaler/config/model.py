@@ -10,6 +10,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.parameters import ParameterError
@@ -117,6 +118,11 @@ class DaemonSpec:
             )
         if self.advertise is not None and not _URL.fullmatch(self.advertise):
             raise ParameterError("advertise", f"must be a URL like http://10.0.0.7:8765, not {self.advertise!r}")
+        clear = urlsplit(self.advertise or "")
+        if self.tokens and clear.scheme == "http" and not _is_loopback(clear.hostname or ""):
+            raise ParameterError(
+                "advertise", f"is {self.advertise}: other copies would pass tokens on in clear text; use https"
+            )
         if self.tokens and self.tls is None and not self.loopback:
             raise ParameterError(
                 "tokens",
@@ -136,11 +142,14 @@ class DaemonSpec:
     @property
     def loopback(self) -> bool:
         """Whether only this machine reaches `listen`."""
-        host = self.listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        try:
-            return ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return _is_loopback(self.listen.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

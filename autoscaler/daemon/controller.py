@@ -53,6 +53,9 @@ EXPIRED = "the lease may have expired: another copy may control this cluster"
 SHORTEST_PAUSE = 1.0
 """Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
 
+FIRST = 15.0
+"""Seconds within which a cluster that was taken has its first tick here: grids are those of each machine's clock."""
+
 _TICKS_UNTIL_BACK = 3
 """Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
 
@@ -251,7 +254,7 @@ class Controller:
         """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
-        takes, and those that were missed are skipped. `decide_now` adds one.
+        takes, and those that were missed are skipped. `decide_now` adds one, and so does a cluster that was taken.
         """
         try:
             await self._run(stop)
@@ -278,9 +281,11 @@ class Controller:
         interval = self.cluster.interval.total_seconds()
         offset = splay(self.name, interval)
         number = math.floor((loop.time() - offset) / interval) + 1
+        taken = interval > FIRST and self._ownership.me is not None and self.state is None
+        soon = loop.time() + splay(self.name, FIRST) if taken else math.inf
         while not stop.is_set():
             planned = number * interval + offset
-            due = await self._sleep(stop, planned)
+            due, soon = await self._sleep(stop, min(planned, soon)), math.inf
             if due is None:
                 return
             # Who asks from here on waits for the next tick: this one may have observed already.

@@ -45,13 +45,16 @@ class Controls:
 
         While they cannot be read, those that are known stay in force; that is logged once.
         """
+        before = self._stored
         try:
-            await self.load()
+            found = await self._store.load_controls()
         except StoreError as error:
             if self._failure is None:
                 log.error("orders cannot be read: those that are known stay", extra={"error": str(error)})  # noqa: TRY400 - it is complete
             self._failure = str(error)
             return
+        if self._stored is before:  # else this daemon has added one meanwhile, which may not be among those
+            self._know(found)
         if self._failure is not None:
             log.info("orders are read again")
             self._failure = None

@@ -10,7 +10,16 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from autoscaler.core.durations import parse_duration
@@ -42,10 +51,19 @@ DECIDE_TIMEOUT = 60.0
 _MAX_NAMES = 100
 _MAX_NAMED = 20  # names in an error
 
+
+def _on_one_line(text: str) -> str:
+    """It is shown on the terminals of others: nothing in it may move their cursor, or turn their text around."""
+    text = " ".join(text.split())
+    if not text.isprintable():
+        raise ValueError(f"is {text!r}, expected characters that can be printed")
+    return text
+
+
 Model = TypeVar("Model", bound=BaseModel)
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_on_one_line)]
 Size = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
-Words = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500)]
+Words = Annotated[str, StringConstraints(max_length=500), AfterValidator(_on_one_line)]
 
 
 class ControlRequest(BaseModel):
@@ -205,7 +223,7 @@ async def _decide(request: web.Request) -> web.Response:
     why = controller.problem
     if why is not None or observation is None or decision is None or decision is before:
         if why in (None, NOT_OBSERVED):
-            why = "the cluster was reconfigured or removed, or the daemon stops"
+            why = "the cluster was reconfigured, removed or handed over, or the daemon stops"
         raise web.HTTPServiceUnavailable(text=f"nothing was decided: {why}")
     rescale = None if state is None else state.rescale
     failed = rescale.error if rescale is not None and rescale.at == decision.at else None

@@ -248,6 +248,7 @@ class SharedOwnership:
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def me(self) -> UUID:
@@ -297,8 +298,9 @@ class SharedOwnership:
 
     def cancel(self) -> None:
         """Renew no more: the leases expire."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._following):
+            if task is not None:
+                task.cancel()
 
     async def _run(self, controllers: Controllers) -> None:
         ended = False
@@ -307,8 +309,8 @@ class SharedOwnership:
             seconds = POLL
             try:
                 if self._stopping:
-                    await controllers.follow()  # whatever the store says
-                    ended = not controllers.running
+                    await self._follow(controllers)  # whatever the store says
+                    ended = self._following is None and not controllers.running
                 seconds = await self._round(controllers)
                 if ended:
                     await self._store.leave()
@@ -344,7 +346,7 @@ class SharedOwnership:
         live = () if self._stopping else self.copies
         planned = plan(await self._shares.update(self.me, live, controllers.wanted), self._owned)
         self._leaving = planned.let_go
-        await controllers.follow()
+        await self._follow(controllers)
         # Between two ticks: one in the middle of a scale call has to wait for its answer.
         idle = planned.let_go.difference(controllers.running)
         if idle:
@@ -359,14 +361,24 @@ class SharedOwnership:
         names = sorted(clusters)
         taken: set[str] = set()
         for first in range(0, len(names), _AT_ONCE):
+            if asyncio.get_running_loop().time() - self._renewed_at > RENEWAL:
+                break  # what there is must not expire meanwhile: the others are taken after the next renewal
             found = await self._store.take(names[first : first + _AT_ONCE])
             taken.update(found)
             self._owned.update(found)
             self.taken += len(found)
             if found:
-                await controllers.follow()
+                await self._follow(controllers)
         if taken:
             log.info("clusters taken", extra=_named(taken))
+
+    async def _follow(self, controllers: Controllers) -> None:
+        """Have controllers follow. A reload of thousands takes longer than a lease lasts: no renewal waits for it."""
+        following = self._following or asyncio.create_task(controllers.follow(), name="controllers of leases")
+        done, _ = await asyncio.wait((following,), timeout=RENEWAL)
+        self._following = None if done else following
+        if done:
+            following.result()
 
 
 def _named(clusters: Collection[str]) -> dict[str, object]:

@@ -107,6 +107,12 @@ def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
         (["limit", "--min", "3", "--max", "4", "orders"], "the size is limited to at least 3 and at most 4 until ", {}),
         (["limit", "orders", "--max", "4", "--for", "30m"], "the size is limited to at most 4 until ", {"min": None}),
         (["hold", "0", "orders"], "the size is held at 0 until ", {"replicas": 0}),
+        (["hold", "2", "--for", "2h", "orders"], "the size is held at 2 until ", {"clusters": ["orders"]}),
+        (
+            ["pause", "ord*", "--up", "orders", "--for", "2h", "o*"],
+            "scaling up is paused until ",
+            {"clusters": ["ord*", "orders", "o*"]},
+        ),
     ],
 )
 def test_each_order_arrives_as_it_was_given(
@@ -141,6 +147,8 @@ def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pyte
         ["pause", "orders", "--for", "0s"],
         ["hold", "-1", "orders"],
         ["hold", "many", "orders"],
+        ["hold", "2", "orders", "--fro", "2h"],
+        ["decide", "orders", "payments"],
         ["limit", "orders"],
         ["controls", "--audit", "0"],
     ],

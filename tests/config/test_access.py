@@ -67,6 +67,27 @@ def test_tokens_are_accepted_in_clear_text_on_this_machine_only(listen: str, loo
 
 
 @pytest.mark.parametrize(
+    ("advertise", "accepted"),
+    [
+        ("http://10.0.0.7:1", False),
+        ("https://10.0.0.7:1", True),
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+    ],
+)
+def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
+    advertise: str, accepted: bool, tmp_path: Path
+) -> None:
+    tokens = (TokenSpec(name="a", rights=Rights.READ, token=Secret("a" * 16)),)
+    assert DaemonSpec(directory=tmp_path, advertise=advertise).advertise == advertise
+    if accepted:
+        assert DaemonSpec(directory=tmp_path, advertise=advertise, tokens=tokens).advertise == advertise
+    else:
+        with pytest.raises(ParameterError, match=r"advertise: is .* pass tokens on in clear text; use https"):
+            DaemonSpec(directory=tmp_path, advertise=advertise, tokens=tokens)
+
+
+@pytest.mark.parametrize(
     ("daemon", "problems"),
     [
         (

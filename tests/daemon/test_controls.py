@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from dataclasses import dataclass, replace
@@ -318,6 +319,25 @@ def test_what_a_target_shows_is_in_force_and_less_than_a_newer_command(caplog: p
         await world.stop()
 
     virtual_time.run(main())
+
+
+async def test_an_order_that_is_added_while_others_are_read_stays_in_force() -> None:
+    class Slow(FakeStore):
+        async def load_controls(self) -> list[StoredControl]:
+            found = await super().load_controls()
+            await adding.wait()
+            return found
+
+    adding, store, at = asyncio.Event(), Slow(), lambda: NOON
+    controls = Controls(store, at)
+    refreshing = asyncio.create_task(controls.refresh())
+    await asyncio.sleep(0)
+    await controls.add(control("hold"), ["a"], by="bob")
+    adding.set()
+    await refreshing
+    assert [each.kind for each in controls.in_force("a", None, NOON)] == [ControlKind.HOLD]
+    await controls.refresh()
+    assert controls.in_force("a", None, NOON)
 
 
 def test_what_another_daemon_has_written_is_known_after_a_refresh_and_stays_while_the_store_is_away(

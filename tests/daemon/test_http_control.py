@@ -203,6 +203,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"action": "pause", "clusters": ["a"], "for": "7200"}, "for: 7200 has no unit"),
     ({"action": "pause", "clusters": ["a"], "for": 7200}, "for: "),
     ({"action": "pause", "clusters": ["a"], "reason": "x" * 501}, "reason: "),
+    ({"action": "pause", "clusters": ["a"], "reason": "\x1b[31mred"}, r"reason: is '\x1b[31mred', expected characters"),
+    ({"action": "pause", "clusters": ["a"], "reason": "\u202eevil"}, r"reason: is '\u202eevil', expected characters"),
+    ({"action": "pause", "clusters": ["a", "[\0a]"]}, r"clusters.1: is '[\x00a]', expected characters"),
 ]
 
 
@@ -211,6 +214,11 @@ async def test_a_body_that_cannot_be_meant_changes_nothing(house: House, body: d
     assert problem in (await house.order(400, **body))["error"]
     assert house.daemon.controls.listing(house.daemon.utc()) == ()
     assert await house.audit() == []
+
+
+async def test_a_reason_of_several_lines_is_kept_on_one(house: House) -> None:
+    await house.order(action="pause", clusters=["a"], reason=" broker\n\tupgrade\u00a0\u4e2d \n")
+    assert [each["reason"] for each in await house.audit()] == ["broker upgrade \u4e2d"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +299,7 @@ async def test_who_waits_for_a_decision_when_the_cluster_is_removed_is_answered(
             while house.daemon.controllers["a"]._observing is None:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
         await house.reload(replace(house.config, clusters={"b": house.config.clusters["b"]}))
-        assert "the cluster was reconfigured or removed, or the daemon stops" in (await waiting)["error"]
+        assert "the cluster was reconfigured, removed or handed over, or the daemon stops" in (await waiting)["error"]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/controls", "/api/v1/clusters/a/decide"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Behaviour, Limits
+from autoscaler.daemon import leases
 from autoscaler.daemon.controller import EXPIRED, UNANSWERED
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.daemon.leases import Plan, SharedOwnership, pause, plan, share
-from autoscaler.ports import LEASE, Copy, Leases
+from autoscaler.daemon.leases import POLL, RENEWAL, Plan, SharedOwnership, pause, plan, share
+from autoscaler.ports import LEASE, Copy, Leases, StoreError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeLeases, FakeSharedStore
 from tests.daemon.conftest import Ticked, World, make_cluster
@@ -203,6 +204,7 @@ def test_a_copy_that_comes_gets_its_share_and_no_tick_is_lost() -> None:
         await copies.world.until(110)
         assert copies.each_has_one_owner()
         assert copies["b"].clusters == {name for name in FEW if share(name, (A.id, B.id)) == B.id}
+        assert [name for name in FEW if copies["a"].leases.valid(name)] == sorted(copies["a"].clusters, key=FEW.index)
         await copies.world.until(200)
         assert copies.longest_gap(after=0) <= 20
 
@@ -223,6 +225,22 @@ def test_at_its_stop_a_copy_hands_over_at_once() -> None:
         assert copies.longest_gap(after=0) <= 20
 
     run(*FEW, scenario=scenario)
+
+
+def test_a_cluster_that_is_taken_is_decided_about_soon_however_long_its_interval() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.world.until(3605)  # grids of machines differ, and so does the time until the next tick of one
+        await copies.start(A)
+        await copies.world.until(3625)
+        first = {name: copies.ticks(name) for name in FEW}
+        assert {len(ticks) for ticks in first.values()} == {1}
+        assert max(first.values())[0] - min(first.values())[0] > 5  # they do not come at once
+        await copies.world.until(3600 * 4)
+        for name in FEW:
+            _, *grid = copies.ticks(name)
+            assert [later - earlier for earlier, later in pairwise(grid)] == pytest.approx([3600.0] * (len(grid) - 1))
+
+    run(*FEW, scenario=scenario, interval=timedelta(hours=1))
 
 
 def test_the_clusters_of_a_killed_copy_are_taken_when_its_lease_expires() -> None:
@@ -363,6 +381,163 @@ def test_a_scale_call_is_answered_before_its_cluster_is_handed_over() -> None:
         await world.until(140)
         assert copies["b"].clusters == set(FEW)
         assert all(target.requests == [5] for target in world.targets.values())
+
+    run(*FEW, scenario=scenario)
+
+
+def test_a_take_over_of_many_clusters_lets_no_lease_expire(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(FakeSharedStore):
+        async def take(self, clusters: Collection[str]) -> dict[str, int]:
+            await asyncio.sleep(2)
+            return await super().take(clusters)
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        copies["a"].leases._store = Slow(A, copies.shared)
+        copies["a"].store = copies["a"].fleet._store = copies["a"].leases._store
+        await copies.world.until(50)
+        assert copies["a"].clusters == set(FEW)
+        assert {term for _, term in copies.shared.leases.values()} == {1}
+
+    monkeypatch.setattr(leases, "_AT_ONCE", 1)
+    caplog.set_level(logging.INFO)
+    run(*FEW, scenario=scenario)
+    assert LOST not in caplog.messages
+
+
+def test_no_lease_expires_while_a_reload_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(20)
+        fleet = copies["a"].fleet
+        async with fleet._lock:
+            await copies.start(B)
+            await copies.world.until(60)
+            assert copies["a"].clusters == set(FEW)
+        await copies.world.until(80)
+        assert copies.each_has_one_owner()
+        assert copies["b"].clusters
+        async with fleet._lock:
+            stopping = asyncio.create_task(copies.running.pop("a").stop())
+            await copies.world.until(100)
+            assert not stopping.done()
+        await stopping
+        await copies.world.until(110)
+        assert copies["b"].clusters == set(FEW)
+
+    caplog.set_level(logging.INFO)
+    run(*FEW, scenario=scenario)
+    assert LOST not in caplog.messages
+
+
+def test_nothing_is_scaled_when_the_lease_may_have_expired_during_a_slow_renewal() -> None:
+    class Slow(FakeSharedStore):
+        async def renew(self, name: str, url: str) -> Leases:
+            found = await super().renew(name, url)
+            await asyncio.sleep(4)
+            return found
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(20)
+        owner, store = copies["a"].leases, copies["a"].store
+        owner._store = slow = Slow(A, copies.shared)
+        await copies.world.until(40)
+        seen = copies.shared.seen[A]
+        slow.failure = store.failure = "the database is away"
+        await copies.world.until(seen + LEASE - 3.1)
+        assert owner.valid("c0")
+        await copies.world.until(seen + LEASE - 2.9)
+        assert not owner.valid("c0")
+
+    run("c0", scenario=scenario)
+
+
+def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_ended() -> None:
+    async def scenario(copies: Copies) -> None:
+        world = copies.world
+        await copies.start(A)
+        await world.until(100)
+        world.source.values["load"] = 500.0
+        world.targets["c0"].scale_delay = 25
+        await world.until(112)  # it is in a call
+        before = copies["a"].fleet.controllers["c0"]
+        copies.shared.leases["c0"] = (None, 7)  # another copy had it, and has ended
+        await world.until(120)
+        assert copies.shared.leases["c0"] == (None, 7)
+        world.targets["c0"].scale_delay = 0
+        await world.until(150)
+        assert copies.shared.leases.get("c0") == (A, 8)
+        assert copies["a"].fleet.controllers["c0"] is not before
+
+    run("c0", scenario=scenario)
+
+
+def test_a_share_is_taken_within_a_second_of_being_let_go() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(100)
+        renewed = copies.shared.seen[A]
+        await copies.world.until(renewed + RENEWAL - 1.5)
+        await copies.start(B)
+        await copies.world.until(renewed + RENEWAL + POLL)
+        assert copies.each_has_one_owner()
+        assert copies["b"].clusters
+
+    run(*FEW, scenario=scenario)
+
+
+def test_what_was_taken_without_an_answer_is_known_from_the_next_renewal() -> None:
+    class Cut(FakeSharedStore):
+        async def take(self, clusters: Collection[str]) -> dict[str, int]:
+            await super().take(clusters)
+            raise StoreError("the connection was cut")
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        copies["a"].leases._store = Cut(A, copies.shared)
+        copies["a"].fleet._store = copies["a"].leases._store
+        await copies.world.until(20)
+        assert copies["a"].clusters == set(FEW)
+        assert copies["a"].leases.failure is None
+        assert {term for _, term in copies.shared.leases.values()} == {1}
+
+    run(*FEW, scenario=scenario)
+
+
+def test_a_refused_save_is_looked_into_at_once() -> None:
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(100)
+        tick = copies.ticks("c0")[-1] + 10
+        await copies.world.until(tick - 0.01)
+        copies.shared.leases["c0"] = (None, 7)
+        await copies.world.until(tick + 0.01)
+        assert copies.shared.seen[A] == pytest.approx(tick, abs=0.001)
+        assert copies.shared.leases["c0"] == (A, 8)
+
+    run("c0", scenario=scenario)
+
+
+def test_a_cluster_whose_share_comes_back_before_its_controller_has_ended_goes_on() -> None:
+    async def scenario(copies: Copies) -> None:
+        world = copies.world
+        await copies.start(A)
+        await world.until(100)
+        world.source.values["load"] = 500.0
+        for target in world.targets.values():
+            target.scale_delay = 25
+        await world.until(111)  # all of them are in a call
+        await copies.start(B)
+        await world.until(116)
+        assert not all(copies["a"].leases.owns(name) for name in FEW)
+        await copies.running.pop("b").stop()
+        await world.until(160)
+        assert copies["a"].clusters == set(FEW)
+        assert min(copies.ticks(name)[-1] for name in FEW) > 145
+        assert {term for _, term in copies.shared.leases.values()} == {1}
 
     run(*FEW, scenario=scenario)
 

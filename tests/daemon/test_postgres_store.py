@@ -401,6 +401,16 @@ async def test_a_cluster_is_saved_under_its_lease_only(copies: Copies) -> None:
         assert await copies.second.owner("nobody") is None
 
 
+async def test_a_save_of_an_earlier_term_is_refused_also_of_the_copy_that_has_the_lease_again(copies: Copies) -> None:
+    async with copies:
+        await copies.first.take(["a"])
+        await save(copies.first, 0)
+        copies.execute("UPDATE autoscaler.lease SET term = term + 2")
+        with pytest.raises(LeaseLost):
+            await save(copies.first, 1)
+        assert copies.states() == [("a", 1, 1)]
+
+
 async def test_what_was_let_go_is_taken_in_a_new_term(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
