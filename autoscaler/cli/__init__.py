@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code: 0 ok, 1 failed, 2 usage or configuration, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        parsed = _parse(arguments)
+        parsed = parse(arguments)
     except SystemExit as stop:  # argparse has printed help or an error
         return stop.code if isinstance(stop.code, int) else USAGE
     command: Callable[[argparse.Namespace], int] = parsed.command
@@ -68,8 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command; names of clusters may also stand after its options, as in `hold 12 --for 2h a`."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; names of clusters may also stand after its options, as in `hold 12 --for 2h a`.
+
+    Raises SystemExit once help or an error has been printed.
+    """
     parser = _parser(arguments[0] if arguments else None)
     parsed, left = parser.parse_known_args(arguments)
     clusters: list[str] | None = getattr(parsed, "clusters", None)

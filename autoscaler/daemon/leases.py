@@ -29,8 +29,8 @@ RENEWAL = 3.0
 POLL = 1.0
 """Likewise while a cluster is to be taken or let go."""
 
-MARGIN = 3.0
-"""Seconds before the lease may have expired from which nothing is scaled: a scale call takes a moment to be sent."""
+MARGIN = 6.0
+"""Seconds before the lease may have expired from which nothing is scaled: AWS is sent a call again for up to 5 s."""
 
 GRACE = 6.0
 """Seconds in which a copy that was expired itself takes nothing."""

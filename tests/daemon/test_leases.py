@@ -20,7 +20,7 @@ from autoscaler.core.model import Behaviour, Limits
 from autoscaler.daemon import leases
 from autoscaler.daemon.controller import EXPIRED, UNANSWERED
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.daemon.leases import POLL, RENEWAL, Plan, SharedOwnership, pause, plan, share
+from autoscaler.daemon.leases import MARGIN, POLL, RENEWAL, Plan, SharedOwnership, pause, plan, share
 from autoscaler.ports import LEASE, Copy, Leases, StoreError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeLeases, FakeSharedStore
@@ -447,9 +447,9 @@ def test_nothing_is_scaled_when_the_lease_may_have_expired_during_a_slow_renewal
         await copies.world.until(40)
         seen = copies.shared.seen[A]
         slow.failure = store.failure = "the database is away"
-        await copies.world.until(seen + LEASE - 3.1)
+        await copies.world.until(seen + LEASE - MARGIN - 0.1)
         assert owner.valid("c0")
-        await copies.world.until(seen + LEASE - 2.9)
+        await copies.world.until(seen + LEASE - MARGIN + 0.1)
         assert not owner.valid("c0")
 
     run("c0", scenario=scenario)
