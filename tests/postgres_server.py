@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -111,11 +111,13 @@ class PostgresServer:
     def hang(self) -> None:
         """All of its processes stand still."""
         for pid in self._processes():
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # one of a connection that has ended meanwhile
+                os.kill(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         for pid in self._processes():
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # one of a connection that has ended meanwhile
+                os.kill(pid, signal.SIGCONT)
 
     def _processes(self) -> list[int]:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
