@@ -306,26 +306,36 @@ class SharedOwnership:
         ended = False
         while not ended:
             self._wake.clear()
-            seconds = POLL
-            try:
-                if self._stopping:
-                    await self._follow(controllers)  # whatever the store says
-                    ended = self._following is None and not controllers.running
-                seconds = await self._round(controllers)
-                if ended:
-                    await self._store.leave()
-            except StoreError as error:
-                # What is left expires.
-                if self.failure is None:
-                    log.error("cannot renew leases: nothing is scaled", extra={"error": str(error)})  # noqa: TRY400 - it is complete
-                self.failure = str(error)
-            except Exception as error:
-                # A defect, of ours or of a plug-in that was to be connected: it is tried again.
-                if self.failure is None:
-                    log.exception("leases cannot be balanced")
-                self.failure = format_error(error)
+            ended, seconds = await self._attempt(controllers)
             if not ended:
                 await sleep_until_stopped(self._wake, seconds)
+
+    async def _attempt(self, controllers: Controllers) -> tuple[bool, float]:
+        """A round, whose failure is logged once. Returns whether it was the last one, and seconds until the next."""
+        ended, seconds = False, POLL
+        try:
+            if self._stopping:
+                await self._follow(controllers)  # whatever the store says
+                ended = self._following is None and not controllers.running
+            seconds = await self._round(controllers)
+            if ended:
+                await self._store.leave()
+        except StoreError as error:
+            # What is left expires.
+            if self.failure is None:
+                log.error("cannot renew leases: nothing is scaled", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+            self.failure = str(error)
+        except Exception as error:
+            # A defect, of ours or of a plug-in that was to be connected: it is tried again.
+            if self.failure is None:
+                log.exception("leases cannot be balanced")
+            self.failure = format_error(error)
+        else:
+            # Only after the whole round: what fails in the middle of each is logged once.
+            if self.failure is not None:
+                log.info("leases are renewed again")
+                self.failure = None
+        return ended, seconds
 
     async def _round(self, controllers: Controllers) -> float:
         """Renew, let go of what is another's share, take what is ours. Returns seconds until the next one."""
@@ -335,9 +345,6 @@ class SharedOwnership:
             # Most likely the store was away for all: the others are about to renew as well.
             self._take_from = begun + GRACE
         self._renewed_at, self.copies = begun, leases.copies
-        if self.failure is not None:
-            log.info("leases are renewed again")
-            self.failure = None
         lost = self._owned - leases.terms.keys()
         if lost:
             log.warning("leases lost: expired, or taken by another copy", extra=_named(lost))

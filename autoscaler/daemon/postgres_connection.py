@@ -60,7 +60,7 @@ _SETTINGS = {
 
 
 class Database:
-    """Where a database is, how it is connected to, and how its failures are told.
+    """Where a database is, how it is connected to, and what its failures mean.
 
     Attributes:
         place: its URL without user and password.

@@ -478,7 +478,7 @@ class PostgresStateStore:
             found = {key: Copy(key, name, url) for key, name, url, _ in copies}
             return Leases(found, dict(terms), max(age for *_, age in copies))
 
-        with self._told():
+        with self._logged_failure():
             leases = await self._renewer.use(write)
         self._set_terms(leases.terms)
         return leases
@@ -557,7 +557,7 @@ class PostgresStateStore:
             if not ours:
                 continue
             try:
-                with self._told():
+                with self._logged_failure():
                     await self._writer.use(lambda connection, ours=ours: self._write(connection, ours))  # type: ignore[misc]
             except StoreError as error:
                 for save in ours:
@@ -676,7 +676,7 @@ class PostgresStateStore:
         return StoreError(f"{self.place}: {what} cannot be read: {error}")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _logged_failure(self) -> Iterator[None]:
         """Log when it fails first, and when it works again."""
         try:
             yield

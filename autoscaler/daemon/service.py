@@ -251,15 +251,15 @@ class Daemon:
 
     async def _wait_for_controls(self) -> None:
         """Read what people have ordered. A store that others share may be away at the start: it is waited for."""
-        told = False
+        logged = False
         while not self._stop.is_set():
             try:
                 await self.controls.load()
             except StoreError as error:
-                if not told:
+                if not logged:
                     text = "orders cannot be read: no cluster is controlled until they are"
                     log.error(text, extra={"error": str(error)})  # noqa: TRY400 - it is complete
-                    told = True
+                    logged = True
                 await sleep_until_stopped(self._stop, REFRESH)
             else:
                 return

@@ -571,3 +571,27 @@ def test_clocks_an_hour_apart_do_not_matter() -> None:
         assert copies["b"].clusters
 
     run(*FEW, scenario=scenario)
+
+
+def test_a_defect_in_the_middle_of_a_round_is_logged_once_and_loses_no_lease(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> None:
+        raise RuntimeError("a plug-in that cannot be connected")
+
+    async def scenario(copies: Copies) -> None:
+        await copies.start(A)
+        await copies.world.until(20)
+        fleet, leases = copies["a"].fleet, dict(copies.shared.leases)
+        whole = fleet.follow
+        fleet.follow = broken  # type: ignore[method-assign]
+        await copies.world.until(60)
+        assert copies["a"].leases.failure == "RuntimeError: a plug-in that cannot be connected"
+        assert copies.shared.leases == leases
+        fleet.follow = whole  # type: ignore[method-assign]
+        await copies.world.until(70)
+        assert copies["a"].leases.failure is None
+
+    caplog.set_level(logging.INFO)
+    run(*FEW, scenario=scenario)
+    messages = Counter(line.message for line in caplog.records)
+    assert messages["leases cannot be balanced"] == messages["leases are renewed again"] == 1
+    assert messages[LOST] == 0

@@ -68,8 +68,9 @@ async def works(work: Awaitable[object]) -> bool:
 
 
 async def until_saved(store: PostgresStateStore, second: int) -> None:
-    """As a cluster whose tick comes every now and then."""
+    """As a cluster whose tick comes every now and then; and until it is read again, by a connection of its own."""
     await until(lambda: works(save(store, second)))
+    await until(lambda: works(store.load("a")))
 
 
 async def until_server(server: PostgresServer, url: str, query: str, expected: int) -> None:
@@ -197,7 +198,7 @@ async def test_a_cut_connection_costs_no_save(
         assert await store.load("a") == a_state(at(1))
         assert await times(store) == [1, 0]
         server.execute(query, url)
-        # An order is not given twice; whoever gives it is told.
+        # An order is not given twice: whoever gives it gets the error.
         with pytest.raises(StoreError, match="terminating connection due to administrator command"):
             await store.add_audit(an_entry())
         await store.add_audit(an_entry())

@@ -219,7 +219,7 @@ def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog
 
 
 class Some(SoleOwnership):
-    """Owns what it is told, and has the share of the members without a cluster that it is told."""
+    """Owns what it is given, and has the share of the members without a cluster that it is given."""
 
     def __init__(self, *owned: str, share: bool = False) -> None:
         self.names = set(owned)
