@@ -12,7 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from autoscaler.core import foreign
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from xdist.scheduler import LoadFileScheduling
     from xdist.workermanage import Producer
 
@@ -30,6 +34,14 @@ asyncio.set_event_loop(None)
 # A shell starts what runs in the background with SIGINT ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_other_tests() -> Iterator[None]:
+    """A password that one test makes up ("wrong") is not hidden in the messages that the next ones read."""
+    before = {name: value.copy() for name, value in vars(foreign.mask).items()}
+    yield
+    vars(foreign.mask).update(before)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
