@@ -20,8 +20,8 @@ from autoscaler.ports import AuditEntry, StoreError
 
 log = logging.getLogger("autoscaler.daemon.http_access")
 
-PUBLIC = "/healthz"
-"""The path that never needs a token: what restarts the daemon has none."""
+PUBLIC = ("/healthz", "/", "/assets/")
+"""What never needs a token to be read: what restarts the daemon has none, and the page asks people for theirs."""
 
 MAX_REFUSALS = 10
 """Refused requests that are logged and audited within the period below: who guesses tokens must not fill either."""
@@ -91,7 +91,7 @@ class Access:
         if _is_foreign(request):
             raise await self._refusal(request, _ANONYMOUS, web.HTTPForbidden, "it comes from a page of another site")
         if request.method in _SAFE:
-            if self._read_needs_token and request.path != PUBLIC:
+            if self._read_needs_token and request.path not in PUBLIC and not request.path.startswith(PUBLIC[-1]):
                 await self._holder(request)
             return
         if request.match_info.http_exception is not None:

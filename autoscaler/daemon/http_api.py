@@ -1,6 +1,6 @@
-"""The HTTP endpoints: health, metrics and a JSON API; `http_control` has those that change something.
+"""The HTTP endpoints: health, metrics and a JSON API.
 
-Every error is JSON.
+`http_control` has those that change something, `http_page` those of the page. Every error is JSON.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
+from autoscaler.daemon.http_page import page_routes
 from autoscaler.daemon.http_requests import (
     STATUS,
     control_document,
@@ -54,6 +55,7 @@ from autoscaler.daemon.http_requests import (
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
+from autoscaler.daemon.workload import workload_document
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json
@@ -155,6 +157,7 @@ def application(
             web.get("/readyz", _ready),
             web.get("/metrics", _metrics),
             web.get("/metrics/policies", _metrics_of_policies),
+            *page_routes(),
             *routes(),
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
@@ -174,6 +177,8 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     status = request.app[STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
     response.headers["Autoscaler-History"] = quote(os.fsencode(status.history_directory))
+    # Names and error texts come from outside: no browser is to take an answer for a page.
+    response.headers["X-Content-Type-Options"] = "nosniff"
 
 
 class _Renderer:
@@ -564,6 +569,7 @@ def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
         "controls": [control_document(control) for control in cluster.controls],
         "missing": {} if observation is None else dict(observation.missing),
         "problem": cluster.trouble,
+        **workload_document(cluster),
     }
 
 

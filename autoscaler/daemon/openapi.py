@@ -28,6 +28,8 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "description": "The clusters of a daemon, why it decided what, and orders for them. Keys may be added.",
         },
         "paths": {
+            "/": {"get": _file("The page", "text/html")},
+            "/assets/{file}": {"get": _file("A file of the page", "text/css", [_FILE])},
             "/healthz": {"get": _read("Whether ticks finish", "Health", failing=503)},
             "/readyz": {"get": _read("Whether all clusters are under control", "Readiness", failing=503)},
             "/metrics": {"get": _metrics("Metrics in the format of Prometheus")},
@@ -68,6 +70,9 @@ _LIMIT = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum
 _UNTIL = _parameter("until", "query", _TIME, "Only those up to this time.")
 
 
+_FILE = _parameter("file", "path", _TEXT, "Its name.")
+
+
 def _json(meaning: str, schema: str) -> Schema:
     reference = {"$ref": f"#/components/schemas/{schema}"}
     return {"description": meaning, "content": {"application/json": {"schema": reference}}}
@@ -77,7 +82,7 @@ _REFUSALS: Mapping[int, str] = {
     400: "A value or the body is not what was expected; nothing has changed.",
     401: "There is no token, or not one of daemon.tokens.",
     403: "The token may only read, there are no tokens at all, or a page of another site asks.",
-    404: "There is no such cluster or fleet.",
+    404: "There is no such cluster, fleet or file.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     503: "State cannot be read or stored, or nothing was decided.",
@@ -112,6 +117,15 @@ def _metrics(summary: str) -> Schema:
     described = _read(summary, "Document")
     described["responses"]["200"] = {"description": summary, "content": {"text/plain": {"schema": _TEXT}}}
     return described
+
+
+def _file(summary: str, content_type: str, parameters: Sequence[Schema] = ()) -> Schema:
+    answers = {
+        "200": {"description": summary, "content": {content_type: {"schema": _TEXT}}},
+        "304": {"description": "It has not changed."},
+        **_refused((403, 404) if parameters else (403,)),
+    }
+    return {"summary": summary, "parameters": list(parameters), "security": [{}], "responses": answers}
 
 
 def _write(
@@ -168,6 +182,13 @@ _ROW: dict[str, Schema] = {
     "missing": _map(_TEXT),
     "controls": _list(_ref("Control")),
     "problem": _TEXT_OR_NULL,
+    "load": _NUMBER_OR_NULL,
+    "capacity": _NUMBER_OR_NULL,
+    "lag": _NUMBER_OR_NULL,
+    "backlog_time": _NUMBER_OR_NULL,
+    "objective": _NUMBER_OR_NULL,
+    "trouble": _TEXT_OR_NULL,
+    "severity": {"enum": [0, 1, 2]},
 }
 
 _CONTROL: dict[str, Schema] = {
