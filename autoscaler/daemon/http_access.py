@@ -106,6 +106,16 @@ class Access:
             why = f"the token of {token.name} may only read; this needs one with rights: write"
             raise await self._refusal(request, token.name, web.HTTPForbidden, why)
 
+    @property
+    def has_writers(self) -> bool:
+        """Whether there is any token that may change something."""
+        return any(token.rights is Rights.WRITE for token in self._tokens)
+
+    def may_write(self, request: web.Request) -> bool:
+        """Whether a request has a token that may change something."""
+        token = self._presented(request)
+        return token is not None and token.rights is Rights.WRITE
+
     def caller(self, request: web.Request) -> str:
         """The name of the token that a request has which was checked."""
         token = self._presented(request)

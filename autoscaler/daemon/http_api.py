@@ -9,27 +9,22 @@ import asyncio
 import json
 import logging
 import os
-import threading
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
-    Hashable,
     Iterable,
     Mapping,
     Sequence,
 )
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from ipaddress import ip_address
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from aiohttp import hdrs, web
@@ -38,24 +33,26 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
-from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
+from autoscaler.core.model import ClusterState, Decision, Learned
 from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.events import EVENTS, Events, events
 from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
 from autoscaler.daemon.http_page import page_routes
 from autoscaler.daemon.http_requests import (
+    CONNECTIONS,
     STATUS,
-    control_document,
     controller_of,
     decision_document,
     limit_of,
     until_of,
 )
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
-from autoscaler.daemon.peers import FORWARDED, Peers, copies
+from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
+from autoscaler.daemon.renderer import RENDERER, Renderer
+from autoscaler.daemon.rows import clusters_beside, row_document
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
-from autoscaler.daemon.workload import workload_document
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json
@@ -67,8 +64,6 @@ log = logging.getLogger("autoscaler.daemon.http_api")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
 _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
-_CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
-_RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
 
 _LOCAL = (".localhost", ".svc", ".svc.cluster.local")
 """Ends of names of this machine and of Kubernetes services."""
@@ -77,8 +72,6 @@ _AT_ONCE = 8
 """Requests that begin in one iteration of the loop: a tick waits for no more, however many clients ask."""
 
 _PART = 64 * 1024
-
-UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
 
 MAX_BODY = 64 * 1024
 """Bytes of the body of a request."""
@@ -113,7 +106,7 @@ async def serve_http(
     assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
         try:
-            listener = await app[_CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
+            listener = await app[CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
         except OSError as error:
             raise ListenError(
                 f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
@@ -126,7 +119,8 @@ async def serve_http(
         finally:
             listener.close()
     finally:
-        app[_RENDERER].close()
+        app[EVENTS].close()
+        app[RENDERER].close()
         await runner.cleanup()
 
 
@@ -150,7 +144,7 @@ def application(
     app[STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
     app[_TURNS] = asyncio.Semaphore(_AT_ONCE)
-    app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
+    app[CONNECTIONS], app[RENDERER], app[EVENTS] = Connections(), Renderer(), Events()
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -159,6 +153,7 @@ def application(
             web.get("/metrics/policies", _metrics_of_policies),
             *page_routes(),
             *routes(),
+            web.get("/api/v1/events", events),
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
@@ -181,53 +176,10 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["X-Content-Type-Options"] = "nosniff"
 
 
-class _Renderer:
-    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop.
-
-    After each it rests twice as long as that took: the loop keeps most of the interpreter, however much is asked.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "http")
-        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
-        self._rested_at = 0.0
-        self._closed = threading.Event()
-
-    async def render(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread."""
-        if self._closed.is_set():
-            raise web.HTTPServiceUnavailable(text="the daemon is stopping")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
-
-    async def share(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Make something once for all requests that come while it is being made."""
-        future = self._under_way.get(key)
-        if future is None:
-            future = self._under_way[key] = asyncio.ensure_future(make())
-            future.add_done_callback(lambda _: self._under_way.pop(key))
-        # A client that leaves must not cancel it for the others.
-        result: T = await asyncio.shield(future)
-        return result
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        if self._closed.wait(max(0.0, self._rested_at - time.monotonic())):
-            raise CancelledError
-        begun = time.thread_time()
-        try:
-            return function()
-        finally:
-            self._rested_at = time.monotonic() + 2 * (time.thread_time() - begun)
-
-
 @web.middleware
 async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer, and send the whole of it, within the time that a connection may take."""
-    with request.app[_CONNECTIONS].busy(request.protocol):
+    with request.app[CONNECTIONS].busy(request.protocol):
         async with request.app[_TURNS]:
             await asyncio.sleep(0)
         response = await handler(request)
@@ -282,11 +234,7 @@ async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse
         or FORWARDED in request.headers
     ):
         return await handler(request)
-    return await _peers(request).forward(request)
-
-
-def _peers(request: web.Request) -> Peers:
-    return Peers(request.app[STATUS].ownership, request.app[ACCESS].certificate)
+    return await Peers.of(request).forward(request)
 
 
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
@@ -357,7 +305,7 @@ def _fleet_problem(fleet: FleetStatus) -> str | None:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[_RENDERER]
+    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -368,7 +316,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -379,21 +327,19 @@ async def _metrics_of_policies(request: web.Request) -> web.Response:
 
 
 async def _clusters(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
-    alone = FORWARDED in request.headers or not status.ownership.copies
+    status, renderer = request.app[STATUS], request.app[RENDERER]
+    alone = is_alone(request)
 
     async def make() -> bytes:
-        answers = [] if alone else await _peers(request).ask(request)
-        clusters, fleets = await snapshot(status), status.fleets
+        answers = [] if alone else await Peers.of(request).ask(request)
         others = [row for answer in answers for row in answer.body.get("clusters", ())]
-        if not alone:
-            clusters += _unknown(status, {row["name"] for row in others})
+        clusters, fleets = await clusters_beside(status, None if alone else others), status.fleets
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
         loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
             # One that has just been handed over may be in two answers: ours is the last one.
-            rows = {row["name"]: row for row in (*others, *(_row(cluster, now) for cluster in clusters))}
+            rows = {row["name"]: row for row in (*others, *(row_document(cluster, now) for cluster in clusters))}
             return _json(
                 {
                     "dry_run": dry_run,
@@ -410,17 +356,8 @@ async def _clusters(request: web.Request) -> web.Response:
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _unknown(status: DaemonStatus, known: Collection[str]) -> list[ClusterSnapshot]:
-    """The clusters that neither this copy nor another one has shown."""
-    return [
-        ClusterSnapshot.unknown(cluster, fleet_of(status.members, name), UNCONTROLLED, dry_run=status.dry_run)
-        for name, cluster in status.clusters.items()
-        if name not in status.controllers and name not in known
-    ]
-
-
 async def _fleets(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[RENDERER]
     loop_time, now = asyncio.get_running_loop().time(), status.utc()
 
     async def make() -> bytes:
@@ -459,14 +396,14 @@ async def _cluster(request: web.Request) -> web.Response:
     cluster = ClusterSnapshot.of(controller, fleet_of(status.members, controller.name))
     now = status.utc()
     known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
-    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now)))
+    body = await request.app[RENDERER].render(lambda: _json(_details(cluster, known, now)))
     return web.Response(body=_parts(body), content_type="application/json")
 
 
 def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     return {
-        **_row(cluster, now),
+        **row_document(cluster, now),
         **known,
         "learned": None if state is None else _learned(state.learned, now),
         "state": None if state is None else to_json(state),
@@ -479,7 +416,7 @@ def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetim
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status, renderer, name = request.app[STATUS], request.app[_RENDERER], request.match_info["name"]
+    status, renderer, name = request.app[STATUS], request.app[RENDERER], request.match_info["name"]
     if name in status.clusters and name not in status.controllers:
         state = await status.load(name)
     else:
@@ -492,7 +429,7 @@ async def _decisions(request: web.Request) -> web.Response:
 
 
 async def _decision_list(
-    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
+    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: Renderer
 ) -> AsyncGenerator[bytes, None]:
     newer: Record | None = None
 
@@ -549,30 +486,6 @@ def _reload(status: DaemonStatus) -> list[str] | str:
     return list(status.reload_problems) or "ok"
 
 
-def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
-    observation, decision, state = cluster.observation, cluster.decision, cluster.state
-    limits = cluster.limits
-    return {
-        "name": cluster.name,
-        "fleet": cluster.fleet,
-        "dry_run": cluster.dry_run,
-        "at": None if decision is None else decision.at.isoformat(),
-        "age": None if decision is None else (now - decision.at).total_seconds(),
-        "min": limits.minimum,
-        "max": limits.maximum,
-        "current": None if decision is None or observation is None else observation.desired,
-        "ready": None if observation is None else observation.ready,
-        "proposed": None if decision is None else decision.proposed,
-        "desired": None if decision is None else decision.desired,
-        "reason": None if decision is None else decision.reason.value,
-        "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
-        "controls": [control_document(control) for control in cluster.controls],
-        "missing": {} if observation is None else dict(observation.missing),
-        "problem": cluster.trouble,
-        **workload_document(cluster),
-    }
-
-
 def _learned(learned: Learned, now: datetime) -> dict[str, object]:
     """What was learned: ages instead of times, medians instead of lists."""
     seconds = now.timestamp()
@@ -603,15 +516,4 @@ def _learned(learned: Learned, now: datetime) -> dict[str, object]:
             }
             for policy, memory in learned.memory.items()
         },
-    }
-
-
-def _rescale(rescale: Rescale) -> dict[str, object]:
-    return {
-        "before": rescale.before,
-        "to": rescale.to,
-        "at": rescale.at.isoformat(),
-        "cause": rescale.cause.value,
-        "phase": rescale.phase.value,
-        "error": rescale.error or None,
     }

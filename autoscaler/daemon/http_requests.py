@@ -10,11 +10,15 @@ from autoscaler.core.explain import describe_control, explain
 from autoscaler.core.model import Control
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.status import DaemonStatus
+from autoscaler.http_connections import Connections
 from autoscaler.ports import Record
 from autoscaler.trace.codec import to_json
 
 MAX_LISTED = 10_000
 """Most decisions, or entries of the audit, in one answer."""
+
+CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
+"""Those of an application."""
 
 STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 """The daemon that an application is of."""

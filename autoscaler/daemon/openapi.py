@@ -35,6 +35,7 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "/metrics": {"get": _metrics("Metrics in the format of Prometheus")},
             "/metrics/policies": {"get": _metrics("What policies have learned, likewise")},
             "/api/v1/clusters": {"get": _read("All clusters and fleets", "Clusters")},
+            "/api/v1/events": {"get": _stream("Rows that change, as server-sent events: `hello`, then `rows`")},
             "/api/v1/fleets": {"get": _read("All fleets", "Fleets")},
             "/api/v1/clusters/{name}": {
                 "get": _read("One cluster, and what was learned of it", "Cluster", [_NAME], refusals=(404,))
@@ -85,7 +86,7 @@ _REFUSALS: Mapping[int, str] = {
     404: "There is no such cluster, fleet or file.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    503: "State cannot be read or stored, or nothing was decided.",
+    503: "State cannot be read or stored, nothing was decided, or too many ask.",
 }
 
 
@@ -116,6 +117,12 @@ def _read(
 def _metrics(summary: str) -> Schema:
     described = _read(summary, "Document")
     described["responses"]["200"] = {"description": summary, "content": {"text/plain": {"schema": _TEXT}}}
+    return described
+
+
+def _stream(summary: str) -> Schema:
+    described = _read(summary, "Document", refusals=(503,))
+    described["responses"]["200"] = {"description": summary, "content": {"text/event-stream": {"schema": _TEXT}}}
     return described
 
 
