@@ -48,6 +48,7 @@ from autoscaler.daemon.http_requests import (
     limit_of,
     until_of,
 )
+from autoscaler.daemon.http_series import series
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
 from autoscaler.daemon.renderer import RENDERER, Renderer
@@ -157,6 +158,7 @@ def application(
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
+            web.get("/api/v1/clusters/{name:.+}/series", series),
             web.get("/api/v1/clusters/{name:.+}", _cluster),
             web.get("/api/v1/fleets", _fleets),
         ]
