@@ -33,6 +33,8 @@ GAP = 3
 MAX_CHANGES = 300
 """Changes of size that are kept."""
 
+MAX_SETTLED = 20
+
 Row: TypeAlias = tuple[float, "array[float]"]
 """A time, seconds since 1970, and the figures of `KEYS`."""
 
@@ -163,6 +165,15 @@ class Series:
                 if each.at.timestamp() <= until and (each.ended_at is None or each.ended_at.timestamp() >= since)
             ],
         }
+
+    def settled(self) -> list[tuple[int, int, float]]:
+        """The last rescales that have settled: from which size to which, and the seconds that took."""
+        found = [
+            (each.before, each.to, (each.ended_at - each.at).total_seconds())
+            for each in self._rescales
+            if each.ended_at is not None and each.outcome == Reason.SETTLED.value
+        ]
+        return found[-MAX_SETTLED:]
 
     def _add_changes(self, record: Record) -> None:
         decision = record.decision
