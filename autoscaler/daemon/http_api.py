@@ -23,7 +23,6 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from ipaddress import ip_address
-from statistics import median
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -31,9 +30,9 @@ from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
-from autoscaler.core.model import ClusterState, Decision, Learned
+from autoscaler.core.model import ClusterState, Decision
+from autoscaler.core.workload_profile import Profile
 from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.events import EVENTS, Events, events
@@ -48,6 +47,8 @@ from autoscaler.daemon.http_requests import (
     limit_of,
     until_of,
 )
+from autoscaler.daemon.http_series import series
+from autoscaler.daemon.learned import learned_document
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
 from autoscaler.daemon.renderer import RENDERER, Renderer
@@ -157,6 +158,7 @@ def application(
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
+            web.get("/api/v1/clusters/{name:.+}/series", series),
             web.get("/api/v1/clusters/{name:.+}", _cluster),
             web.get("/api/v1/fleets", _fleets),
         ]
@@ -396,16 +398,24 @@ async def _cluster(request: web.Request) -> web.Response:
     cluster = ClusterSnapshot.of(controller, fleet_of(status.members, controller.name))
     now = status.utc()
     known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
-    body = await request.app[RENDERER].render(lambda: _json(_details(cluster, known, now)))
+    profile = controller.connections.profile(controller.cluster)
+    took = controller.series.settled()
+    body = await request.app[RENDERER].render(lambda: _json(_details(cluster, known, took, profile, now)))
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime) -> dict[str, object]:
+def _details(
+    cluster: ClusterSnapshot,
+    known: Mapping[str, object],
+    took: Sequence[tuple[int, int, float]],
+    profile: Profile | None,
+    now: datetime,
+) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     return {
         **row_document(cluster, now),
         **known,
-        "learned": None if state is None else _learned(state.learned, now),
+        "learned": None if state is None else learned_document(cluster.cluster.spec, state, took, profile, now),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
@@ -484,36 +494,3 @@ def _record(line: bytes) -> Record:
 
 def _reload(status: DaemonStatus) -> list[str] | str:
     return list(status.reload_problems) or "ok"
-
-
-def _learned(learned: Learned, now: datetime) -> dict[str, object]:
-    """What was learned: ages instead of times, medians instead of lists."""
-    seconds = now.timestamp()
-    return {
-        "capacity": [
-            {"replicas": size, "rate": seen.rate, "age": (now - seen.at).total_seconds(), "samples": seen.samples}
-            for size, seen in sorted(learned.capacity.items())
-        ],
-        "durations": {
-            direction.value: {
-                "phases": {
-                    phase.value: {"median": median(last), "samples": len(last)}
-                    for phase, last in phases.items()
-                    if last
-                },
-                "restart": restart_time(learned, direction),
-            }
-            for direction, phases in learned.durations.items()
-        },
-        "memory": {
-            policy: {
-                "numbers": {name: number for name, number in memory.items() if not name.endswith("_at")},
-                "ages": {
-                    name.removesuffix("_at"): seconds - number
-                    for name, number in memory.items()
-                    if name.endswith("_at")
-                },
-            }
-            for policy, memory in learned.memory.items()
-        },
-    }

@@ -24,6 +24,9 @@ STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 """The daemon that an application is of."""
 
 
+_LONGEST_SHOWN = 60
+
+
 def controller_of(status: DaemonStatus, name: str) -> Controller:
     """The controller of a cluster. Raises HTTPNotFound, which names those there are."""
     controller = status.controllers.get(name)
@@ -42,20 +45,26 @@ def limit_of(request: web.Request) -> int:
     text = request.query.get("limit", "20")
     # Long ones are not converted: Python raises another error for thousands of digits.
     if not text.isdecimal() or len(text) > len(str(MAX_LISTED)) or not 1 <= int(text) <= MAX_LISTED:
-        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MAX_LISTED}")
+        raise web.HTTPBadRequest(text=f"limit is {text[:_LONGEST_SHOWN]!r}, expected a number from 1 to {MAX_LISTED}")
     return int(text)
 
 
 def until_of(request: web.Request) -> datetime | None:
     """Up to when they are asked for by `until`. Raises HTTPBadRequest."""
-    text = request.query.get("until")
+    return time_of(request, "until")
+
+
+def time_of(request: web.Request, name: str) -> datetime | None:
+    """A time that is given in a query. Raises HTTPBadRequest."""
+    text = request.query.get(name)
     if text is None:
         return None
     try:
-        until = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise web.HTTPBadRequest(text=f"until is {text!r}, expected a time like 2026-01-31T17:05:00Z") from error
-    return until if until.tzinfo else until.replace(tzinfo=UTC)
+        shown = text[:_LONGEST_SHOWN]
+        raise web.HTTPBadRequest(text=f"{name} is {shown!r}, expected a time like 2026-01-31T17:05:00Z") from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def decision_document(record: Record, failed: str | None) -> dict[str, object]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
+from autoscaler.daemon.series import KEYS
+
 Schema: TypeAlias = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
@@ -43,6 +45,14 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "/api/v1/clusters/{name}/decisions": {
                 "get": _read("Decisions, newest first", "Decisions", [_NAME, _LIMIT, _UNTIL], refusals=(400, 404, 503))
             },
+            "/api/v1/clusters/{name}/series": {
+                "get": _read(
+                    "What it did, for drawing: a mean of each stretch of time, of lag and backlog time the greatest",
+                    "ClusterSeries",
+                    [_NAME, _FROM, _UNTIL, _POINTS],
+                    refusals=(400, 404, 503),
+                )
+            },
             "/api/v1/clusters/{name}/decide": {
                 "post": _write("Decide now", "DecideRequest", 200, "DecidedNow", [_NAME], required=False)
             },
@@ -71,6 +81,10 @@ _LIMIT = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum
 _UNTIL = _parameter("until", "query", _TIME, "Only those up to this time.")
 
 
+_FROM = _parameter("from", "query", _TIME, "Only those from this time on; default: an hour before `until`.")
+_POINTS = _parameter(
+    "points", "query", {"type": "integer", "minimum": 10, "maximum": 2000, "default": 600}, "About how many, at most."
+)
 _FILE = _parameter("file", "path", _TEXT, "Its name.")
 
 
@@ -219,6 +233,15 @@ _DECISION: dict[str, Schema] = {
     "explanation": _TEXT,
 }
 
+_SERIES: Schema = _object(
+    **{"from": _TIME, "until": _TIME, "at": _list({"type": "number"})},
+    **{key: _list(_NUMBER_OR_NULL) for key in KEYS},
+    decisions=_list(_object(**{"at": _TIME, "from": _SIZE, "to": _SIZE, "reason": _TEXT, "text": _TEXT})),
+    rescales=_list(
+        _object(**{"at": _TIME, "from": _SIZE, "to": _SIZE, "ended_at": _TIME_OR_NULL, "outcome": _TEXT_OR_NULL})
+    ),
+)
+
 _SCHEMAS: Mapping[str, Schema] = {
     "Document": {"type": "object"},
     "Error": _object(error=_TEXT),
@@ -263,6 +286,8 @@ _SCHEMAS: Mapping[str, Schema] = {
         decision={"type": ["object", "null"]},
         explanation=_TEXT_OR_NULL,
     ),
+    "Series": _SERIES,
+    "ClusterSeries": {"allOf": [_ref("Series"), _object(cluster=_TEXT)]},
     "Decision": _object(**_DECISION),
     "Decisions": _object(cluster=_TEXT, decisions=_list(_ref("Decision"))),
     "DecidedNow": _object(cluster=_TEXT, **_DECISION),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from autoscaler.core.explain import describe_rescale
 from autoscaler.core.model import Rescale
+from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.http_requests import control_document
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, snapshot
-from autoscaler.daemon.workload import workload_document
+from autoscaler.daemon.workload import Figures, figures, roles
 
 UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
 
@@ -48,7 +50,7 @@ def row_document(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
         "controls": [control_document(control) for control in cluster.controls],
         "missing": {} if observation is None else dict(observation.missing),
         "problem": cluster.trouble,
-        **workload_document(cluster),
+        **_workload(cluster),
     }
 
 
@@ -61,3 +63,39 @@ def _rescale(rescale: Rescale) -> dict[str, object]:
         "phase": rescale.phase.value,
         "error": rescale.error or None,
     }
+
+
+def _workload(cluster: ClusterSnapshot) -> dict[str, object]:
+    """The figures of a cluster, what is wrong with it, and how bad that is: 0 nothing, 1 a notice, 2 trouble."""
+    spec, observation = cluster.cluster.spec, cluster.observation
+    found = Figures() if observation is None else figures(spec, observation, cluster.state)
+    objective = roles(spec).objective
+    trouble = _trouble(cluster, found, objective)
+    if trouble is not None:
+        severity = 1 if trouble == NOT_OBSERVED else 2
+    else:
+        severity = 1 if cluster.controls or cluster.dry_run else 0
+    return {
+        **found._asdict(),
+        "objective": None if objective is None else objective.total_seconds(),
+        "trouble": trouble,
+        "severity": severity,
+    }
+
+
+def _trouble(cluster: ClusterSnapshot, found: Figures, objective: timedelta | None) -> str | None:
+    """The most urgent of what is wrong."""
+    if cluster.trouble is not None:
+        return cluster.trouble
+    missing: Mapping[str, str] = {} if cluster.observation is None else cluster.observation.missing
+    for name, why in missing.items():
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"{name} is not read{more}: {why}"
+    missed = None if cluster.state is None else cluster.state.last_missed
+    if missed is not None:
+        return f"{describe_rescale(missed)} is stuck: not beyond {missed.phase.value.replace('_', ' ')} in time"
+    decision, most = cluster.decision, cluster.limits.maximum
+    limit = (objective or cluster.cluster.spec.settle.backlog_time).total_seconds()
+    if decision is not None and decision.current >= most and (found.backlog_time or 0.0) > limit:
+        return f"at its maximum of {most}, with {found.backlog_time:.0f} s of backlog"
+    return None

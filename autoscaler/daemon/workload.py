@@ -1,18 +1,14 @@
-"""What a cluster has to do and what it can do, as its metrics and policies say, and what is wrong with it."""
+"""What a cluster has to do and what it can do, as its metrics and policies say."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
 from autoscaler.core.capacity import effective_slots, rate, source_partitions
-from autoscaler.core.explain import describe_rescale
 from autoscaler.core.model import ClusterSpec, ClusterState, Learned, Observation
-from autoscaler.daemon.controller import NOT_OBSERVED
-from autoscaler.daemon.status import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,39 +98,3 @@ def _total(observation: Observation, name: str) -> float | None:
         return None
     total = math.fsum(reading.value) if isinstance(reading.value, tuple) else reading.value
     return total if math.isfinite(total) and total >= 0 else None
-
-
-def workload_document(cluster: ClusterSnapshot) -> dict[str, object]:
-    """The figures of a cluster, what is wrong with it, and how bad that is: 0 nothing, 1 a notice, 2 trouble."""
-    spec, observation = cluster.cluster.spec, cluster.observation
-    found = Figures() if observation is None else figures(spec, observation, cluster.state)
-    objective = roles(spec).objective
-    trouble = _trouble(cluster, found, objective)
-    if trouble is not None:
-        severity = 1 if trouble == NOT_OBSERVED else 2
-    else:
-        severity = 1 if cluster.controls or cluster.dry_run else 0
-    return {
-        **found._asdict(),
-        "objective": None if objective is None else objective.total_seconds(),
-        "trouble": trouble,
-        "severity": severity,
-    }
-
-
-def _trouble(cluster: ClusterSnapshot, found: Figures, objective: timedelta | None) -> str | None:
-    """The most urgent of what is wrong."""
-    if cluster.trouble is not None:
-        return cluster.trouble
-    missing: Mapping[str, str] = {} if cluster.observation is None else cluster.observation.missing
-    for name, why in missing.items():
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"{name} is not read{more}: {why}"
-    missed = None if cluster.state is None else cluster.state.last_missed
-    if missed is not None:
-        return f"{describe_rescale(missed)} is stuck: not beyond {missed.phase.value.replace('_', ' ')} in time"
-    decision, most = cluster.decision, cluster.limits.maximum
-    limit = (objective or cluster.cluster.spec.settle.backlog_time).total_seconds()
-    if decision is not None and decision.current >= most and (found.backlog_time or 0.0) > limit:
-        return f"at its maximum of {most}, with {found.backlog_time:.0f} s of backlog"
-    return None

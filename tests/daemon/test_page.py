@@ -29,8 +29,9 @@ from autoscaler.core.model import (
     SizeCapacity,
 )
 from autoscaler.daemon.controller import NOT_OBSERVED, Counters
+from autoscaler.daemon.rows import row_document
 from autoscaler.daemon.status import ClusterSnapshot
-from autoscaler.daemon.workload import Figures, figures, roles, workload_document
+from autoscaler.daemon.workload import Figures, figures, roles
 
 from .conftest import PerReplica, make_cluster, spec
 from .test_http_control import READ, House, running
@@ -88,6 +89,8 @@ async def test_markup_in_what_is_asked_for_comes_back_as_json_text(house: House)
 
 # Rows
 
+WORKLOAD = ("load", "capacity", "lag", "backlog_time", "objective", "trouble", "severity")
+
 
 class Aims(PerReplica):
     """It aims at an objective and knows what sizes can do."""
@@ -135,8 +138,8 @@ def test_the_roles_of_metrics_are_those_that_a_policy_says_else_those_of_the_set
 
 def test_figures_are_those_of_the_metrics_and_what_was_not_read_is_unknown() -> None:
     state = ClusterState(learned=Learned(memory={"aims": {"rate": 50.0}}))
-    row = workload_document(snapshot(state=state))
-    assert row == {
+    row = row_document(snapshot(state=state), NOW)
+    assert {key: row[key] for key in WORKLOAD} == {
         "load": 100.0,
         "capacity": 200.0,
         "lag": 180.0,
@@ -145,9 +148,9 @@ def test_figures_are_those_of_the_metrics_and_what_was_not_read_is_unknown() -> 
         "trouble": None,
         "severity": 0,
     }
-    row = workload_document(snapshot(observation=observed(offered=(60.0, 50.0))))
+    row = row_document(snapshot(observation=observed(offered=(60.0, 50.0))), NOW)
     assert (row["load"], row["capacity"], row["lag"], row["backlog_time"]) == (110.0, None, None, None)
-    row = workload_document(snapshot(observation=None, decision=None, state=None))
+    row = row_document(snapshot(observation=None, decision=None, state=None), NOW)
     assert (row["load"], row["capacity"], row["severity"]) == (None, None, 0)
 
 
@@ -206,5 +209,5 @@ MISSED = Rescale(before=2, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.READY,
     ],
 )
 def test_the_most_urgent_trouble_is_named(changes: dict[str, Any], severity: int, trouble: str | None) -> None:
-    row = workload_document(snapshot(**changes))
+    row = row_document(snapshot(**changes), NOW)
     assert (row["severity"], row["trouble"]) == (severity, trouble)
