@@ -251,12 +251,11 @@ export function showCluster(main, query, name) {
   }
 
   function showTrail(found, title, focus = true) {
-    const scrolled = trail.scrollTop;
     const heading = el("h2", { tabindex: -1 }, title);
     const close = opened && el("button", { type: "button", class: "quiet", onclick: closeTrail }, "Close");
     trail.replaceChildren(el("div", { class: "title" }, heading, close), trailOf(found));
-    if (focus) heading.focus({ preventScroll: false });
-    else trail.scrollTop = scrolled;
+    if (focus) heading.focus();
+    return heading;
   }
 
   function closeTrail() {

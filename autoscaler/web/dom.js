@@ -41,9 +41,14 @@ export function announce(text) {
   announcing = setTimeout(() => (live.textContent = text), 100);
 }
 
-/** A labelled field of a form. */
+let fields = 0;
+
+/** A labelled field of a form, and a hint that describes it. */
 export function field(label, input, hint = null) {
-  return el("label", { class: "field" }, el("span", {}, label), input, hint && el("small", {}, hint));
+  const id = `field-${++fields}`;
+  input.id = id;
+  if (hint) input.setAttribute("aria-describedby", `${id}-hint`);
+  return el("div", { class: "field" }, el("label", { for: id }, label), input, hint && el("small", { id: `${id}-hint` }, hint));
 }
 
 /** A table with a caption for those who cannot see where it stands. Cells are nodes or text; the first one is the row's name. */

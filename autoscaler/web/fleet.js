@@ -153,17 +153,19 @@ export function showFleet(main, query) {
     const last = Math.min(names.length, Math.ceil((top + innerHeight) / height) + AROUND);
     const wanted = names.slice(first, last);
     const keep = new Set(wanted);
+    const spare = [];
     for (const [name, entry] of shown) {
       if (keep.has(name)) continue;
       entry.row.remove();
       shown.delete(name);
+      spare.push(entry);
     }
     setHeight(above, first * height);
     setHeight(below, (names.length - last) * height);
     let before = above;
     wanted.forEach((name, index) => {
       let entry = shown.get(name);
-      if (!entry) shown.set(name, (entry = newRow(name)));
+      if (!entry) shown.set(name, (entry = spare.pop() ?? newRow()));
       if (before.nextSibling !== entry.row) before.after(entry.row);
       before = entry.row;
       setAttribute(entry.row, "aria-rowindex", String(first + index + 2));
@@ -236,9 +238,9 @@ function setHeight(row, pixels) {
   row.firstChild.style.height = `${pixels}px`;
 }
 
-/** A row, and how it is filled: only what has changed is touched. */
-function newRow(name) {
-  const link = el("a", { href: `#/cluster/${encodeURIComponent(name)}`, class: "name" }, name);
+/** A row, and how it is filled with whatever cluster: only what differs is touched. */
+function newRow() {
+  const link = el("a", { class: "name" });
   const mark = el("span", { class: "dot" });
   const said = el("span", { class: "unseen" });
   const fleet = el("span", { class: "small" });
@@ -263,6 +265,8 @@ function newRow(name) {
 
   function fill(known) {
     setAttribute(row, "class", ["fine", "notice", "trouble"][known.severity ?? 0]);
+    setText(link, known.name);
+    setAttribute(link, "href", `#/cluster/${encodeURIComponent(known.name)}`);
     setText(said, ["", "Notice: ", "In trouble: "][known.severity ?? 0]);
     setText(fleet, known.fleet ?? "");
     setText(size, sizeOf(known));

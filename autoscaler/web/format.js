@@ -59,5 +59,5 @@ export function share(part, whole) {
 }
 
 export function percent(part) {
-  return part === null ? UNKNOWN : `${(part * 100).toFixed(part < 0.1 ? 1 : 0)} %`;
+  return part === null ? UNKNOWN : `${(part * 100).toFixed(part > 0 && part < 0.0995 ? 1 : 0)} %`;
 }

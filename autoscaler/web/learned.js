@@ -40,7 +40,8 @@ function capacityPicture(learned) {
   const y = (speed) => HIGH - 24 - (speed / top) * (HIGH - 40);
   const lines = [0.25, 0.5, 0.75, 1].map((part) => svg("g", {}, svg("line", { x1: 40, x2: WIDE - 10, y1: y(top * part), y2: y(top * part), class: "grid" }), text(36, y(top * part) + 3, short(top * part), { "text-anchor": "end" })));
   const path = points.map(([size, speed], index) => `${index ? "L" : "M"}${x(size).toFixed(1)} ${y(speed).toFixed(1)}`).join("");
-  const ticks = points.filter(([size], index) => index === 0 || x(size) - x(points[index - 1][0]) > 14).map(([size]) => text(x(size), HIGH - 8, size, { "text-anchor": "middle" }));
+  const apart = Math.ceil(points.length / 14);
+  const ticks = points.filter((_, index) => index % apart === 0).map(([size]) => text(x(size), HIGH - 8, size, { "text-anchor": "middle" }));
   const dots = points.map(([size, speed, weight]) =>
     svg("circle", { cx: x(size), cy: y(speed), r: 2.5 + 3 * Math.sqrt((weight ?? 1) / heaviest), class: "point" }, svg("title", {}, `${size} workers: ${rate(speed)}`)),
   );

@@ -12,14 +12,17 @@ const ACTIONS = {
 };
 const TIMES = { "15m": "15 minutes", "1h": "1 hour", "4h": "4 hours", "24h": "1 day", "7d": "7 days", "": "until it is resumed" };
 
-/** A modal dialog. `submit` may throw: its message is shown and the dialog stays. Focus goes back to where it was. */
+/**
+ * A modal dialog. `submit` may throw: its message is shown and the dialog stays. Focus goes to what it gives, or back to
+ * where it was.
+ */
 export function openDialog(title, explanation, fields, label, submit) {
-  const before = document.activeElement;
+  let next = document.activeElement;
   const problem = el("p", { class: "problem", role: "alert" });
   const button = el("button", { class: "primary" }, label);
   const dialog = el(
     "dialog",
-    { "aria-labelledby": "dialog-title", onclose: () => (dialog.remove(), before?.focus()) },
+    { "aria-labelledby": "dialog-title", onclose: () => (dialog.remove(), next?.focus()) },
     el(
       "form",
       {
@@ -28,7 +31,7 @@ export function openDialog(title, explanation, fields, label, submit) {
           button.disabled = true;
           problem.textContent = "";
           try {
-            await submit(new FormData(event.target));
+            next = (await submit(new FormData(event.target))) ?? next;
             dialog.close();
           } catch (error) {
             problem.textContent = error.message;

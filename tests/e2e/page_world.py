@@ -163,15 +163,24 @@ class World:
             self.process.kill()
             self.process.wait()
 
-    def get(self, path: str, token: str | None = None) -> Any:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(f"{self.url}{path}", headers=headers)  # noqa: S310 - the daemon of this test
+    def observed(self) -> int:
+        """How many clusters something was decided about."""
+        return sum(row["at"] is not None for row in self.get("/api/v1/clusters")["clusters"])
+
+    def get(self, path: str) -> Any:
+        return self._ask(urllib.request.Request(f"{self.url}{path}"))  # noqa: S310 - the daemon of this test
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"Authorization": f"Bearer {WRITE}", "Content-Type": "application/json"}
+        return self._ask(urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers))  # noqa: S310
+
+    def _ask(self, request: urllib.request.Request) -> Any:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - likewise
             return json.load(answer)
 
 
 def remember_a_day(world: World, name: str) -> Record:
-    """Give a cluster a day behind it: what its policies would have done under a simulated one. Returns the last of it."""
+    """Give a cluster a day behind it: what its policies would have done under a simulated one. Returns the last."""
     spec = config.load(world.config, world.environment).clusters[name].spec
     start = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1, seconds=15)  # noqa: TID251 - real daemons follow
     records: list[Record] = []
