@@ -1,8 +1,8 @@
 // One cluster: what it does now, its history with every decision, what was learned of it, and what would be with another policy.
 
-import { announce, el, field, setAttribute, setText } from "./dom.js";
+import { announce, el, field, setAttribute, setText, table } from "./dom.js";
 import { duration, percent, plural, rate, seconds, share, short, time } from "./format.js";
-import { decideNow, fetchCluster, fetchDecision, fetchSeries, now, recording, replayWith, state, subscribe } from "./source.js";
+import { decideNow, fetchCluster, fetchDecision, fetchSeries, now, recording, simulateWith, state, subscribe } from "./source.js";
 import { guarded, openDialog, orderButton } from "./orders.js";
 import { sizeOf, stateOf } from "./fleet.js";
 import { makeCharts } from "./charts.js";
@@ -282,35 +282,35 @@ export function showCluster(main, query, name) {
     const objectiveField = el("input", { name: "objective", placeholder: "30s", autocomplete: "off", size: 8 });
     const policies = el("textarea", { name: "policies", rows: 3, spellcheck: "false", placeholder: '{"main": {"type": "backlog-drain"}}' });
     const result = el("div", { class: "result" });
-    const button = guarded("Replay", () => form.requestSubmit());
+    const button = guarded("Simulate", () => form.requestSubmit());
     const form = el(
       "form",
-      { onsubmit: (event) => (event.preventDefault(), replay()) },
+      { onsubmit: (event) => (event.preventDefault(), simulate()) },
       el("div", { class: "question" }, field("Another objective", objectiveField, "a duration"), field("or other policies", policies, "as in the configuration, in JSON"), button),
     );
     return el(
       "section",
       {},
       el("h2", {}, "What if"),
-      el("p", { class: "calm" }, "The recorded hours of the range above, decided again with something else: nothing is changed. Simulated workers follow its sizes."),
+      el("p", { class: "calm" }, "The recorded load of the range above, met by a simulated cluster with another objective or other policies. Nothing is changed."),
       form,
       result,
     );
 
-    async function replay() {
+    async function simulate() {
       button.disabled = true;
-      result.replaceChildren(el("p", { class: "calm" }, "Replaying…"));
+      result.replaceChildren(el("p", { class: "calm" }, "Simulating, which may take some seconds…"));
       endComparison();
       try {
         const change = {};
         if (objectiveField.value.trim()) change.objective = objectiveField.value.trim();
         if (policies.value.trim()) change.policies = parsedJson(policies.value);
-        const { what, happened, figures } = await replayWith(name, change, ...span());
+        const { what, happened, figures, objective: aim, notes } = await simulateWith(name, change, ...span());
         if (over) return;
-        result.replaceChildren(figuresOf(figures));
-        compared = makeCharts(result, comparison(objective));
+        result.replaceChildren(figuresOf(figures), el("p", { class: "calm" }, notes.join(" ")));
+        compared = makeCharts(result, comparison(aim));
         compared.set(joined(what, happened), { decisions: what.decisions ?? [], rescales: [] });
-        announce("The replay is done.");
+        announce("The simulation is done.");
       } catch (error) {
         result.replaceChildren(el("p", { class: "problem", role: "alert" }, error.message));
       }
@@ -365,9 +365,12 @@ function joined(what, happened) {
   return columns;
 }
 
-function figuresOf({ what, happened }) {
-  const names = [...new Set([...Object.keys(happened), ...Object.keys(what)])];
-  const shown = (key, value) => (value === null || value === undefined ? "–" : /share/.test(key) ? percent(value) : short(value));
-  const cards = names.map((key) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, shown(key, what[key])), el("dd", { class: "small" }, `happened: ${shown(key, happened[key])}`)));
-  return el("dl", { class: "facts" }, cards);
+function figuresOf(figures) {
+  const rows = Object.entries({ what: "What if", present: "As configured, in the same simulation", happened: "What happened" })
+    .filter(([key]) => figures[key])
+    .map(([key, name]) => {
+      const { worker_hours: hours, share_later_than_objective: late, rescales } = figures[key];
+      return [name, short(hours), percent(late), String(rescales)];
+    });
+  return table("What if, in figures", ["", "Worker-hours", "Time later than the objective", "Rescales"], rows, { class: "figures" });
 }

@@ -2,7 +2,7 @@
 
 import { announce, el, field, table } from "./dom.js";
 import { time } from "./format.js";
-import { fetchAudit, fetchOrders, follow, recording, request, sendOrder, state, token, whyReadOnly } from "./source.js";
+import { fetchAudit, fetchOrders, follow, recording, sendOrder, state, token, whyReadOnly } from "./source.js";
 
 const ACTIONS = {
   pause: ["Pause", "Decisions go on and are shown, but the size is left as it is."],
@@ -110,13 +110,12 @@ export function openToken() {
     if (/[^\x21-\x7e]/.test(text)) throw new Error("A token has no spaces and no characters beyond ASCII.");
     const before = token.get();
     token.set(text);
-    try {
-      await request("api/v1/clusters");
-    } catch (error) {
-      token.set(before);
-      throw error;
-    }
+    await follow();
+    const problem = state.link === "refused" || state.link === "stale" ? state.problem : text && !state.hello?.by ? "The token is not one of daemon.tokens." : null;
+    if (!problem) return;
+    token.set(before);
     follow();
+    throw new Error(problem);
   });
 }
 

@@ -119,7 +119,7 @@ export async function fetchDecision(name, at) {
 }
 
 export const decideNow = (name, reason) => request(path(name, "/decide"), { body: reason ? { reason } : {} });
-export const replayWith = (name, change, from, until) => request(path(name, "/what-if"), { body: { ...change, from: iso(from), until: iso(until) } });
+export const simulateWith = (name, change, from, until) => request(path(name, "/what-if"), { body: { ...change, from: iso(from), until: iso(until) } });
 export const sendOrder = (order) => request("api/v1/controls", { body: order });
 export const fetchOrders = () => request("api/v1/controls");
 export const fetchAudit = () => request("api/v1/audit?limit=100");
@@ -129,17 +129,17 @@ export function whyReadOnly() {
   if (recording) return "This is the record of a run: there is no daemon to be told anything.";
   const { hello } = state;
   if (hello?.writable) return null;
-  if (hello?.tokens === false) return "The daemon has no tokens: add one with rights: write to daemon.tokens and send SIGHUP.";
+  if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";
   if (!token.get()) return "Reading needs no token, ordering does: enter one with rights: write.";
   if (hello?.by) return `The token of ${hello.by} may only read: enter one with rights: write.`;
-  return "The token may only read, or is not one of daemon.tokens: enter one with rights: write.";
+  return "The token is not one of daemon.tokens: enter one with rights: write.";
 }
 
 let following = null;
 let checking = 0;
 
-/** Follow the daemon for as long as the page is open, or begin anew, as with another token. */
-export function follow() {
+/** Follow the daemon for as long as the page is open, or begin anew, as with another token. Resolves once it has answered. */
+export async function follow() {
   if (recording) {
     for (const row of recording.clusters) state.rows.set(row.name, row);
     state.link = "file";
@@ -149,26 +149,31 @@ export function follow() {
   clearInterval(checking);
   checking = setInterval(() => state.link === "live" && document.visibilityState === "visible" && checkDaemon(), CHECKED_EVERY);
   following = new AbortController();
-  keepFollowing(following.signal);
+  await new Promise((resolve) => keepFollowing(following.signal, resolve));
 }
 
-async function keepFollowing(stop) {
+async function keepFollowing(stop, onAnswer) {
   for (let attempt = 0; !stop.aborted; attempt++) {
     const silence = new AbortController();
     const giveUp = () => silence.abort();
     stop.addEventListener("abort", giveUp);
     try {
-      await listen(silence, () => (attempt = 0));
+      await listen(silence, () => {
+        attempt = 0;
+        onAnswer();
+      });
       state.problem = "the daemon has ended the connection";
     } catch (error) {
       state.problem = error instanceof RequestError ? error.message : "the daemon has fallen silent";
       if (!stop.aborted && [401, 403].includes(error.status)) {
         // Asked again and again it would only fill the daemon's audit. Another token begins anew.
         state.link = "refused";
-        return notify(null);
+        notify(null);
+        return onAnswer();
       }
     }
     stop.removeEventListener("abort", giveUp);
+    onAnswer();
     if (stop.aborted) return;
     state.link = state.heardAt ? "stale" : "connecting";
     const pause = RETRIES[Math.min(attempt, RETRIES.length - 1)] * (0.8 + 0.4 * Math.random());
@@ -194,8 +199,8 @@ async function listen(silence, onHello) {
       rest = messages.pop();
       for (const { event, data } of messages.map(parsed)) {
         if (event === "hello") {
-          onHello();
           await greet(data);
+          onHello();
         } else if (event === "rows") take(data.clusters, data.gone);
       }
     }
