@@ -48,6 +48,7 @@ class Setup:
     """What is simulated.
 
     Attributes:
+        cluster: of the configuration.
         spec: the cluster's, its interval a multiple of the plant's step.
         plant, load, faults: as in `simulation.loop.run`.
         fault_texts: the faults as sentences, with the cluster's own names of its metrics.
@@ -57,6 +58,7 @@ class Setup:
         notes: assumptions that the reader should know.
     """
 
+    cluster: Cluster
     spec: ClusterSpec
     plant: PlantSpec
     load: Load
@@ -107,6 +109,7 @@ def setup(options: argparse.Namespace) -> Setup:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
     readings = tuple([replace(fault, name=names.get(fault.name, fault.name)) for fault in faults.readings])
     return Setup(
+        cluster=cluster,
         spec=spec,
         plant=plant,
         load=load,
