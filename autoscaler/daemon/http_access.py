@@ -23,6 +23,9 @@ log = logging.getLogger("autoscaler.daemon.http_access")
 PUBLIC = ("/healthz", "/", "/assets/")
 """What never needs a token to be read: what restarts the daemon has none, and the page asks people for theirs."""
 
+READING = "/what-if"
+"""The end of paths whose POST changes nothing."""
+
 MAX_REFUSALS = 10
 """Refused requests that are logged and audited within the period below: who guesses tokens must not fill either."""
 
@@ -90,7 +93,7 @@ class Access:
         """Refuse a request that must not be answered. Raises HTTPForbidden or HTTPUnauthorized."""
         if _is_foreign(request):
             raise await self._refusal(request, _ANONYMOUS, web.HTTPForbidden, "it comes from a page of another site")
-        if request.method in _SAFE:
+        if request.method in _SAFE or request.path.endswith(READING):
             if self._read_needs_token and request.path not in PUBLIC and not request.path.startswith(PUBLIC[-1]):
                 await self._holder(request)
             return

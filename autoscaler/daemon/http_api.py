@@ -48,6 +48,7 @@ from autoscaler.daemon.http_requests import (
     until_of,
 )
 from autoscaler.daemon.http_series import series
+from autoscaler.daemon.http_what_if import BUSY, what_if
 from autoscaler.daemon.learned import learned_document
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
@@ -146,6 +147,7 @@ def application(
     app.on_response_prepare.append(_name_files)
     app[_TURNS] = asyncio.Semaphore(_AT_ONCE)
     app[CONNECTIONS], app[RENDERER], app[EVENTS] = Connections(), Renderer(), Events()
+    app[BUSY] = asyncio.Lock()
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -159,6 +161,7 @@ def application(
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
             web.get("/api/v1/clusters/{name:.+}/series", series),
+            web.post("/api/v1/clusters/{name:.+}/what-if", what_if),
             web.get("/api/v1/clusters/{name:.+}", _cluster),
             web.get("/api/v1/fleets", _fleets),
         ]

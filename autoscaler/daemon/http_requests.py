@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from autoscaler.core.explain import describe_control, explain
 from autoscaler.core.model import Control
@@ -13,6 +16,8 @@ from autoscaler.daemon.status import DaemonStatus
 from autoscaler.http_connections import Connections
 from autoscaler.ports import Record
 from autoscaler.trace.codec import to_json
+
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_LISTED = 10_000
 """Most decisions, or entries of the audit, in one answer."""
@@ -92,3 +97,21 @@ def control_document(control: Control) -> dict[str, object]:
         "max": control.maximum,
         "text": describe_control(control),
     }
+
+
+async def body_of(request: web.Request, model: type[Model]) -> Model:
+    """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
+    if request.content_type != "application/json":
+        shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
+        raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
+    try:
+        return model.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """A problem of a body, with the key that it is about."""
+    place = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

@@ -15,7 +15,6 @@ from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.http_requests import MAX_LISTED, STATUS, controller_of, time_of, until_of
 from autoscaler.daemon.renderer import RENDERER
 from autoscaler.daemon.series import Series, series_document
-from autoscaler.daemon.status import DaemonStatus
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import load_record
 
@@ -35,8 +34,7 @@ async def series(request: web.Request) -> web.Response:
     now = status.utc()
     since, until = range_of(request, now)
     number = _points_of(request)
-    if not controller.series.filled:
-        await renderer.share(("fill", controller.name), lambda: _fill(request, status, controller))
+    await fill(request, controller)
     rows, width = controller.series.points(since, until, now.timestamp())
     changes = controller.series.changes(since, until)
     width = max(width, controller.cluster.interval.total_seconds())
@@ -69,9 +67,19 @@ def _points_of(request: web.Request) -> int:
     return int(text)
 
 
-async def _fill(request: web.Request, status: DaemonStatus, controller: Controller) -> None:
-    """Add what the state store has of the time before this daemon had the cluster."""
-    renderer, known, state = request.app[RENDERER], controller.series, controller.state
+async def fill(request: web.Request, controller: Controller) -> None:
+    """Add what the state store has of the time before this daemon had the cluster, once."""
+    if not controller.series.filled:
+        await request.app[RENDERER].share(("fill", controller.name), lambda: _fill(request, controller))
+
+
+async def _fill(request: web.Request, controller: Controller) -> None:
+    status, renderer, known, state = (
+        request.app[STATUS],
+        request.app[RENDERER],
+        controller.series,
+        controller.state,
+    )
     records: list[Record] = []
     until = None if known.begun_at is None else known.begun_at - timedelta(microseconds=1)
     try:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
 from autoscaler.daemon.series import KEYS
 
 Schema: TypeAlias = dict[str, Any]
@@ -20,8 +22,8 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 _TIME_OR_NULL: Schema = {"type": ["string", "null"], "format": "date-time"}
 
 
-def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
-    """The document, with the schemas of what is sent."""
+def document(*requests: type[BaseModel]) -> dict[str, Any]:
+    """The document, with the schemas of what is sent, under the names of these models."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,6 +58,18 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "/api/v1/clusters/{name}/decide": {
                 "post": _write("Decide now", "DecideRequest", 200, "DecidedNow", [_NAME], required=False)
             },
+            "/api/v1/clusters/{name}/what-if": {
+                "post": {
+                    **_write(
+                        "What another objective or other policies would have done",
+                        "WhatIfRequest",
+                        200,
+                        "WhatIf",
+                        [_NAME],
+                    ),
+                    "security": [{}, {"token": []}],  # it changes nothing: who may read may ask
+                }
+            },
             "/api/v1/controls": {
                 "get": _read("The orders in force: pauses, holds and limits", "Controls"),
                 "post": _write("Pause, hold, limit or resume clusters", "ControlRequest", 201, "Ordered"),
@@ -67,7 +81,7 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "One of daemon.tokens."}},
-            "schemas": {**_SCHEMAS, "ControlRequest": control_request, "DecideRequest": decide_request},
+            "schemas": {**_SCHEMAS, **{each.__name__: each.model_json_schema() for each in requests}},
         },
     }
 
@@ -287,6 +301,21 @@ _SCHEMAS: Mapping[str, Schema] = {
         explanation=_TEXT_OR_NULL,
     ),
     "Series": _SERIES,
+    "WhatIf": _object(
+        cluster=_TEXT,
+        simulated={"const": True},
+        notes=_list(_TEXT),
+        objective=_NUMBER_OR_NULL,
+        what=_ref("Series"),
+        happened=_ref("Series"),
+        figures=_object(what=_ref("Figures"), present=_ref("Figures"), happened=_ref("Figures")),
+    ),
+    "Figures": _object(
+        worker_hours={"type": "number"},
+        share_later_than_objective=_NUMBER_OR_NULL,
+        rescales=_SIZE,
+        hours={"type": "number"},
+    ),
     "ClusterSeries": {"allOf": [_ref("Series"), _object(cluster=_TEXT)]},
     "Decision": _object(**_DECISION),
     "Decisions": _object(cluster=_TEXT, decisions=_list(_ref("Decision"))),

@@ -134,7 +134,7 @@ class Series:
         values = sample(spec, state, record)
         for points in self._points:
             points.add(at, values)
-        self._add_changes(record)
+        self.add_changes(record)
 
     def fill(self, earlier: Series) -> None:
         """Put what was before in front."""
@@ -175,7 +175,8 @@ class Series:
         ]
         return found[-MAX_SETTLED:]
 
-    def _add_changes(self, record: Record) -> None:
+    def add_changes(self, record: Record) -> None:
+        """Add the change of size of a decision, if it is one, and what became of the one before."""
         decision = record.decision
         ended = next((reason for reason, _ in decision.notes if reason in _ENDS), None)
         sizes = decision.current, decision.desired
