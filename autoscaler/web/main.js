@@ -2,7 +2,7 @@
 
 import { setText } from "./dom.js";
 import { duration, time } from "./format.js";
-import { follow, state, subscribe, token, whyReadOnly } from "./source.js";
+import { follow, recording, state, subscribe, token, whyReadOnly } from "./source.js";
 import { markAllGuarded, openToken, showOrders } from "./orders.js";
 import { showFleet } from "./fleet.js";
 import { showCluster } from "./cluster.js";
@@ -100,6 +100,8 @@ addEventListener("hashchange", () => {
 });
 subscribe((changed) => changed === null && showLink());
 setInterval(() => state.problem && showLink(), 1000);
-route();
+// A file with one cluster is about that one.
+if (recording?.clusters.length === 1 && !location.hash) history.replaceState(null, "", `#/cluster/${encodeURIComponent(recording.clusters[0].name)}`);
 follow();
+route();
 showLink();

@@ -267,7 +267,7 @@ class Tab:
 
 
 @contextmanager
-def tab(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
+def tab_of(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
     """A tab of its own, without what another has stored. At its end nothing wrong may be in its console."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 850}, "color_scheme": "dark", **options})
     try:
@@ -299,4 +299,4 @@ Opener = Callable[..., Any]
 
 def opener(browser: Browser, world: World) -> Opener:
     """Opens tabs of a daemon."""
-    return partial(tab, browser, world.url)
+    return partial(tab_of, browser, world.url)
