@@ -468,7 +468,7 @@ GROWING = CROWD[100:104]
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A daemon with a thousand clusters, of which a few are in trouble and three are held at their size."""
+    """A daemon with a thousand clusters, of which a few are in trouble and two are paused."""
     with world(tmp_path_factory.mktemp("crowd"), interval=5000) as found:
         for number, name in enumerate(CROWD):
             size = 2 + number * 7 % 23
@@ -481,8 +481,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         del found.metrics.clusters["search-ap-017"]
         found.start()
         eventually(lambda: found.observed() == THOUSAND, 120)
-        order = {"action": "hold", "clusters": ["ledger-us-025", "ledger-us-055"], "replicas": 4, "reason": "migration"}
-        found.post("/api/v1/controls", {**order, "for": "4h"})
+        paused = {"action": "pause", "clusters": ["ledger-us-025", "ledger-us-055"], "for": "4h", "reason": "migration"}
+        found.post("/api/v1/controls", paused)
         yield found
 
 
@@ -545,7 +545,7 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
             eventually(
                 lambda: tab.page.get_by_text("requested,").count() + tab.page.get_by_text("running,").count() > 1
             )
-            tab.page.mouse.click(400, 60)
+            tab.page.evaluate("scrollTo(0, 0)")
             tab.picture("thousand")
 
 
