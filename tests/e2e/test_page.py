@@ -206,6 +206,7 @@ def test_the_charts_show_a_day_with_its_decisions(tab: Tab) -> None:
     assert drawn[0] == [True, True]
     assert drawn[1][0]
     assert drawn[2][1]
+    tab.picture("cluster")
 
 
 def test_a_range_and_a_zoom_show_less_and_come_back(tab: Tab) -> None:
@@ -287,6 +288,7 @@ def test_all_of_it_can_be_done_by_the_keyboard_alone(tab: Tab, house: World) -> 
     assert verdicts.count() == len(said["decision"]["verdicts"])
     readings = trail.get_by_role("table", name="Each reading").locator("tbody tr")
     assert readings.count() >= len(said["observation"]["metrics"])
+    tab.picture("decision")
     press("Escape")
     expect(decisions.nth(1)).to_be_focused()
 
@@ -394,13 +396,13 @@ def test_what_would_you_do_now_is_decided_at_once_and_explained(tab: Tab, house:
 
 def test_what_if_shows_another_objective_next_to_what_happened(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=6h")
-    tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order")
     tab.page.get_by_label("Another objective").fill("20s")
     tab.page.get_by_role("button", name="Simulate").click()
     result = tab.page.locator(".result")
     expect(result.locator("figure[data-marks]")).to_have_count(2, timeout=60_000)
     expect(result.get_by_role("table", name="What if, in figures")).to_contain_text("What happened")
+    result.scroll_into_view_if_needed()
+    tab.picture("what-if")
     tab.page.get_by_label("Another objective").fill("soon")
     tab.page.get_by_role("button", name="Simulate").click()
     expect(result.get_by_role("alert")).to_contain_text("soon")
@@ -475,6 +477,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             found.add(name, size=size, least=1 if name in GROWING else size, most=48 if name in GROWING else size)
             capacity = size * 700.0
             found.metrics.set(name, load=capacity * (0.35 + number * 37 % 50 / 100), capacity=capacity)
+            found.metrics.clusters[name]["lag"] = capacity * (number * 13 % 41)
         for name, behind in (("orders-eu-006", 400), ("fraud-us-004", 95)):
             size = 2 + CROWD.index(name) * 7 % 23
             found.metrics.set(name, load=size * 800.0, capacity=size * 700.0, lag=size * 700.0 * behind)
