@@ -208,6 +208,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     response.force_close()
     hello = {
         "version": version("reactive-autoscaler"),
+        "by": access.holder(request),
         "writable": access.may_write(request),
         "tokens": access.has_writers,
     }

@@ -119,10 +119,14 @@ class Access:
         token = self._presented(request)
         return token is not None and token.rights is Rights.WRITE
 
+    def holder(self, request: web.Request) -> str | None:
+        """The name of the token that a request has, or None where it has none, or none of ours."""
+        token = self._presented(request)
+        return None if token is None else token.name
+
     def caller(self, request: web.Request) -> str:
         """The name of the token that a request has which was checked."""
-        token = self._presented(request)
-        return _ANONYMOUS if token is None else token.name
+        return self.holder(request) or _ANONYMOUS
 
     async def _holder(self, request: web.Request) -> _Token:
         """Whose token a request has. Raises HTTPUnauthorized."""

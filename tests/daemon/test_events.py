@@ -81,9 +81,14 @@ async def listening(
 
 
 async def test_the_greeting_says_what_the_token_may_do(house: House) -> None:
-    for token, writable in ((WRITE, True), (READ, False), (None, False)):
+    for token, by, writable in (
+        (WRITE, "alice", True),
+        (READ, "grafana", False),
+        ("x" * 32, None, False),
+        (None, None, False),
+    ):
         async with listening(house.session, house.daemon.url, token) as (_, hello):
-            assert (hello["writable"], hello["tokens"]) == (writable, True)
+            assert (hello["by"], hello["writable"], hello["tokens"]) == (by, writable, True)
             assert hello["version"]
 
 
