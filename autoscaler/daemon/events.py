@@ -50,6 +50,9 @@ SYSTEM_BUFFER = 256 * 1024
 
 _COMMENT = b":\n\n"
 
+_AT_ONCE = 8
+"""Greetings in one iteration of the loop: a thousand pages come back at once when the daemon was restarted."""
+
 
 @dataclass(slots=True, eq=False)
 class _Listener:
@@ -73,6 +76,7 @@ class Events:
         self._seen: dict[str, ClusterSnapshot] = {}
         self._others: Sequence[Mapping[str, Any]] = ()
         self._ask_at = -math.inf
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = MAX_LISTENERS if descriptors < 0 else max(1, min(MAX_LISTENERS, descriptors // 2))
 
@@ -91,6 +95,8 @@ class Events:
             if self._work is None:
                 self._ready = loop.create_future()
                 self._work = asyncio.create_task(self._run(), name="events")
+            async with self._turns:
+                await asyncio.sleep(0)
             # What a client reads after the greeting is newer than what the first event is compared with.
             await asyncio.shield(self._ready)
             await response.prepare(request)

@@ -185,8 +185,9 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
 async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer, and send the whole of it, within the time that a connection may take."""
     with request.app[CONNECTIONS].busy(request.protocol):
-        async with request.app[_TURNS]:
-            await asyncio.sleep(0)
+        if request.match_info.handler is not events:  # it has turns of its own, and waits for them uncounted
+            async with request.app[_TURNS]:
+                await asyncio.sleep(0)
         response = await handler(request)
         await response.prepare(request)
         await response.write_eof()
