@@ -161,7 +161,7 @@ export function showCluster(main, query, name) {
       if (whole) button.hidden = !zoom && !(recording && range !== "");
     }
     try {
-      const series = await fetchSeries(name, ...span(), Math.min(1200, Math.max(200, drawing.clientWidth)), signal);
+      const series = await fetchSeries(name, ...span(), Math.min(1200, Math.max(200, drawing.clientWidth)));
       if (signal.aborted || over) return;
       const limit = state.rows.get(name)?.objective ?? null;
       if (charts === null || limit !== objective) {

@@ -122,7 +122,8 @@ export function showFleet(main, query) {
     setAttribute(grid, "aria-rowcount", String(names.length + 1));
     empty.hidden = names.length > 0;
     grid.hidden = names.length === 0;
-    setText(empty, state.link === "connecting" ? "Asking the daemon…" : state.rows.size ? "No cluster matches. Escape clears the search." : "There are no clusters yet.");
+    const waiting = { connecting: "Asking the daemon…", refused: "The daemon shows its clusters only to who has a token." }[state.link];
+    setText(empty, waiting && !state.rows.size ? waiting : state.rows.size ? "No cluster matches. Escape clears the search." : "There are no clusters yet.");
     draw();
   }
 

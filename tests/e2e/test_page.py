@@ -35,8 +35,8 @@ pytestmark = pytest.mark.e2e
 HTML = "<img src=x onerror=alert(1)>"
 QUIET = [f"quiet-{number}" for number in range(1, 9)]
 MAX_BYTES = 200_000
-WITHIN = 10_000.0
-"""Milliseconds in which a change must have arrived: the daemon decides once a second, and sends as often."""
+WITHIN = 20_000.0
+"""Milliseconds in which a change must have arrived: the daemon decides once a second and sends as often, if it can."""
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +368,23 @@ def test_without_a_token_that_may_write_the_page_says_what_is_needed(tab: Tab) -
     assert tab.page.evaluate("sessionStorage.token") == READ
 
 
+def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house: World) -> None:
+    text = house.config.read_text()
+    house.reload(text.replace("daemon:\n", "daemon:\n  read_needs_token: true\n"))
+    try:
+        with opens() as tab:
+            eventually(lambda: tab.page.request.get(f"{tab.url}/api/v1/clusters").status == 401)
+            tab.page.goto(tab.url)
+            expect(tab.page.locator("#link-text")).to_have_text("refused")
+            expect(tab.page.locator("#banner")).to_contain_text("needs a token")
+            expect(tab.page.get_by_text("only to who has a token")).to_be_visible()
+            tab.enter(READ)
+            tab.page.locator("#link.live").wait_for()
+            eventually(lambda: len(names(tab)) == len(QUIET) + 3)
+    finally:
+        house.reload(text)
+
+
 def test_a_token_stays_in_its_tab(tab: Tab) -> None:
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("May order")
@@ -544,12 +561,13 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
         if PICTURES:
             tab.page.get_by_role("button", name="Trouble first").click()
             for name in GROWING:
-                crowd.metrics.set(name, load=14_000, capacity=9_000, lag=30_000)
-            eventually(
-                lambda: tab.page.get_by_text("requested,").count() + tab.page.get_by_text("running,").count() > 1
-            )
+                crowd.metrics.set(name, load=9_000, capacity=7_500, lag=300_000)
+            eventually(lambda: tab.page.locator("td.moving", has_text="→").count() > 1)
             tab.page.evaluate("scrollTo(0, 0)")
-            tab.picture("thousand")
+            tab.picture("fleet")
+            tab.page.set_viewport_size({"width": 360, "height": 740})
+            tab.page.wait_for_timeout(500)
+            tab.picture("phone")
 
 
 def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_path: Path) -> None:
