@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,3 +195,5 @@ def test_its_steps_build_a_daemon_that_runs(tmp_path: Path) -> None:
     assert last(final, "COPY") == "--from=build /opt/autoscaler /opt/autoscaler"
     with running([place / "bin" / json.loads(last(final, "ENTRYPOINT"))[0]], tmp_path) as url:
         assert healthy(place / "bin" / "python", f"{url}/healthz").returncode == 0
+        with urllib.request.urlopen(url, timeout=30) as page:  # noqa: S310 - the daemon of this test
+            assert b"assets/page.css" in page.read()
