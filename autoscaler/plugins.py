@@ -225,7 +225,7 @@ def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
     named = getattr(plugin, "packages", ())
     if not isinstance(named, tuple) or not all(isinstance(package, str) for package in named):
         return  # a parameter of the plug-in, which may be called so
-    missing = next((package for package in named if not _is_installed(package)), None)
+    missing = next((package for package in named if not is_installed(package)), None)
     if missing is not None:
         point = next(point for point in entry_points(group=kind.group) if point.name == name)
         raise PluginError(
@@ -233,7 +233,8 @@ def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
         )
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package, or a module of one, can be imported."""
     try:
         return find_spec(package) is not None
     except (ImportError, ValueError):  # of `google.cloud` without `google`, and of no name

@@ -95,6 +95,7 @@ class DaemonSpec:
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
         pack: whether the files of past hours are compressed.
+        tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` say where to.
     """
 
     directory: Path
@@ -109,6 +110,7 @@ class DaemonSpec:
     decisions: int = 500
     history: timedelta = timedelta(days=7)
     pack: bool = True
+    tracing: bool = False
 
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")

@@ -37,6 +37,7 @@ from autoscaler.daemon.connections import (
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.daemon.tracing import span
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
@@ -292,7 +293,8 @@ class Controller:
             asked, self._asked = self._asked, None
             begun = self._begun = loop.time()
             try:
-                await self.tick()
+                with span("tick", self.name):
+                    await self.tick()
             except (asyncio.CancelledError, GeneratorExit):
                 _resolve(asked)
                 raise
@@ -321,13 +323,15 @@ class Controller:
             state = await self._state()
             try:
                 async with asyncio.timeout(None) as self._observing:
-                    observation = await self._observer.observe()
+                    with span("poll", self.name):
+                        observation = await self._observer.observe()
             except TimeoutError:  # `interrupt`: the observer raises nothing
                 return
             finally:
                 self._observing = None
             self.counters.unexpected += self._observer.unexpected
-            after, decision = self._decide(self.cluster.spec, state, observation)
+            with span("decide", self.name):
+                after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
             if self.dry_run and decision.rescale:
@@ -372,7 +376,7 @@ class Controller:
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
-            with contained():
+            with contained(), span("scale", self.name, replicas=replicas):
                 async with asyncio.timeout(SCALE_TIMEOUT):
                     if not self._ownership.valid(self.name):
                         raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails

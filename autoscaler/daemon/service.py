@@ -38,6 +38,7 @@ from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
+from autoscaler.daemon.tracing import tracing
 from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreError
 
 log = logging.getLogger("autoscaler.daemon")
@@ -290,13 +291,13 @@ class Daemon:
         _warn(config)
         old, new = self._config.daemon, config.daemon
         fixed = [
-            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None)
+            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None, each.tracing)
             for each in (old, new)
         ]
         if fixed[0] != fixed[1]:
             log.warning(
-                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so "
-                "does daemon.tls where there was none, or is none any more"
+                "changes of daemon.directory, state, listen, advertise, hosts and tracing take effect after a restart, "
+                "and so does daemon.tls where there was none, or is none any more"
             )
         self.access.update(new)
         if old.log is not new.log:
@@ -483,8 +484,9 @@ async def _serve(
             signals.pass_to(daemon)
             collecting = asyncio.create_task(collect_on_growth(), name="garbage collection")
             try:
-                with StallWatch(daemon.stalls.inc):
-                    await daemon.run()
+                async with tracing(on=config.daemon.tracing):
+                    with StallWatch(daemon.stalls.inc):
+                        await daemon.run()
             finally:
                 collecting.cancel()
         finally:
