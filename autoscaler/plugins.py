@@ -1,7 +1,8 @@
 """Plug-ins by entry point: find them, load them by name, describe them.
 
-A plug-in is a frozen stdlib dataclass that a package announces under one of the five entry-point groups
-`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and `autoscaler.discoveries`.
+A plug-in is a frozen stdlib dataclass that a package announces under one of the six entry-point groups
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets`, `autoscaler.discoveries` and
+`autoscaler.notifiers`.
 It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
 
 What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     ENGINE = "engines"
     TARGET = "targets"
     DISCOVERY = "discoveries"
+    NOTIFIER = "notifiers"
 
     @property
     def group(self) -> str:
@@ -45,7 +47,7 @@ class Kind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """The kind in the singular: policy, source, engine, target or discovery."""
+        """The kind in the singular: policy, source, engine, target, discovery or notifier."""
         return self.name.lower()
 
     @property

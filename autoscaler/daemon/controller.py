@@ -71,9 +71,13 @@ class TickRecorder(Protocol):
         ...
 
 
-@dataclass
+Ticked = Callable[["Controller"], None]
+"""Called after each tick of a controller; it neither raises nor takes time."""
+
+
+@dataclass(eq=False)
 class LogState:
-    """What has been logged of a cluster, so that only changes are logged.
+    """What has been logged of a cluster, so that only changes are logged. A reload keeps it: it is as the cluster's id.
 
     Attributes:
         missing: readings that went missing -> ticks they have been available again.
@@ -178,6 +182,7 @@ class Controller:
         decide: Decide = step,
         ownership: Ownership | None = None,
         orders: Orders = no_orders,
+        ticked: Ticked = lambda _: None,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -198,6 +203,7 @@ class Controller:
         self._tick_recorder = tick_recorder
         self._decide = decide
         self._ownership = ownership or SoleOwnership()
+        self._ticked = ticked
         self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
@@ -307,6 +313,7 @@ class Controller:
                 self.problem = problem
             else:
                 self.finished = loop.time()
+            self._ticked(self)
             ended = loop.time()
             self._tick_recorder.record_tick(begun - due, ended - begun)
             following = number if due < planned else number + 1  # an asked one leaves the grid as it is
