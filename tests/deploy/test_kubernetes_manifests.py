@@ -197,6 +197,33 @@ def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Pat
     compile(container["readinessProbe"]["exec"]["command"][2], "the probe", "exec")
 
 
+@pytest.mark.parametrize(
+    ("component", "kind", "endpoints"),
+    [("service-monitor", "ServiceMonitor", "endpoints"), ("pod-monitor", "PodMonitor", "podMetricsEndpoints")],
+)
+def test_a_monitor_selects_what_the_overlay_runs_by_a_port_that_it_has(
+    tmp_path: Path, build: list[str], component: str, kind: str, endpoints: str
+) -> None:
+    shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "example" / "kustomization.yaml"
+    overlay.write_text(f"{overlay.read_text()}components: [../components/{component}]\n")
+    built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
+    made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    monitor = made[kind]
+    assert (monitor["apiVersion"], monitor["metadata"]["namespace"]) == ("monitoring.coreos.com/v1", "streaming")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    pod = made["Deployment"]["spec"]["template"]
+    if kind == "ServiceMonitor":
+        assert wanted <= made["Service"]["metadata"]["labels"].items()
+        ports = made["Service"]["spec"]["ports"]
+    else:
+        assert wanted <= pod["metadata"]["labels"].items()
+        ports = pod["spec"]["containers"][0]["ports"]
+    [endpoint] = monitor["spec"][endpoints]
+    assert endpoint["port"] in {port["name"] for port in ports}
+    assert (endpoint["path"], endpoint["honorLabels"]) == ("/metrics", True)
+
+
 def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:
     deployment, service, account = base("deployment"), base("service"), base("serviceaccount")
     template = deployment["spec"]["template"]
