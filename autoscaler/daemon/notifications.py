@@ -107,7 +107,8 @@ def see(controller: Controller, before: Seen, now: datetime) -> Seen:
     state, observation, refused = controller.state, controller.observation, controller.refusal is not None
     problem = None if refused else trouble(controller)
     controls = before.controls if observation is None or observation.desired is None else controller.controls
-    since = (before.full_since or now) if observation is not None and _is_full(controller, observation) else None
+    full = None if observation is None else _is_full(controller, observation)
+    since = before.full_since if full is None else (before.full_since or now) if full else None
     return Seen(
         rescale=None if state is None else state.rescale,
         refused=refused,
@@ -119,11 +120,11 @@ def see(controller: Controller, before: Seen, now: datetime) -> Seen:
     )
 
 
-def _is_full(controller: Controller, observation: Observation) -> bool:
-    spec = controller.cluster.spec
+def _is_full(controller: Controller, observation: Observation) -> bool | None:
+    """Whether it is at its greatest size with a backlog. None: it is not known."""
+    spec, size = controller.cluster.spec, observation.desired
     backlog = backlog_time(spec, observation.metrics)
-    size = observation.desired
-    return backlog is not None and backlog > BACKLOG and size is not None and size >= spec.limits.maximum
+    return None if backlog is None or size is None else backlog > BACKLOG and size >= spec.limits.maximum
 
 
 def _is_expiring(control: Control, now: datetime) -> bool:
@@ -135,9 +136,8 @@ def _is_expiring(control: Control, now: datetime) -> bool:
 
 def news(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]:
     """What has happened to a cluster between two ticks, in words."""
-    decision, observation = controller.decision, controller.observation
-    if decision is not None and observation is not None:
-        yield from _rescales(controller, before, after, outcome(observation, decision, dry_run=controller.dry_run))
+    observation = controller.observation
+    yield from _rescales(controller, before, after)
     if before.troubled < TICKS_IN_TROUBLE <= after.troubled:
         yield NotificationKind.TROUBLE_BEGUN, trouble(controller) or ""
     if after.troubled == 0 and before.troubled >= TICKS_IN_TROUBLE:
@@ -151,7 +151,7 @@ def news(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]
         yield NotificationKind.AT_MAXIMUM_ENDED, "not at its maximum with a backlog any more"
 
 
-def _rescales(controller: Controller, before: Seen, after: Seen, sentence: str) -> Iterator[Message]:
+def _rescales(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]:
     if after.refused:
         if not before.refused:
             yield NotificationKind.RESCALE_FAILED, trouble(controller) or ""
@@ -160,10 +160,17 @@ def _rescales(controller: Controller, before: Seen, after: Seen, sentence: str) 
     if old is not None and new is None and not before.refused:
         yield _ended(old, controller.decision)
     if new is not None and (old is None or old.at != new.at or before.refused):
-        asked = new.cause is Cause.REQUEST and controller.decision is not None and controller.decision.rescale
-        yield NotificationKind.RESCALE_BEGUN, sentence if asked else f"{describe_rescale(new)} has begun"
+        yield NotificationKind.RESCALE_BEGUN, _begun(controller, new)
     elif before.refused:
         yield NotificationKind.RESCALE_ENDED, "no scale call is needed any more"
+
+
+def _begun(controller: Controller, rescale: Rescale) -> str:
+    decision, observation = controller.decision, controller.observation
+    asked = rescale.cause is Cause.REQUEST and decision is not None and decision.rescale
+    if asked and decision is not None and observation is not None:
+        return outcome(observation, decision, dry_run=controller.dry_run)
+    return f"{describe_rescale(rescale)} has begun"
 
 
 def _ended(rescale: Rescale, decision: Decision | None) -> Message:
@@ -358,6 +365,9 @@ class Notifications:
 
     def ticked(self, controller: Controller) -> None:
         """Tell what the last tick of a cluster has changed. Called after each one; it never raises or waits."""
+        shows = getattr(controller.cluster.target, "shows_events", False) is True
+        if not (shows or self._receivers):
+            return
         try:
             before, now = self._seen.get(controller.logged), self._utc()
             after = self._seen[controller.logged] = see(controller, before or Seen(), now)

@@ -244,6 +244,9 @@ def test_a_backlog_at_the_maximum_is_told_once_it_has_lasted() -> None:
         await world.until(800)
         assert world.inbox.kinds == ["a at-maximum-begun"]
         assert world.inbox.messages[0][1][0].message == "at its maximum of 10, and 1 min 30 s of records wait"
+        del world.source.values["lag"]  # not known is no end
+        await world.until(850)
+        assert len(world.inbox.kinds) == 1
         world.source.values["lag"] = 0.0
         await world.until(900)
         assert world.inbox.kinds[1:] == ["a at-maximum-ended"]
