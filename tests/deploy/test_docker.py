@@ -1,7 +1,7 @@
 """The Dockerfile: its rules, and the image that Debian's buildah makes of it without a container engine.
 
-The base image that the Dockerfile names cannot be had where only package registries can be reached. In its place is a root
-file system of the same Debian with the same Python, with a pip where that image has one.
+The base image that the Dockerfile names cannot be had where only package registries can be reached. In its place is a
+root file system of the same Debian with the same Python, with a pip where that image has one.
 """
 
 from __future__ import annotations
