@@ -37,7 +37,7 @@ NAMES = {
 
 def git(clone: Path, *arguments: str) -> None:
     author = ("-c", "user.name=A test", "-c", "user.email=test@example.com", "-c", "advice.detachedHead=false")
-    subprocess.run(["git", "-C", clone, *author, *arguments], check=True, capture_output=True, text=True)
+    subprocess.run(["git", "-C", str(clone), *author, *arguments], check=True, capture_output=True, text=True)
 
 
 def commit(clone: Path, tag: str) -> None:
@@ -134,7 +134,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def dpkg(root: Path, *arguments: str) -> str:
-    command = ["chroot", root, "dpkg", *arguments]
+    command = ["chroot", str(root), "dpkg", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
