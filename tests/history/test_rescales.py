@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from autoscaler.core.model import Direction
+from autoscaler.history.cluster_profile import rescale_times
+from autoscaler.history.minutes import Rescaled
 from autoscaler.history.rescales import find
 from autoscaler.history.schema import DECISIONS, OBSERVATIONS
 from tests.history.fleet import Fleet, frame
@@ -147,3 +151,24 @@ def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSessi
             found = median(row[name] for row, _ in pairs)
             ratios[f"{direction} {name}"] = found / median(truth[name] for _, truth in pairs)
     assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), json.dumps(ratios)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("seed", [1, 2])
+def test_times_are_within_a_tenth_of_the_truth_at_half_a_minute_between_observations(
+    spark: SparkSession, seed: int
+) -> None:
+    fleet = Fleet(clusters=4, days=56, interval=30.0, seed=seed)
+    names = [field.name for field in fields(Rescaled)]
+    rows = find(frame(spark, fleet), frame(spark, fleet, "decisions")).select("cluster", *names).orderBy("at").collect()
+    true = frame(spark, fleet, "rescales").collect()
+    found = {}
+    for cluster in sorted({row.cluster for row in true}):
+        mine = [{name: row[name] for name in names} for row in rows if row.cluster == cluster]
+        times = rescale_times([Rescaled(**{**row, "at": row["at"].timestamp()}) for row in mine])
+        for way in Direction:
+            actual = [row for row in true if row.cluster == cluster and row.direction == way]
+            for name, column in (("start_up", "ready_s"), ("stall", "stall_s")):
+                if (way, name) != (Direction.DOWN, "start_up"):
+                    found[f"{cluster} {name} {way}"] = times[way][name].median / median(row[column] for row in actual)
+    assert all(0.9 < ratio < 1.1 for ratio in found.values()), json.dumps(found)
