@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, TypeGuard
 
@@ -37,12 +37,14 @@ class ProfileOptions:
     Attributes:
         made_at: the time now.
         objective: seconds; records that wait longer are late.
-        holidays: days (UTC) that the season is not computed from.
+        holidays: days that the season is not computed from.
+        time_zones: cluster -> the time zone of its days; the empty name: of all others, by default UTC.
     """
 
     made_at: datetime
     objective: float = 60.0
     holidays: Collection[date] = ()
+    time_zones: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_profile(
@@ -66,7 +68,8 @@ def build_profile(
     slots = _slots(minutes)
     curve = capacity_fit.fit(*_samples(minutes, partitions, slots))
     needed = _needed(minutes.arrivals, curve, partitions, slots)
-    season = seasonality.fit_season(minutes.minute * MINUTE_S, minutes.arrivals, options.holidays)
+    time_zone = options.time_zones.get(cluster) or options.time_zones.get("", "UTC")
+    season = seasonality.fit_season(minutes.minute * MINUTE_S, minutes.arrivals, options.holidays, time_zone)
     times = rescale_times(rescales)
     done = _summary(minutes, rescales, needed)
     evidence = Evidence(
