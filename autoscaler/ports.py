@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from autoscaler.core.model import Bound, ClusterState, Control, Decision, EngineStatus, Observation, Reading
+from autoscaler.core.workload_profile import Profile
 
 T = TypeVar("T")
 
@@ -103,6 +104,15 @@ class MetricSource(Protocol):
         Raises:
             EdgeError: the metric cannot be read; the message says why. Never an invented value.
         """
+        ...
+
+
+@runtime_checkable
+class HasProfile(Protocol):
+    """Optional interface of a live source: the profile of a cluster as a whole, which is shown to people."""
+
+    def profile(self, query: Any) -> Profile | None:  # noqa: ANN401 - each source has its own query
+        """That of a metric, as it was read last, or None."""
         ...
 
 

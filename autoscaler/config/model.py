@@ -153,7 +153,7 @@ class DaemonSpec:
             names without a dot and those of Kubernetes services need none; all others are refused.
         tokens: who may change something over HTTP; nobody without them.
         tls: the certificate of the HTTP endpoints. Tokens need it where `listen` is not a loopback address.
-        read_needs_token: whether reading needs a token too, except for `/healthz`.
+        read_needs_token: whether reading needs a token too, except for `/healthz` and the page itself.
         log: format of the log lines.
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.

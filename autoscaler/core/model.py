@@ -559,7 +559,7 @@ class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
     What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `Comparing`, `LookingBack`,
-    `Requiring` and `Ranging`.
+    `Requiring`, `Ranging`, `Serving` and `Estimating`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -632,6 +632,32 @@ class Ranging(Protocol):
     @property
     def ranges(self) -> Mapping[str, Range]:
         """Name of the metric -> `AMOUNT`, `SHARE` or another range."""
+        ...
+
+
+class Serving(Protocol):
+    """A policy that keeps up with arrivals: what it goes by is shown to people, and a simulation goes by it too.
+
+    Each attribute may be left out.
+    """
+
+    objective: timedelta
+    """No record should wait longer."""
+
+    arrivals: str
+    throughput: str
+    lag: str
+    """Names of the metrics with the offered and the processed records/s, and with the records waiting."""
+
+
+class Estimating(Protocol):
+    """A policy that learns what sizes can process: that is shown to people, and a simulation goes by it too."""
+
+    def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
+        """Records/s that a size processes when it is busy, by what was learned; None: not known. Pure.
+
+        `workers` is the size less what partitions that do not divide evenly leave idle.
+        """
         ...
 
 

@@ -38,6 +38,7 @@ from autoscaler.daemon.connections import (
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
 from autoscaler.daemon.tracing import span
+from autoscaler.daemon.series import Series
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
@@ -167,6 +168,7 @@ class Controller:
         problem: why the last tick has no persisted decision, or None.
         refusal: the scale calls that have failed since the last success, while another size is needed; or None.
         template_problem: why it goes on with earlier values in the template of its fleet, or None.
+        series: what it did, for drawing.
     """
 
     def __init__(
@@ -196,6 +198,7 @@ class Controller:
         self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
         self.template_problem: str | None = None
+        self.series = Series()
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
@@ -216,7 +219,7 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.problem = before.problem
+        self.problem, self.series = before.problem, before.series
         self.template_problem = before.template_problem
         self.refusal = None if self.dry_run else before.refusal
 
@@ -356,6 +359,7 @@ class Controller:
         self._set_problem(None)
         self._report(state, after, observation, decision)
         self.state, self.observation, self.decision = after, observation, decision
+        self.series.add(self.cluster.spec, after, record)
         if self.refusal is not None and self.refusal.is_over(observation, decision):
             self.refusal = None
             self.logged.refused.clear()

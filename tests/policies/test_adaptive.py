@@ -78,6 +78,11 @@ def asked(view: View, **parameters: Any) -> Recommendation:
     return Adaptive(**parameters).evaluate(view)
 
 
+def test_it_tells_what_a_size_can_do_once_it_has_learned_it() -> None:
+    assert Adaptive().estimate_capacity(KNOWN, 4, 3.5) == pytest.approx(350.0)
+    assert Adaptive().estimate_capacity({}, 4, 4.0) is None
+
+
 # more
 
 

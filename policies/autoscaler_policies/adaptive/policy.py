@@ -173,6 +173,10 @@ class Adaptive:
         longest = timedelta(seconds=forecast.MINUTE_S * LONGEST_TREND)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
+    def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
+        """Records/s that a size processes, by the model of its capacity."""
+        return capacity_model.rate(memory, workers, size) if "capacity.level" in memory else None
+
     # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
