@@ -37,8 +37,8 @@ from autoscaler.daemon.connections import (
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
-from autoscaler.daemon.tracing import span
 from autoscaler.daemon.series import Series
+from autoscaler.daemon.tracing import span
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
