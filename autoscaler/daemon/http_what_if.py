@@ -41,8 +41,7 @@ _EXPONENTS = (0.5, 1.0)
 
 CAVEAT = (
     "Simulated: a model of the cluster, with the capacity and the start-up time that are known today, under the load "
-    "as it was recorded. `present` is the present configuration in the same model: compare `what` with that, and that "
-    "with what happened."
+    "as it was recorded. Compare it with the present configuration in the same model, and that with what happened."
 )
 
 BUSY: web.AppKey[asyncio.Lock] = web.AppKey("what-if")

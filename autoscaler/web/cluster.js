@@ -69,7 +69,6 @@ export function showCluster(main, query, name) {
   const list = el("ol", { class: "decisions", "aria-label": "Decisions that changed the size, newest first" });
   const trail = el("section", { class: "panel", "aria-label": "The trail of a decision", id: "trail" });
   const learned = el("div", { class: "pictures" });
-  const outcome = el("div", {});
   const ask = guarded("What would you do now?", () =>
     openDialog(
       "What would you do now?",
@@ -88,8 +87,7 @@ export function showCluster(main, query, name) {
     el("section", { "aria-label": "History" }, el("div", { class: "title" }, el("h2", {}, "History"), ranges), drawing),
     el("div", { class: "columns" }, el("section", { "aria-label": "Decisions" }, el("h2", {}, "Decisions"), list), trail),
     el("section", {}, el("h2", {}, "What it has learned"), learned),
-    whatIf(),
-    outcome,
+    ...[whatIf()].filter(Boolean),
   );
 
   const stop = subscribe((changed) => (changed === null || changed.has(name)) && update());
@@ -163,7 +161,7 @@ export function showCluster(main, query, name) {
       if (whole) button.hidden = !zoom && !(recording && range !== "");
     }
     try {
-      const series = await fetchSeries(name, ...span(), Math.min(1200, Math.max(200, drawing.clientWidth)), signal);
+      const series = await fetchSeries(name, ...span(), Math.min(1200, Math.max(200, drawing.clientWidth)));
       if (signal.aborted || over) return;
       const limit = state.rows.get(name)?.objective ?? null;
       if (charts === null || limit !== objective) {
@@ -279,10 +277,11 @@ export function showCluster(main, query, name) {
   }
 
   function whatIf() {
+    if (recording) return null; // who has the file has the commands
     const objectiveField = el("input", { name: "objective", placeholder: "30s", autocomplete: "off", size: 8 });
     const policies = el("textarea", { name: "policies", rows: 3, spellcheck: "false", placeholder: '{"main": {"type": "backlog-drain"}}' });
     const result = el("div", { class: "result" });
-    const button = guarded("Simulate", () => form.requestSubmit());
+    const button = el("button", {}, "Simulate");
     const form = el(
       "form",
       { onsubmit: (event) => (event.preventDefault(), simulate()) },

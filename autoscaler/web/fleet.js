@@ -28,7 +28,7 @@ const COLUMNS = [
   [null, "State"],
 ];
 const ORDERS = {
-  trouble: (a, b) => (b.severity ?? 0) - (a.severity ?? 0) || (b.rescale !== null) - (a.rescale !== null) || byName(a, b),
+  trouble: (a, b) => (b.severity ?? 0) - (a.severity ?? 0) || doublings(b) - doublings(a) || (b.rescale !== null) - (a.rescale !== null) || byName(a, b),
   workers: (a, b) => (b.current ?? -1) - (a.current ?? -1) || byName(a, b),
   load: (a, b) => (share(b.load, b.capacity) ?? -1) - (share(a.load, a.capacity) ?? -1) || byName(a, b),
   backlog: (a, b) => (late(b) ?? -1) - (late(a) ?? -1) || byName(a, b),
@@ -38,6 +38,11 @@ const AROUND = 8; // rows kept above and below those in view
 
 const byName = (a, b) => (a.name < b.name ? -1 : 1);
 const late = (row) => (row.backlog_time === null ? null : row.backlog_time / (row.objective ?? 3600));
+
+/** How far a cluster in trouble is behind its objective, roughly: rows do not change places for less than a factor of two. */
+function doublings(row) {
+  return row.severity === 2 ? Math.ceil(Math.log2(Math.max(late(row) ?? 0, 1))) : 0;
+}
 
 /** The page of the fleet. Gives a function that ends it. */
 export function showFleet(main, query) {
@@ -122,7 +127,8 @@ export function showFleet(main, query) {
     setAttribute(grid, "aria-rowcount", String(names.length + 1));
     empty.hidden = names.length > 0;
     grid.hidden = names.length === 0;
-    setText(empty, state.link === "connecting" ? "Asking the daemon…" : state.rows.size ? "No cluster matches. Escape clears the search." : "There are no clusters yet.");
+    const waiting = { connecting: "Asking the daemon…", refused: "The daemon shows its clusters only to who has a token." }[state.link];
+    setText(empty, waiting && !state.rows.size ? waiting : state.rows.size ? "No cluster matches. Escape clears the search." : "There are no clusters yet.");
     draw();
   }
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from autoscaler import config
 from autoscaler.daemon.state_store import open_state_store
@@ -34,6 +35,8 @@ from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS
 
 T = TypeVar("T")
+
+expect.set_options(timeout=30_000)  # milliseconds: CI has two cores, and other tests beside these
 
 PATIENCE = 60.0
 WRITE, READ = "w" * 32, "r" * 32
@@ -162,6 +165,12 @@ class World:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+
+    def reload(self, text: str) -> None:
+        """Have the daemon use another configuration."""
+        assert self.process is not None
+        self.config.write_text(text)
+        self.process.send_signal(signal.SIGHUP)
 
     def observed(self) -> int:
         """How many clusters something was decided about."""

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.e2e
 HTML = "<img src=x onerror=alert(1)>"
 QUIET = [f"quiet-{number}" for number in range(1, 9)]
 MAX_BYTES = 200_000
-WITHIN = 10_000.0
-"""Milliseconds in which a change must have arrived: the daemon decides once a second, and sends as often."""
+WITHIN = 20_000.0
+"""Milliseconds in which a change must have arrived: the daemon decides once a second and sends as often, if it can."""
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_the_policy_of_the_page_allows_no_script_but_its_own(tab: Tab) -> None:
 
 
 def test_clusters_in_trouble_come_first_and_say_why(tab: Tab) -> None:
-    eventually(lambda: set(names(tab)[:2]) == {"full", "broken"})
+    eventually(lambda: names(tab)[:2] == ["full", "broken"])
     expect(row(tab, "full").locator(".state")).to_contain_text("at its maximum of 2")
     expect(row(tab, "full").locator("th")).to_contain_text("In trouble")
     expect(tab.page.locator("#summary")).to_contain_text("2 in trouble")
@@ -206,6 +206,7 @@ def test_the_charts_show_a_day_with_its_decisions(tab: Tab) -> None:
     assert drawn[0] == [True, True]
     assert drawn[1][0]
     assert drawn[2][1]
+    tab.picture("cluster")
 
 
 def test_a_range_and_a_zoom_show_less_and_come_back(tab: Tab) -> None:
@@ -287,6 +288,7 @@ def test_all_of_it_can_be_done_by_the_keyboard_alone(tab: Tab, house: World) -> 
     assert verdicts.count() == len(said["decision"]["verdicts"])
     readings = trail.get_by_role("table", name="Each reading").locator("tbody tr")
     assert readings.count() >= len(said["observation"]["metrics"])
+    tab.picture("decision")
     press("Escape")
     expect(decisions.nth(1)).to_be_focused()
 
@@ -366,6 +368,23 @@ def test_without_a_token_that_may_write_the_page_says_what_is_needed(tab: Tab) -
     assert tab.page.evaluate("sessionStorage.token") == READ
 
 
+def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house: World) -> None:
+    text = house.config.read_text()
+    house.reload(text.replace("daemon:\n", "daemon:\n  read_needs_token: true\n"))
+    try:
+        with opens() as tab:
+            eventually(lambda: tab.page.request.get(f"{tab.url}/api/v1/clusters").status == 401)
+            tab.page.goto(tab.url)
+            expect(tab.page.locator("#link-text")).to_have_text("refused")
+            expect(tab.page.locator("#banner")).to_contain_text("needs a token")
+            expect(tab.page.get_by_text("only to who has a token")).to_be_visible()
+            tab.enter(READ)
+            tab.page.locator("#link.live").wait_for()
+            eventually(lambda: len(names(tab)) == len(QUIET) + 3)
+    finally:
+        house.reload(text)
+
+
 def test_a_token_stays_in_its_tab(tab: Tab) -> None:
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("May order")
@@ -394,13 +413,13 @@ def test_what_would_you_do_now_is_decided_at_once_and_explained(tab: Tab, house:
 
 def test_what_if_shows_another_objective_next_to_what_happened(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=6h")
-    tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order")
     tab.page.get_by_label("Another objective").fill("20s")
     tab.page.get_by_role("button", name="Simulate").click()
     result = tab.page.locator(".result")
     expect(result.locator("figure[data-marks]")).to_have_count(2, timeout=60_000)
     expect(result.get_by_role("table", name="What if, in figures")).to_contain_text("What happened")
+    result.scroll_into_view_if_needed()
+    tab.picture("what-if")
     tab.page.get_by_label("Another objective").fill("soon")
     tab.page.get_by_role("button", name="Simulate").click()
     expect(result.get_by_role("alert")).to_contain_text("soon")
@@ -468,21 +487,22 @@ GROWING = CROWD[100:104]
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A daemon with a thousand clusters, of which a few are in trouble and three are held at their size."""
+    """A daemon with a thousand clusters, of which a few are in trouble and two are paused."""
     with world(tmp_path_factory.mktemp("crowd"), interval=5000) as found:
         for number, name in enumerate(CROWD):
             size = 2 + number * 7 % 23
             found.add(name, size=size, least=1 if name in GROWING else size, most=48 if name in GROWING else size)
             capacity = size * 700.0
             found.metrics.set(name, load=capacity * (0.35 + number * 37 % 50 / 100), capacity=capacity)
+            found.metrics.clusters[name]["lag"] = size * 250.0 * (number * 13 % 41)
         for name, behind in (("orders-eu-006", 400), ("fraud-us-004", 95)):
             size = 2 + CROWD.index(name) * 7 % 23
             found.metrics.set(name, load=size * 800.0, capacity=size * 700.0, lag=size * 700.0 * behind)
         del found.metrics.clusters["search-ap-017"]
         found.start()
         eventually(lambda: found.observed() == THOUSAND, 120)
-        order = {"action": "hold", "clusters": ["ledger-us-025", "ledger-us-055"], "replicas": 4, "reason": "migration"}
-        found.post("/api/v1/controls", {**order, "for": "4h"})
+        paused = {"action": "pause", "clusters": ["ledger-us-025", "ledger-us-055"], "for": "4h", "reason": "migration"}
+        found.post("/api/v1/controls", paused)
         yield found
 
 
@@ -522,6 +542,7 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
                     times.push(performance.now() - last);
                     last = performance.now();
                 }
+                scrollTo(0, document.documentElement.scrollHeight);
                 return times;
             }"""
         )
@@ -542,11 +563,12 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
             tab.page.get_by_role("button", name="Trouble first").click()
             for name in GROWING:
                 crowd.metrics.set(name, load=14_000, capacity=9_000, lag=30_000)
-            eventually(
-                lambda: tab.page.get_by_text("requested,").count() + tab.page.get_by_text("running,").count() > 1
-            )
-            tab.page.mouse.click(400, 60)
-            tab.picture("thousand")
+            tab.page.wait_for_timeout(8000)  # until they rescale
+            tab.page.evaluate("scrollTo(0, 0)")
+            tab.picture("fleet")
+            tab.page.set_viewport_size({"width": 360, "height": 740})
+            tab.page.wait_for_timeout(500)
+            tab.picture("phone")
 
 
 def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_path: Path) -> None:
