@@ -854,6 +854,20 @@ class SizeCapacity:
     samples: int
 
 
+class RescaleTimes(NamedTuple):
+    """When the job stopped and ran again in a rescale, in seconds after the request: each between two observations.
+
+    Attributes:
+        stopped_after, stopped_before: when it stopped; both None: not known; both `ran_before`: it did not.
+        ran_after, ran_before: when it ran with the new size; equal where the engine reports the time.
+    """
+
+    stopped_after: float | None
+    stopped_before: float | None
+    ran_after: float
+    ran_before: float
+
+
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Learned:
@@ -861,13 +875,16 @@ class Learned:
 
     Attributes:
         capacity: size -> what it processes when busy.
-        durations: direction -> phase -> the last few durations in seconds, oldest first.
+        durations: direction -> phase -> the last few durations as they were observed, in seconds, oldest first: each
+            ends with an observation.
         memory: policy -> name -> what that policy has learned.
+        times: direction -> when the job stopped and ran again in the last rescales, oldest first.
     """
 
     capacity: Mapping[int, SizeCapacity] = field(default_factory=dict)
     durations: Mapping[Direction, Mapping[Phase, tuple[float, ...]]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    times: Mapping[Direction, tuple[RescaleTimes, ...]] = field(default_factory=dict)
 
 
 @fast_init

@@ -79,6 +79,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         "[]",
         '{"format": "autoscaler-profile", "version": 2}',
         profile_file.dump(MADE)[:-40],
+        profile_file.dump(MADE).replace('"UTC"', '"Europe/Nowhere"'),
         "[" * 10**5,
         "x" * (MAX_BYTES + 1),
     ],
