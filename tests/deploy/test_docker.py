@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,6 +264,8 @@ def test_the_image_runs_with_a_read_only_root_and_passes_its_health_check(image:
         assert (healthy.returncode, healthy.stderr) == (0, "")
         assert image.called("autoscaler", "status", "--url", url).returncode == 0
         assert image.called(*check).returncode == 1  # nothing is at the usual port
+        with urllib.request.urlopen(url, timeout=30) as page:  # noqa: S310 - the daemon of this test
+            assert b"assets/page.css" in page.read()
     # The volume is all that it has written to.
     owners = {path.stat().st_uid for path in (image.state, *image.state.rglob("*"))}
     assert owners == {65532}
