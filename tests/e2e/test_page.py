@@ -563,7 +563,10 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
             tab.page.get_by_role("button", name="Trouble first").click()
             for name in GROWING:
                 crowd.metrics.set(name, load=14_000, capacity=9_000, lag=30_000)
-            tab.page.wait_for_timeout(8000)  # until they rescale
+            for _ in range(60):
+                if tab.page.locator("td.moving", has_text="→").count() > 2:
+                    break
+                tab.page.wait_for_timeout(500)
             tab.page.evaluate("scrollTo(0, 0)")
             tab.picture("fleet")
             tab.page.set_viewport_size({"width": 360, "height": 740})
