@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         raise wrong("--to must be after --from")
     if options.table is not None:
         spark_options.table_url(options.table)
-    with spark_options.open_session(options, "profile") as spark:
+    with spark_options.open_session(options, "profile", reads=options.dataset) as spark:
         dataset = open_dataset(options.dataset)
         with _computed(spark, dataset, options) as rows, show_progress(spark, f"profiling {options.dataset}"):
             kept = _write(rows, options)

@@ -130,7 +130,10 @@ def run(options: argparse.Namespace) -> int:
     from autoscaler.history.tune_search import Objective
 
     objective = Objective(options.violation, options.rescales)
-    with spark_options.open_session(options, "tune") as spark, prepare(options, spark, given) as ready:
+    with (
+        spark_options.open_session(options, "tune", reads=options.dataset) as spark,
+        prepare(options, spark, given) as ready,
+    ):
         cases, notes = build_cases(options, given, ready, tried, ())
         found, short = _tuned(options, ready, cases, objective)
         left_out = ready.known
