@@ -117,6 +117,7 @@ def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iter
             until=options.until,
             clusters=options.cluster,
             renamed=dict(options.rename),
+            in_workers=options.explain,
         )
         spark_options.print_plans(options, {"the profiles": rows})
         with stored(rows) as made:
