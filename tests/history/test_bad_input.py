@@ -249,7 +249,7 @@ def test_a_full_disk_is_named_as_one_and_nothing_is_lost(
             brought(spark, into, *files)
         assert counted(spark, open_dataset(into)) == len(hours[files[0].stem])
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 KILLED = """
