@@ -7,7 +7,7 @@ FLINK := $(VENV)/installed-flink
 # Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
 WORKERS := -n logical --maxprocesses 4
 
-.PHONY: demo test e2e bench lint docs clean
+.PHONY: demo test e2e bench lint docs lock clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer, not %s; say make PYTHON=/path/to/it" % sys.version.split()[0])'
@@ -49,6 +49,13 @@ $(VENV)/installed-docs: $(STAMP)
 docs: $(VENV)/installed-docs
 	@$(BIN)/python -m tests.docs.refresh
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The versions and hashes that the image, the package of Debian and a release install. What still fits stays as it is;
+# ARGS="--upgrade" takes the newest.
+UV_LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header $(ARGS)
+lock: $(STAMP)
+	@$(UV_LOCK) $(addprefix --extra ,kubernetes aws kafka http postgres promql) pyproject.toml -o deploy/requirements/runtime.txt
+	@$(UV_LOCK) deploy/requirements/build.in -o deploy/requirements/build.txt
 
 clean:
 	rm -rf $(VENV) demo-output site

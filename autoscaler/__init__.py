@@ -1,3 +1,1 @@
 """The autoscaler for reactive streaming clusters: how many workers should there be, and why."""
-
-__version__ = "0.1.0"

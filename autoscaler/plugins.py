@@ -1,7 +1,8 @@
 """Plug-ins by entry point: find them, load them by name, describe them.
 
-A plug-in is a frozen stdlib dataclass that a package announces under one of the five entry-point groups
-`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets` and `autoscaler.discoveries`.
+A plug-in is a frozen stdlib dataclass that a package announces under one of the six entry-point groups
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines`, `autoscaler.targets`, `autoscaler.discoveries` and
+`autoscaler.notifiers`.
 It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
 
 What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     ENGINE = "engines"
     TARGET = "targets"
     DISCOVERY = "discoveries"
+    NOTIFIER = "notifiers"
 
     @property
     def group(self) -> str:
@@ -45,7 +47,7 @@ class Kind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """The kind in the singular: policy, source, engine, target or discovery."""
+        """The kind in the singular: policy, source, engine, target, discovery or notifier."""
         return self.name.lower()
 
     @property
@@ -225,7 +227,7 @@ def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
     named = getattr(plugin, "packages", ())
     if not isinstance(named, tuple) or not all(isinstance(package, str) for package in named):
         return  # a parameter of the plug-in, which may be called so
-    missing = next((package for package in named if not _is_installed(package)), None)
+    missing = next((package for package in named if not is_installed(package)), None)
     if missing is not None:
         point = next(point for point in entry_points(group=kind.group) if point.name == name)
         raise PluginError(
@@ -233,7 +235,8 @@ def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
         )
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package, or a module of one, can be imported."""
     try:
         return find_spec(package) is not None
     except (ImportError, ValueError):  # of `google.cloud` without `google`, and of no name

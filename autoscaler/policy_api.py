@@ -2,12 +2,13 @@
 
 A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
 `Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `Comparing` (it compares metrics
-with levels), `LookingBack` (reads the past), `Requiring` (it cannot do without some metrics) and `Ranging` (it knows
-what they can be). A policy has a hook when it has the attribute; nothing is registered.
+with levels), `LookingBack` (reads the past), `Requiring` (it cannot do without some metrics), `Ranging` (it knows what
+they can be), `Serving` (it keeps up with arrivals) and `Estimating` (it learns what sizes can process). A policy has a
+hook when it has the attribute; nothing is registered.
 """
 
 from autoscaler.core import dataflow, expression
-from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
+from autoscaler.core.capacity import effective_slots, restart_time, source_partitions, stall_time
 from autoscaler.core.capacity import rate as saturated_rate
 from autoscaler.core.model import (
     AMOUNT,
@@ -22,6 +23,7 @@ from autoscaler.core.model import (
     Comparing,
     Direction,
     EngineStatus,
+    Estimating,
     JobState,
     Learned,
     Learner,
@@ -38,6 +40,7 @@ from autoscaler.core.model import (
     Requiring,
     Rescale,
     Select,
+    Serving,
     Stabilizing,
     View,
 )
@@ -56,6 +59,7 @@ __all__ = [
     "Comparing",
     "Direction",
     "EngineStatus",
+    "Estimating",
     "JobState",
     "Learned",
     "Learner",
@@ -73,6 +77,7 @@ __all__ = [
     "Requiring",
     "Rescale",
     "Select",
+    "Serving",
     "Stabilizing",
     "View",
     "dataflow",
@@ -81,4 +86,5 @@ __all__ = [
     "restart_time",
     "saturated_rate",
     "source_partitions",
+    "stall_time",
 ]

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from autoscaler.core.model import Bound, ClusterState, Control, Decision, EngineStatus, Observation, Reading
+from autoscaler.core.workload_profile import Profile
 
 T = TypeVar("T")
 
@@ -103,6 +104,15 @@ class MetricSource(Protocol):
         Raises:
             EdgeError: the metric cannot be read; the message says why. Never an invented value.
         """
+        ...
+
+
+@runtime_checkable
+class HasProfile(Protocol):
+    """Optional interface of a live source: the profile of a cluster as a whole, which is shown to people."""
+
+    def profile(self, query: Any) -> Profile | None:  # noqa: ANN401 - each source has its own query
+        """That of a metric, as it was read last, or None."""
         ...
 
 
@@ -240,7 +250,8 @@ class TargetPlugin(Protocol):
     Two clusters may not have equal targets, as each would undo the changes of the other. If some parameters do not
     identify the target, a property `subject`, any value that can be compared, identifies it. If every connection has a
     size of its own, the class attribute `shareable = True` allows equal targets. Of one whose attribute `advisory` is
-    true no size is requested: its cluster is decided about as in a dry run.
+    true no size is requested: its cluster is decided about as in a dry run. One whose class attribute `shows_events` is
+    true has live targets that are `ShowsEvents`.
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:
@@ -365,6 +376,77 @@ class Finding:
     problem: str
     cost: str
     remedy: str
+
+
+class NotificationKind(StrEnum):
+    """What has happened to a cluster."""
+
+    RESCALE_BEGUN = "rescale-begun"
+    RESCALE_ENDED = "rescale-ended"
+    RESCALE_FAILED = "rescale-failed"
+    TROUBLE_BEGUN = "trouble-begun"
+    TROUBLE_ENDED = "trouble-ended"
+    CONTROL_SET = "control-set"
+    CONTROL_EXPIRING = "control-expiring"
+    CONTROL_ENDED = "control-ended"
+    AT_MAXIMUM_BEGUN = "at-maximum-begun"
+    AT_MAXIMUM_ENDED = "at-maximum-ended"
+    OWNER_CHANGED = "owner-changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """Something that has happened to a cluster, for people and for other systems.
+
+    Attributes:
+        id: the same whenever it is sent again.
+        at: when it was noticed.
+        kind: what has happened.
+        severity: how bad it is.
+        cluster: the name of the cluster.
+        message: it in words.
+        text: the message by the receiver's template.
+    """
+
+    id: str
+    at: datetime
+    kind: NotificationKind
+    severity: Severity
+    cluster: str
+    message: str
+    text: str = ""
+
+
+class Notifier(Protocol):
+    """A live receiver of notifications."""
+
+    async def send(self, notifications: Sequence[Notification]) -> None:
+        """Send them, as one message. After an UnavailableError they are sent again, after another error not.
+
+        Args:
+            notifications: one; or several, oldest first, that would have been too many messages.
+
+        Raises:
+            EdgeError: they were not accepted.
+        """
+        ...
+
+
+class NotifierPlugin(Protocol):
+    """Parameters of a receiver of notifications."""
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Notifier]:
+        """Connect."""
+        ...
+
+
+@runtime_checkable
+class ShowsEvents(Protocol):
+    """Optional interface of a live target: show what happens to its cluster beside what is scaled."""
+
+    async def show(self, notification: Notification) -> None:
+        """Show it. Raises EdgeError when it cannot be shown."""
+        ...
 
 
 @runtime_checkable

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+NEEDS = f"one whole day of history at least, and a week to have all kinds of days; {trials.WHOLE_DAY}"
+
 HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s", "worst s", "rescales/h", "J", "front")
 
 
@@ -37,9 +39,9 @@ def register(commands: Commands) -> None:
     parser.description = (
         "Try policies and parameters on recorded load: every day of every cluster, on a simulated cluster with the "
         "properties of the real one, with the decisions that the daemon would make. Equal arguments give equal "
-        "figures. docs/simulate.md explains them."
+        f"figures. It needs {NEEDS}. docs/simulate.md explains them."
     )
-    trials.add_arguments(parser)
+    trials.add_arguments(parser, seeds=1)
     add = parser.add_argument
     add(
         "--policy",
@@ -61,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     spark_options.require_pyspark("backtest")
     place = None if options.out is None else spark_options.table_url(options.out)
     given = trials.chosen(options)
+    print_error(f"backtest needs {NEEDS}.")
     grid = trials.combinations(options.set)
     tried = trials.variants(options, given, lambda _: grid)
     from autoscaler.history.backtest_job import results

@@ -40,12 +40,11 @@ from autoscaler.simulation.benchmark import (
     rows_json,
 )
 from autoscaler.simulation.loads import SCENARIOS, SYNTHETIC, Load, LoadError, load_by_name
-from autoscaler.simulation.plant import PLANTS, PlantSpec
+from autoscaler.simulation.plant import METRICS, PLANTS, PlantSpec
 
 J = TypeVar("J")
 D = TypeVar("D")
 
-METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
 SMALLEST, LARGEST = 1, 24
 
 # The core's own defaults, so that each is written in one place.

@@ -140,3 +140,9 @@ def span(text: str) -> timedelta:
     if found <= timedelta(0):
         raise argparse.ArgumentTypeError(f"is {text}, expected above 0s")
     return found
+
+
+def add_open(parser: argparse.ArgumentParser) -> None:
+    """Add `--open`."""
+    text = "show the run in a browser: write it as one HTML file that needs no daemon, and print its path"
+    parser.add_argument("--open", action="store_true", help=text)

@@ -18,7 +18,7 @@ from autoscaler.plugins import guess
 from autoscaler.schedulers.flink import FlinkSettings, default_max_delay
 from autoscaler.schedulers.slots import Bounds
 from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation.plant import PLANTS, SCHEDULER_PLANTS, Plant, PlantSpec
+from autoscaler.simulation.plant import METRICS, PLANTS, SCHEDULER_PLANTS, PlantSpec
 
 LIKE = "like"
 """The key that names the plant whose parameters are the defaults of a file."""
@@ -45,16 +45,6 @@ class Described:
     plant: PlantSpec
     rate_per_worker: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
-
-
-def _shown() -> tuple[str, ...]:
-    plant = Plant(PlantSpec(), 1.0, 0, 1)
-    plant.advance(0.0)
-    return tuple(plant.observe().metrics)
-
-
-SHOWN = _shown()
-"""The metrics of a simulated cluster."""
 
 
 def plant(text: str) -> Described:
@@ -169,11 +159,11 @@ def _rate(build: Builder, node: Node, path: str) -> float:
 def _metrics(build: Builder, node: Node, path: str) -> dict[str, str]:
     def shown(_: str, inner: Node, where: str) -> str:
         name: str = build.value(str, inner, where)
-        if name not in SHOWN:
+        if name not in METRICS:
             raise build.fail(
                 inner,
                 where,
-                f"{name!r} is not a metric of the plant, expected one of {', '.join(SHOWN)}{guess(name, SHOWN)}",
+                f"{name!r} is not a metric of the plant, expected one of {', '.join(METRICS)}{guess(name, METRICS)}",
             )
         return name
 

@@ -16,6 +16,7 @@ from autoscaler.cli.options import Commands, add_rename, day, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_number
+from autoscaler.core.workload_profile import local_seconds
 from autoscaler.ports import AutoscalerError
 
 if TYPE_CHECKING:
@@ -67,13 +68,32 @@ def register(commands: Commands) -> None:
         type=day,
         default=[],
         metavar="DATE",
-        help="a day (UTC) unlike others; may be repeated, and days that differ much are found anyway",
+        help="a day unlike others; may be repeated, and days that differ much are found anyway",
+    )
+    add(
+        "--time-zone",
+        action="append",
+        type=_time_zone,
+        default=[],
+        metavar="[CLUSTER=]ZONE",
+        help="the typical week is one of this time zone, such as Europe/Berlin, and moves with its clocks: of one "
+        "cluster, or of all (default: UTC); may be repeated",
     )
     add_rename(parser)
     add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
+
+
+def _time_zone(text: str) -> tuple[str, str]:
+    """A cluster, or the empty name for all, and a time zone."""
+    cluster, _, zone = text.rpartition("=")
+    try:
+        local_seconds(0.0, zone)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return cluster, zone
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,6 +133,7 @@ def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iter
             made_at=datetime.fromtimestamp(time.time(), UTC),
             objective=options.objective,
             holidays=options.holiday,
+            time_zones=dict(options.time_zone),
             since=options.since,
             until=options.until,
             clusters=options.cluster,

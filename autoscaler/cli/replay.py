@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -57,6 +57,7 @@ def register(commands: Commands) -> None:
     moment = arguments.moment
     add("--from", dest="since", type=moment, metavar="TIME", help="compare from this time, like 2026-01-31T17:05:00Z")
     add("--to", dest="until", type=moment, metavar="TIME", help="compare up to this time")
+    arguments.add_open(parser)
     arguments.add_listing(parser)
 
 
@@ -68,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
     if options.cluster is not None and len(config.clusters) > 1:
         known(options.cluster, config.clusters, f"cluster of {config.path}")
     unreadable: list[str] = []
+    decided: dict[str, list[Record]] = {}
     try:
-        replays, left_out = _replayed(options, config, unreadable)
+        replays, left_out = _replayed(options, config, unreadable, decided if options.open else None)
     except TraceError as error:
         raise wrong(str(error)) from error
     if not replays:
@@ -77,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
     found = {name: replay.result() for name, replay in replays.items()}
     if not any(comparison.decisions for comparison in found.values()):
         raise wrong(f"{options.trace}: has no decision between --from and --to")
+    if options.open:
+        print_error(f"page: {_open_page(config, replays, decided)}")
     if options.json:
         print_json(
             {
@@ -94,10 +98,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _open_page(config: Config, replays: Mapping[str, Replay], decided: Mapping[str, Sequence[Record]]) -> Path:
+    from autoscaler.daemon.run_page import RecordedRun, open_page
+
+    only = next(iter(config.clusters.values()))
+    runs = [
+        RecordedRun(replace(config.clusters.get(name, only), spec=replay.spec), decided.get(name, ()), replay.state)
+        for name, replay in replays.items()
+    ]
+    return open_page(runs)
+
+
 def _replayed(
-    options: argparse.Namespace, config: Config, unreadable: list[str]
+    options: argparse.Namespace, config: Config, unreadable: list[str], decided: dict[str, list[Record]] | None
 ) -> tuple[dict[str, Replay], dict[str, int]]:
-    """The replay of each cluster, and the number of records of clusters that the configuration does not have."""
+    """The replay of each cluster, and the number of records of clusters that the configuration does not have.
+
+    `decided` receives what is decided now; None: it is not needed.
+    """
+    from autoscaler.ports import Record
     from autoscaler.trace.replay import Replay
 
     replays: dict[str, Replay] = {}
@@ -127,7 +146,9 @@ def _replayed(
                 spec = replace(spec, engine=False)
                 print_error(f"{name}: the history has no engine; rescales are followed by sizes and metrics alone.")
             replay = replays[name] = Replay(spec, options.since, options.until)
-        replay.add(record)
+        decision = replay.add(record)
+        if decided is not None and decision is not None:
+            decided.setdefault(name, []).append(Record(record.observation, decision, dry_run=True))
     return replays, left_out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import options as arguments
 from autoscaler.cli import size_requests
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_json, print_lines, table
+from autoscaler.cli.output import print_error, print_json, print_lines, table
 from autoscaler.cli.size_requests import Request
 from autoscaler.core.explain import format_number, format_span
 
 if TYPE_CHECKING:
     from autoscaler.cli.simulate_setup import Setup
+    from autoscaler.ports import Record
     from autoscaler.simulation.loop import Run
     from autoscaler.simulation.scoring import Score
 
@@ -95,6 +97,7 @@ def register(commands: Commands) -> None:
     arguments.add_traces(parser)
     add("--record", type=Path, metavar="DIR", help="write the decisions there as a daemon's history, for `replay`")
     add("--plot", type=Path, metavar="FILE", help="draw a timeline into this PNG file (extra plot)")
+    arguments.add_open(parser)
     arguments.add_listing(parser)
 
 
@@ -119,7 +122,15 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         simulate_plot.check(options.plot)
     optimum = simulate_setup.least_cost(setup) if options.optimum else None
-    with nullcontext() if options.record is None else simulate_setup.recording(options.record) as keep:
+    records: list[Record] = []
+    with nullcontext() if options.record is None else simulate_setup.recording(options.record) as write:
+
+        def keep(record: Record) -> None:
+            if write is not None:
+                write(record)
+            if options.open:
+                records.append(record)
+
         done, requests = simulate_setup.simulate(setup, keep)
     static = simulate_setup.simulate_static(setup)
     result = Result(setup=setup, run=done, static=static, requests=requests, optimum=optimum)
@@ -129,6 +140,11 @@ def run(options: argparse.Namespace) -> int:
         _show(result, options)
     if options.plot is not None:
         simulate_plot.draw(setup, done, [request.record.decision for request in requests], options.plot)
+    if options.open:
+        from autoscaler.daemon.run_page import RecordedRun, open_page
+
+        cluster = dataclasses.replace(setup.cluster, spec=setup.spec)
+        print_error(f"page: {open_page([RecordedRun(cluster, records, done.state)])}")
     return 0
 
 

@@ -30,7 +30,7 @@ from autoscaler.simulation.batch import run as simulated
 from autoscaler.simulation.plant import PlantSpec
 from autoscaler.simulation.trial import visible_metrics
 
-_OF_LOADS = ("hours", "peak", "rate_per_worker", "faults", "optimum", "traces")
+_OF_LOADS = ("hours", "peak", "rate_per_worker", "faults", "optimum", "open", "traces")
 """Options of a load that batch jobs do not have."""
 
 

@@ -14,7 +14,6 @@ from typing import BinaryIO
 from autoscaler.cli import configuration, plants
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import progress
-from autoscaler.cli.plants import SHOWN
 from autoscaler.cli.size_requests import Request
 from autoscaler.config.model import Cluster
 from autoscaler.core.durations import format_duration
@@ -29,7 +28,7 @@ from autoscaler.simulation.faults import ENGINE, TARGET, FaultError, Faults
 from autoscaler.simulation.loads import HOUR, RECORDED, SYNTHETIC, Load, LoadError, from_csv, load_by_name
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.loop import run as simulated
-from autoscaler.simulation.plant import STEP, PlantSpec, work
+from autoscaler.simulation.plant import METRICS, STEP, PlantSpec, work
 from autoscaler.simulation.scoring import needed
 from autoscaler.simulation.trial import STATIC_HEADROOM, visible_metrics
 from autoscaler.trace.codec import dump_record
@@ -49,6 +48,7 @@ class Setup:
     """What is simulated.
 
     Attributes:
+        cluster: of the configuration.
         spec: the cluster's, its interval a multiple of the plant's step.
         plant, load, faults: as in `simulation.loop.run`.
         fault_texts: the faults as sentences, with the cluster's own names of its metrics.
@@ -58,6 +58,7 @@ class Setup:
         notes: assumptions that the reader should know.
     """
 
+    cluster: Cluster
     spec: ClusterSpec
     plant: PlantSpec
     load: Load
@@ -108,6 +109,7 @@ def setup(options: argparse.Namespace) -> Setup:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
     readings = tuple([replace(fault, name=names.get(fault.name, fault.name)) for fault in faults.readings])
     return Setup(
+        cluster=cluster,
         spec=spec,
         plant=plant,
         load=load,
@@ -188,7 +190,7 @@ def _sized(
 
 
 def plant_metrics(
-    path: Path, cluster: Cluster, given: Mapping[str, str], shown: Sequence[str] = SHOWN
+    path: Path, cluster: Cluster, given: Mapping[str, str], shown: Sequence[str] = METRICS
 ) -> dict[str, str]:
     """Metric of the cluster -> which of the metrics that the plant has (`shown`) it is.
 
@@ -261,7 +263,7 @@ def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], No
         return step(spec, state, visible_metrics(spec, prepared.names, observation))
 
     # Faults spoil the plant's metrics, by the plant's names.
-    shown = replace(spec, metrics=SHOWN)
+    shown = replace(spec, metrics=METRICS)
     try:
         return simulated(
             shown, prepared.plant, prepared.load, prepared.seed, record=record, decide=decide, faults=prepared.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from autoscaler.cli.simulate_setup import PEAK_SHARE, plant_metrics
 from autoscaler.config import document, include
 from autoscaler.config.document import Invalid, Node, Problems
 from autoscaler.config.model import Cluster, Config
+from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import format_number
 from autoscaler.core.model import ClusterSpec, NamedPolicy
 from autoscaler.core.workload_profile import Profile
@@ -45,8 +47,11 @@ Setting = tuple[str, tuple[str, ...]]
 """A key, like `main.objective`, and the values to try."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `backtest` and `tune` have in common."""
+WHOLE_DAY = "a day (UTC) counts if it has no gap of more than 15 minutes"
+
+
+def add_arguments(parser: argparse.ArgumentParser, seeds: int) -> None:
+    """Add the options that `backtest` and `tune` have in common; so many seeds are the default."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the history: a dataset of `autoscaler history import`")
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
@@ -62,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try these values of a setting: of a policy, like main.objective=30s,60s, or of the cluster, like "
         "down.window=0s,5m; if repeated, every combination is tried",
     )
-    add("--seeds", type=arguments.count, default=1, metavar="N", help="use the seeds 1 to N (default: 1)")
+    add("--seeds", type=arguments.count, default=seeds, metavar="N", help=f"use the seeds 1 to N (default: {seeds})")
     add(
         "--slo",
         type=arguments.span,
@@ -201,6 +206,26 @@ def combinations(settings: Sequence[Setting]) -> list[dict[str, str]]:
     keys = [key for key, _ in settings]
     every = itertools.product(*(values for _, values in settings))
     return [{}, *(dict(zip(keys, values, strict=True)) for values in every)]
+
+
+def defaults(policies: Sequence[NamedPolicy], keys: Iterable[str]) -> dict[str, str]:
+    """The defaults of policies' parameters, as settings, where others are configured. What is aimed at has none."""
+    found = {}
+    for named in policies:
+        for field in dataclasses.fields(named.policy):  # type: ignore[arg-type]
+            key = f"{named.name}.{field.name}"
+            names = {
+                key,
+                *(
+                    f"{named.name}.{old}"
+                    for old, new in plugins.aliases(type(named.policy)).items()
+                    if new == field.name
+                ),
+            }
+            if field.name != "objective" and names & set(keys) and getattr(named.policy, field.name) != field.default:
+                default: object = field.default
+                found[key] = format_duration(default) if isinstance(default, timedelta) else json.dumps(default)
+    return found
 
 
 def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:

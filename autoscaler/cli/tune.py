@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import OK, print_json, print_lines, table
+from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.config import include
 from autoscaler.config.document import Problems
@@ -28,14 +28,22 @@ if TYPE_CHECKING:
     from autoscaler.cli.backtest import TrialData
     from autoscaler.history.backtest_job import Known
     from autoscaler.history.tune_search import Objective
-    from autoscaler.simulation.trial import Case, Variant
+    from autoscaler.simulation.trial import Case
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
 HELD = 1 / 3
 """The share of a cluster's days, the last ones, that validate what was chosen on the others."""
 
+NEEDS = f"two whole days of history at least, and two weeks to be worth it; {trials.WHOLE_DAY}"
+
 VIOLATION = 0.005
+
+SEEDS = 3
+"""Every variant has the same seeds: it is compared with another day by day, seed by seed."""
+
+GAIN = 0.02
+"""A change must save this share of the cost, and more than twice the standard error of what it saves on single days."""
 
 OBJECTIVES = (0.5, 0.75, 1.0)
 HEADROOMS = ("0.02", "0.05", "0.1")
@@ -51,10 +59,11 @@ def register(commands: Commands) -> None:
     parser.set_defaults(command=run)
     parser.description = (
         "Find the parameters that meet an objective at the least cost, by back-tests: chosen on the first two thirds "
-        "of each cluster's days, and recommended only if they also meet it, and are better than the configured ones, "
-        "on the last third. Prints a patch of the configuration. docs/simulate.md has an example."
+        "of each cluster's days, and recommended only if on the last third they also meet it and cost at least "
+        f"{GAIN:.0%} less than the configured ones and than the defaults, by more than chance. Prints a patch of the "
+        f"configuration. It needs {NEEDS}. docs/simulate.md has an example."
     )
-    trials.add_arguments(parser)
+    trials.add_arguments(parser, seeds=SEEDS)
     add = parser.add_argument
     add(
         "--violation",
@@ -98,7 +107,7 @@ class Tuned:
         cluster: its name in the history.
         trained, validated: the days on which parameters were chosen, and those on which they were validated.
         configured, chosen: the figures on the former days; chosen: None where nothing meets the objective.
-        configured_then, chosen_then: the figures on the latter days; None where nothing was to be validated.
+        configured_then, chosen_then: the figures on the latter days; chosen_then: None where it is what is configured.
         recommended: whether the chosen parameters are recommended.
         why: a sentence.
     """
@@ -117,11 +126,14 @@ class Tuned:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     spark_options.require_pyspark("tune")
+    if options.seeds < SEEDS:
+        raise wrong(f"--seeds {options.seeds}: expected at least {SEEDS}: with fewer, chance looks like a saving")
     if options.out is not None and not options.out.absolute().parent.is_dir():
         raise wrong(f"--out {options.out}: {options.out.absolute().parent} is not a directory")
     given = trials.chosen(options)
     specs = {name: cluster.spec for name, cluster in given.read.clusters.items()}
     grids = {own: _grid(options, specs[own]) for own in dict.fromkeys(given.names.values())}
+    print_error(f"tune needs {NEEDS}.")
     tried = {
         # Parameters are recommended; giving a policy a profile is more than that.
         name: [variant for variant in found if variant.policy == trials.CONFIGURED]
@@ -132,7 +144,10 @@ def run(options: argparse.Namespace) -> int:
     objective = Objective(options.violation, options.rescales)
     with spark_options.open_session(options, "tune") as spark, prepare(options, spark, given) as ready:
         cases, notes = build_cases(options, given, ready, tried, ())
-        found, short = _tuned(options, ready, cases, objective)
+        with_default = {
+            name for name, own in given.names.items() if trials.defaults(specs[own].policies, grids[own][-1])
+        }
+        found, short = _tuned(options, ready, cases, with_default, objective)
         left_out = ready.known
     text = patch(options, given.names, given.slo, found, objective)
     if options.out is not None and text is not None:
@@ -153,8 +168,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]]:
-    if options.set:
-        return trials.combinations(options.set)
+    """The combinations to try: what is configured, the defaults where that is not what is configured, all others."""
+    configured, *others = trials.combinations(options.set or _settings(options, spec))
+    default = trials.defaults(spec.policies, others[0])
+    return [configured, *([default] if default else []), *others]
+
+
+def _settings(options: argparse.Namespace, spec: ClusterSpec) -> list[trials.Setting]:
     settings: list[trials.Setting] = []
     for named in spec.policies:
         objective, headroom = (getattr(named.policy, name, None) for name in ("objective", "headroom"))
@@ -168,7 +188,7 @@ def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]
             f"{options.config}: cluster {spec.name} has no policy with an objective and a headroom: name with --set "
             f"what may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
         )
-    return trials.combinations(settings)
+    return settings
 
 
 # Choosing and validating
@@ -181,11 +201,15 @@ def split(known: Known) -> tuple[Known, Known]:
 
 
 def _tuned(
-    options: argparse.Namespace, ready: TrialData, cases: Mapping[str, Case], objective: Objective
+    options: argparse.Namespace,
+    ready: TrialData,
+    cases: Mapping[str, Case],
+    with_default: Collection[str],
+    objective: Objective,
 ) -> tuple[list[Tuned], list[str]]:
     from autoscaler.history.backtest_job import results
     from autoscaler.history.progress import show_progress
-    from autoscaler.history.tune_search import best, means
+    from autoscaler.history.tune_search import best, means, savings
 
     halves = {one.cluster: split(one) for one in ready.known if one.cluster in cases}
     short = sorted(name for name, (train, _) in halves.items() if not train.days)
@@ -203,19 +227,22 @@ def _tuned(
     ):
         rows = [row.asDict(recursive=True) for row in best(means(results(tries)), objective).collect()]
     chosen = {row["cluster"]: row for row in rows}
+    for name, row in chosen.items():
+        row["default"] = row.pop("second") if name in with_default else None
     validated = {
-        name: replace(case, variants=_both(case, chosen[name]["chosen"]["variant"]))
-        for name, case in cases.items()
-        if name in chosen and chosen[name]["chosen"] is not None and chosen[name]["chosen"]["variant"]
+        name: replace(cases[name], variants=tuple(cases[name].variants[number] for number in _contenders(row)))
+        for name, row in chosen.items()
     }
-    held = replace(ready, known=tuple(after for name, (_, after) in whole.items() if name in validated))
-    then: dict[str, dict[int, Row]] = {}
-    if validated:
-        with show_progress(ready.spark, f"validating on {count_of(sum(len(one.days) for one in held.known), 'day')}"):
-            for row in means(results(held.trials(validated, options.seeds))).collect():
-                then.setdefault(row["cluster"], {})[row["variant"]] = row.asDict()
+    held = replace(ready, known=tuple(after for _, after in whole.values()))
+    then: dict[str, dict[int, Row]] = {name: {} for name in chosen}
+    with show_progress(ready.spark, f"validating on {count_of(sum(len(one.days) for one in held.known), 'day')}"):
+        kept = held.trials(validated, options.seeds).persist()
+        for row in means(results(kept)).join(savings(kept), ["cluster", "variant"]).collect():
+            name = row["cluster"]
+            then[name][_contenders(chosen[name])[row["variant"]]] = row.asDict()
+        kept.unpersist()
     found = [
-        recommendation_for(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
+        recommendation_for(name, whole[name][0].days, whole[name][1].days, chosen[name], then[name], objective)
         for name in sorted(chosen)
     ]
     return found, [
@@ -224,8 +251,9 @@ def _tuned(
     ]
 
 
-def _both(case: Case, number: int) -> tuple[Variant, ...]:
-    return case.variants[0], case.variants[number]
+def _contenders(row: Row) -> list[int]:
+    """The variants to validate: what is configured, what was chosen, and the defaults."""
+    return list(dict.fromkeys(row[name]["variant"] for name in ("configured", "chosen", "default") if row[name]))
 
 
 def recommendation_for(
@@ -236,47 +264,80 @@ def recommendation_for(
     then: Mapping[int, Row],
     objective: Objective,
 ) -> Tuned:
-    """Whether the chosen parameters are recommended.
+    """Whether the chosen parameters are recommended, or the defaults, or neither.
 
-    `row` is of `tune_search.best`; `then` has the figures on the validation days, of the configured variant (0) and of
-    the chosen one (1).
+    `row` is of `tune_search.best`, with `default` (None: that is what is configured); `then` has the figures of these
+    variants on the validation days, with what they save and how sure that is (`tune_search.savings`).
     """
-    configured, chosen = row["configured"], row["chosen"]
-
-    def result(why: str, *, recommended: bool = False) -> Tuned:
-        return Tuned(
-            cluster=cluster,
-            trained=trained,
-            validated=validated,
-            configured=configured,
-            chosen=chosen,
-            configured_then=then.get(0),
-            chosen_then=then.get(1),
-            recommended=recommended,
-            why=why,
-        )
-
+    before = then[row["configured"]["variant"]]
+    chosen, default = row["chosen"], row["default"]
+    best, why = chosen, ""
     if chosen is None:
         near = row["nearest"]
-        return result(f"nothing that was tried meets the objective: {_figures(near)} at best, with {_with(near)}")
-    if not then:
-        return result("the configured parameters are the cheapest that meet the objective")
-    before, after = then[0], then[1]
-    if not objective.is_met(after):
-        return result(f"not recommended: on the validation days it misses the objective ({_figures(after)})")
-    paid, pays = before["replica_hours"], after["replica_hours"]
-    saved = 1 - pays / paid if paid else -float(pays > 0)  # a cluster that may scale to 0 may have cost nothing
-    if objective.is_met(before) and saved <= 0:
-        return result(
-            f"not recommended: on the validation days it costs {-saved:.1%} more than the configured parameters"
+        why = f"nothing that was tried meets the objective: {_figures(near)} at best, with {_with(near)}"
+    elif chosen["variant"] == row["configured"]["variant"]:
+        why = (
+            f"the configured parameters {'' if default else '(the defaults) '}are the cheapest that meet the objective"
         )
-    cost = f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"
+    else:
+        why = _refusal(then[chosen["variant"]], before, objective)
+        if default is not None and chosen["variant"] != default["variant"]:
+            ours, theirs = then[chosen["variant"]], then[default["variant"]]
+            least = (1 - GAIN) * theirs["replica_hours"]
+            if objective.is_met(theirs) and (why or ours["replica_hours"] > least):
+                # Of two that differ by less the defaults: they were not chosen for these days.
+                best, why = default, _refusal(theirs, before, objective) or ""
+    after = None if best is None or best["variant"] == row["configured"]["variant"] else then[best["variant"]]
+    return Tuned(
+        cluster=cluster,
+        trained=trained,
+        validated=validated,
+        configured=row["configured"],
+        chosen=best,
+        configured_then=before,
+        chosen_then=after,
+        recommended=not why,
+        why=why or _gain(after or before, before, objective),
+    )
+
+
+def _refusal(after: Row, before: Row, objective: Objective) -> str:
+    """Why parameters are not recommended by their figures on the validation days; empty: they are."""
+    if not objective.is_met(after):
+        return f"not recommended: on the validation days it misses the objective ({_figures(after)})"
+    if not objective.is_met(before):
+        return ""
+    if after["saved"] < GAIN:
+        return (
+            f"not recommended: on the validation days it costs {_cost(after)} than the configured parameters, "
+            f"{_violation(after, before)}; expected at least {GAIN:.0%} less"
+        )
+    if after["saved"] <= 2 * after["noise"]:
+        return (
+            f"not recommended: on the validation days it costs {_cost(after)} than the configured parameters, which "
+            f"may be chance (standard error {after['noise']:.1%})"
+        )
+    return ""
+
+
+def _gain(after: Row, before: Row, objective: Objective) -> str:
     broken = (
         "" if objective.is_met(before) else f"; the configured parameters miss the objective there ({_figures(before)})"
     )
-    return result(
-        f"on the validation days it costs {cost} and meets the objective ({_figures(after)}){broken}", recommended=True
+    return (
+        f"on the validation days it costs {_cost(after)} (standard error {after['noise']:.1%}) and meets the objective "
+        f"({_figures(after)}), {_violation(after, before)}{broken}"
     )
+
+
+def _cost(after: Row) -> str:
+    saved = after["saved"]
+    return f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"
+
+
+def _violation(after: Row, before: Row) -> str:
+    added = after["violation"] - before["violation"]
+    return f"with {abs(added):.3%} of the time {'more' if added >= 0 else 'less'} too late"
 
 
 def _figures(row: Row) -> str:

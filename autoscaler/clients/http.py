@@ -303,6 +303,10 @@ class JsonClient:
         """Like `put`, with POST."""
         return await self._write("POST", path, document)
 
+    async def send(self, path: str, document: object) -> None:
+        """Like `post`, of a server whose answer is not JSON, or does not matter."""
+        await self._request("POST", path, document)
+
     def forget(self) -> None:
         """Request everything again from now on. A write does this by itself."""
         self._kept.clear()

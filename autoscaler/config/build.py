@@ -42,7 +42,7 @@ from autoscaler.config.document import (
     join,
     read_plain,
 )
-from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope
+from autoscaler.config.template import PLACEHOLDER, Environment, Expression, Part, Scope, TextTemplate
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
@@ -417,8 +417,8 @@ class Builder:
 
     def _scalar(self, hint: Any, node: Node, path: str) -> Any:  # noqa: ANN401, C901 - one case per type
         value = node.value if isinstance(node, Scalar) else None
-        if hint is Secret and isinstance(value, str):
-            return Secret(value)
+        if hint in (Secret, TextTemplate) and isinstance(value, str):
+            return hint(value)
         if hint is bool and isinstance(value, bool):
             return value
         if hint is int and isinstance(value, int) and not isinstance(value, bool):
@@ -447,7 +447,7 @@ class Builder:
 
         A value is a secret, and hidden, where the field is a `Secret`, or the key or the variable is called like one.
         """
-        if not (isinstance(node, Scalar) and isinstance(node.value, str)):
+        if hint is TextTemplate or not (isinstance(node, Scalar) and isinstance(node.value, str)):
             return node
         if self._scope is not None and _container(hint) is not Scalar:
             return node  # an expression stands for a scalar only
@@ -539,6 +539,7 @@ _NAMES: abc.Mapping[Any, str] = {
     timedelta: "a duration like 30s, 5m or 1h30m",
     Secret: "a string or ${NAME}",
     Path: "a path",
+    TextTemplate: "a text with expressions such as ${cluster}",
 }
 
 

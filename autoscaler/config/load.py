@@ -19,7 +19,7 @@ from autoscaler.config.fleets import Template
 from autoscaler.config.include import OWN
 from autoscaler.config.model import Cluster, Config, DaemonSpec, FleetSpec, TlsSpec, TokenSpec
 from autoscaler.config.sections import DIRECTORY, SCALED, FileSections, FleetSection
-from autoscaler.plugins import Kind
+from autoscaler.plugins import Kind, install_hint, is_installed
 from autoscaler.ports import Secret, SourcePlugin
 
 _PASSWORD = re.compile(r"://[^/@:]*:(.+)@")
@@ -116,6 +116,9 @@ class _File:
             return spec
         mapping = self._build.mapping(node, path, DaemonSpec)
         self._check_state(spec, mapping, path)
+        if spec.tracing and not is_installed("opentelemetry.exporter.otlp.proto.http"):
+            message = f"needs OpenTelemetry's SDK and OTLP exporter, which are not installed: {install_hint('otel')}"
+            raise self._problems.fail(*mapping.place("tracing", path), message)
         if spec.tls is not None:
             try:
                 server_context(spec.tls)

@@ -7,14 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
+from autoscaler.config.build import Plugin
+from autoscaler.config.template import TextTemplate
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import DiscoveryPlugin, EnginePlugin, Member, Secret, SourcePlugin, TargetPlugin
+from autoscaler.plugins import Kind
+from autoscaler.ports import (
+    DiscoveryPlugin,
+    EnginePlugin,
+    Member,
+    NotificationKind,
+    NotifierPlugin,
+    Secret,
+    Severity,
+    SourcePlugin,
+    TargetPlugin,
+)
 
 _HIGHEST_PORT = 65535
 
@@ -75,6 +89,55 @@ class TlsSpec:
     key: Path
 
 
+NOTIFICATION_VARIABLES = ("cluster", "kind", "severity", "message", "time")
+"""What the text of a notification may name."""
+
+_TEXT = TextTemplate("${severity}: ${cluster}: ${message}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotificationSpec:
+    """One receiver of notifications.
+
+    Attributes:
+        to: where they are sent.
+        kinds: which of them, as patterns such as `rescale-*`: `rescale-begun`, `rescale-ended`, `rescale-failed`,
+            `trouble-begun`, `trouble-ended`, `control-set`, `control-expiring`, `control-ended`, `at-maximum-begun`,
+            `at-maximum-ended`, `owner-changed`.
+        severity: the least severity that is sent.
+        clusters: names of clusters, or patterns of them, whose notifications are sent.
+        text: of a message to people; it may name `${cluster}`, `${kind}`, `${severity}`, `${message}` and `${time}`.
+        rate: messages a minute at most. What is too much waits, and is sent together as one message.
+    """
+
+    to: Annotated[NotifierPlugin, Plugin(Kind.NOTIFIER)]
+    kinds: tuple[str, ...] = ("*",)
+    severity: Severity = Severity.INFO
+    clusters: tuple[str, ...] = ("*",)
+    text: TextTemplate = _TEXT
+    rate: int = 20
+
+    def __post_init__(self) -> None:
+        for pattern in self.kinds:
+            if not any(fnmatchcase(kind, pattern) for kind in NotificationKind):
+                raise ParameterError("kinds", f"{pattern!r} matches none of {', '.join(NotificationKind)}")
+        if self.rate < 1:
+            raise ParameterError("rate", f"must be 1 or more, not {self.rate}")
+        try:
+            self.text.check(NOTIFICATION_VARIABLES)
+        except ValueError as error:
+            raise ParameterError("text", str(error)) from error
+
+    def wants(self, kind: NotificationKind, severity: Severity, cluster: str) -> bool:
+        """Whether a notification is sent."""
+        ranks = list(Severity)  # the worst first
+        return (
+            ranks.index(severity) <= ranks.index(self.severity)
+            and any(fnmatchcase(kind, pattern) for pattern in self.kinds)
+            and any(fnmatchcase(cluster, pattern) for pattern in self.clusters)
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSpec:
     """Settings of the daemon itself (`daemon:`).
@@ -90,11 +153,13 @@ class DaemonSpec:
             names without a dot and those of Kubernetes services need none; all others are refused.
         tokens: who may change something over HTTP; nobody without them.
         tls: the certificate of the HTTP endpoints. Tokens need it where `listen` is not a loopback address.
-        read_needs_token: whether reading needs a token too, except for `/healthz`.
+        read_needs_token: whether reading needs a token too, except for `/healthz` and the page itself.
         log: format of the log lines.
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
         pack: whether the files of past hours are compressed.
+        notifications: who is told what has happened, by a name of your choice.
+        tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` say where to.
     """
 
     directory: Path
@@ -109,6 +174,8 @@ class DaemonSpec:
     decisions: int = 500
     history: timedelta = timedelta(days=7)
     pack: bool = True
+    notifications: Mapping[str, NotificationSpec] = field(default_factory=dict)
+    tracing: bool = False
 
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")

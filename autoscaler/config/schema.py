@@ -16,6 +16,7 @@ from autoscaler.config.cluster import NAME
 from autoscaler.config.document import read_plain
 from autoscaler.config.include import OWN
 from autoscaler.config.sections import SCALED, FileSections, MetricSection
+from autoscaler.config.template import TextTemplate
 from autoscaler.core.durations import PATTERN, format_duration
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
@@ -34,6 +35,7 @@ _SCALARS: abc.Mapping[Any, Schema] = {
     bool: {**_VARIABLE, "type": ["boolean", "string"]},
     Path: {"type": "string", "minLength": 1},
     Secret: {"type": "string"},
+    TextTemplate: {"type": "string"},
     timedelta: {"$ref": "#/$defs/duration"},
     type(None): {"type": "null"},
 }

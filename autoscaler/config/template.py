@@ -62,6 +62,23 @@ class Expression:
 Part: TypeAlias = str | Environment | Expression
 
 
+class TextTemplate(str):
+    """A parameter whose expressions are filled when it is used, not when the configuration is read."""
+
+    __slots__ = ()
+
+    def check(self, variables: tuple[str, ...]) -> None:
+        """Raise ValueError if an expression is malformed, or names anything but these variables."""
+        named = next((part.name for part in parse(self, variables) if isinstance(part, Environment)), None)
+        if named is not None:
+            raise ValueError(f"${{{named}}} is an environment variable, not one of {', '.join(variables)}")
+
+    def fill(self, values: abc.Mapping[str, str]) -> str:
+        """The text with these values of all variables."""
+        parts = parse(self, tuple(values))
+        return "".join(values[part.variable] if isinstance(part, Expression) else str(part) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What the expressions of a template may name.

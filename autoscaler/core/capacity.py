@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 
+from autoscaler.core.censored import percentiles
 from autoscaler.core.model import (
     PHASES,
     ClusterSpec,
@@ -19,10 +20,12 @@ from autoscaler.core.model import (
     Observation,
     Phase,
     Rescale,
+    RescaleTimes,
     SizeCapacity,
 )
 
 _KEPT_DURATIONS = 8
+_KEPT_TIMES = 32
 _UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
@@ -127,7 +130,7 @@ def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float
         for other, figure in learned.capacity.items()
         if (figure.rate <= new.rate if other < size else figure.rate >= new.rate)
     }
-    return Learned({**kept, size: new}, learned.durations, learned.memory)
+    return Learned({**kept, size: new}, learned.durations, learned.memory, learned.times)
 
 
 def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
@@ -139,8 +142,17 @@ def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
     return replace(learned, durations={**learned.durations, rescale.direction: merged})
 
 
+def learn_times(learned: Learned, direction: Direction, times: RescaleTimes) -> Learned:
+    """Keep when the job stopped and ran again, of the last rescales in a direction."""
+    kept = (*learned.times.get(direction, ()), times)[-_KEPT_TIMES:]
+    return replace(learned, times={**learned.times, direction: kept})
+
+
 def restart_time(learned: Learned, direction: Direction) -> float | None:
     """Median seconds from a request in that direction until the job runs with it; None when never seen."""
+    times = learned.times.get(direction)
+    if times:
+        return _median_start(times)
     phases = learned.durations.get(direction)
     if not phases:
         return None
@@ -152,7 +164,30 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
     return seconds
 
 
-@lru_cache(maxsize=4096)  # durations are asked for at every decision, and change with a rescale
+def stall_time(learned: Learned, direction: Direction) -> float | None:
+    """Median seconds that the job stands still for a rescale in that direction; None when never seen."""
+    times = learned.times.get(direction)
+    return _median_stall(times) if times else None
+
+
+@lru_cache(maxsize=4096)  # they are asked for at every decision, and change with a rescale
+def _median_start(times: tuple[RescaleTimes, ...]) -> float | None:
+    found = percentiles([(after, before) for _, _, after, before in times])
+    return found and found[0]
+
+
+@lru_cache(maxsize=4096)
+def _median_stall(times: tuple[RescaleTimes, ...]) -> float | None:
+    begins, ends = [], []
+    for stopped_after, stopped_before, ran_after, ran_before in times:
+        if stopped_after is not None and stopped_before is not None:
+            begins.append((stopped_after, stopped_before))
+            ends.append((max(ran_after, stopped_after), ran_before))
+    found = percentiles(ends, begins)
+    return found and found[0]
+
+
+@lru_cache(maxsize=4096)
 def _median(values: tuple[float, ...]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2

@@ -46,7 +46,7 @@ def learn(seen: Trusted, settled: Settled) -> LearnResult:
     views = views_for(seen.spec.policies, view)
     memory, errors = learn_policies(seen.spec.policies, views, learned)
     if memory or learned.memory:
-        learned = Learned(learned.capacity, learned.durations, memory)
+        learned = Learned(learned.capacity, learned.durations, memory, learned.times)
     return LearnResult(views, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
 
 

@@ -559,7 +559,7 @@ class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
     What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `Comparing`, `LookingBack`,
-    `Requiring` and `Ranging`.
+    `Requiring`, `Ranging`, `Serving` and `Estimating`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -632,6 +632,32 @@ class Ranging(Protocol):
     @property
     def ranges(self) -> Mapping[str, Range]:
         """Name of the metric -> `AMOUNT`, `SHARE` or another range."""
+        ...
+
+
+class Serving(Protocol):
+    """A policy that keeps up with arrivals: what it goes by is shown to people, and a simulation goes by it too.
+
+    Each attribute may be left out.
+    """
+
+    objective: timedelta
+    """No record should wait longer."""
+
+    arrivals: str
+    throughput: str
+    lag: str
+    """Names of the metrics with the offered and the processed records/s, and with the records waiting."""
+
+
+class Estimating(Protocol):
+    """A policy that learns what sizes can process: that is shown to people, and a simulation goes by it too."""
+
+    def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
+        """Records/s that a size processes when it is busy, by what was learned; None: not known. Pure.
+
+        `workers` is the size less what partitions that do not divide evenly leave idle.
+        """
         ...
 
 
@@ -828,6 +854,20 @@ class SizeCapacity:
     samples: int
 
 
+class RescaleTimes(NamedTuple):
+    """When the job stopped and ran again in a rescale, in seconds after the request: each between two observations.
+
+    Attributes:
+        stopped_after, stopped_before: when it stopped; both None: not known; both `ran_before`: it did not.
+        ran_after, ran_before: when it ran with the new size; equal where the engine reports the time.
+    """
+
+    stopped_after: float | None
+    stopped_before: float | None
+    ran_after: float
+    ran_before: float
+
+
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Learned:
@@ -835,13 +875,16 @@ class Learned:
 
     Attributes:
         capacity: size -> what it processes when busy.
-        durations: direction -> phase -> the last few durations in seconds, oldest first.
+        durations: direction -> phase -> the last few durations as they were observed, in seconds, oldest first: each
+            ends with an observation.
         memory: policy -> name -> what that policy has learned.
+        times: direction -> when the job stopped and ran again in the last rescales, oldest first.
     """
 
     capacity: Mapping[int, SizeCapacity] = field(default_factory=dict)
     durations: Mapping[Direction, Mapping[Phase, tuple[float, ...]]] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    times: Mapping[Direction, tuple[RescaleTimes, ...]] = field(default_factory=dict)
 
 
 @fast_init

@@ -6,12 +6,13 @@ worker that never starts must not hold decisions forever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from autoscaler.core.capacity import learn_durations
+from autoscaler.core.capacity import learn_durations, learn_times
 from autoscaler.core.model import (
     PHASES,
     Cause,
@@ -27,6 +28,7 @@ from autoscaler.core.model import (
     Reason,
     Rescale,
 )
+from autoscaler.core.rescale_times import observed_times
 from autoscaler.core.trust import Note, Trusted
 
 MAX_EARLIER = 8
@@ -160,9 +162,10 @@ def _still_missed(missed: Rescale, observation: Observation, desired: int) -> bo
 
 
 def _follow(spec: ClusterSpec, state: ClusterState, observation: Observation, notes: list[Note]) -> ClusterState:
-    if state.rescale is None:
+    rescale = state.rescale
+    if rescale is None:
         return state
-    settling = follow(spec, state.rescale, observation, observation.metrics)
+    settling = follow(spec, rescale, observation, observation.metrics)
     notes.extend(settling.notes)
     at = observation.at
     if settling.dropped is not None:
@@ -179,13 +182,16 @@ def _follow(spec: ClusterSpec, state: ClusterState, observation: Observation, no
             disturbance_ended_at=at,
             override_times=times,
         )
+    moved = settling.settled or settling.rescale
+    if moved is not None and moved.cause is Cause.REQUEST and runs(moved) and not runs(rescale):
+        learned = learn_times(state.learned, moved.direction, observed_times(moved, state, observation))
+        state = replace(state, learned=learned)
     if settling.settled is not None:
         done = settling.settled
         learned = learn_durations(state.learned, done) if done.cause is Cause.REQUEST else state.learned
-        ended = state.disturbance_ended_at if runs(state.rescale) else at
+        ended = state.disturbance_ended_at if runs(rescale) else at
         return replace(state, rescale=None, cooldown_from=at, disturbance_ended_at=ended, learned=learned)
-    moved = settling.rescale
-    if moved is not None and runs(moved) and not runs(state.rescale):
+    if moved is not None and runs(moved) and not runs(rescale):
         return replace(state, rescale=moved, disturbance_ended_at=at)
     return replace(state, rescale=moved)
 
@@ -455,6 +461,15 @@ def _caught_up(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> bool:
     if throughput is None:
         return spec.settle.throughput not in spec.metrics
     return waiting <= _total(throughput) * spec.settle.backlog_time.total_seconds()
+
+
+def backlog_time(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> float | None:
+    """Lag divided by throughput, in seconds; infinite while nothing of a lag is processed. None: it is not known."""
+    lag, throughput = metrics.get(spec.settle.lag), metrics.get(spec.settle.throughput)
+    if lag is None or throughput is None:
+        return None
+    waiting, rate = _total(lag), _total(throughput)
+    return 0.0 if waiting <= 0 else math.inf if rate <= 0 else waiting / rate
 
 
 def _total(reading: Reading) -> float:

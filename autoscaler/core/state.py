@@ -59,6 +59,7 @@ def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
             {size: replace(capacity, at=capacity.at + shift) for size, capacity in learned.capacity.items()},
             learned.durations,
             {policy: _moved_memory(memory, shift) for policy, memory in learned.memory.items()},
+            learned.times,
         ),
     )
 

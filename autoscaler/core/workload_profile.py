@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
 
 from autoscaler.core.model import Direction, Reading
 
@@ -53,18 +55,20 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Season:
-    """The seasonal arrivals, records/s, in equal slots of a week that begins on Monday, 0:00 UTC.
+    """The seasonal arrivals, records/s, in equal slots of a week that begins on Monday, 0:00, of a time zone.
 
     Attributes:
         usual: the median of each slot, at the level of the last week.
         low, high: tenth and ninetieth percentile.
         trend: growth of the arrivals per week, as a share.
+        time_zone: the IANA name of the time zone, such as Europe/Berlin.
     """
 
     usual: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
     trend: float = 0.0
+    time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,27 @@ class Profile:
     findings: tuple[Finding, ...] = ()
 
 
+def local_seconds(at: float, time_zone: str) -> float:
+    """What the clocks of a time zone show at a time (seconds since 1970, UTC), as if that were UTC.
+
+    Raises ValueError: there is no such time zone.
+    """
+    if time_zone == "UTC":
+        return at
+    offset = datetime.fromtimestamp(at, _zone(time_zone)).utcoffset()
+    return at + (0.0 if offset is None else offset.total_seconds())
+
+
+@lru_cache(maxsize=1024)
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError) as error:  # unknown; no name at all; a directory such as Europe
+        raise ValueError(f"{name!r} is not the name of a time zone, such as Europe/Berlin") from error
+
+
 def seasonal_value(slots: tuple[float, ...], at: float) -> float:
-    """The value at a time (seconds since 1970, UTC), interpolated between the middles of two slots."""
+    """The value at a local time (`local_seconds`), interpolated between the middles of two slots."""
     place = ((at - MONDAY_S) % WEEK_S) / WEEK_S * len(slots) - 0.5
     slot = int(place) if place >= 0 else -1
     share = place - slot
@@ -150,7 +173,12 @@ def reading(profile: Profile, at: datetime) -> Reading:
     value = (
         (0.0,) * (MINUTES + 1)
         if season is None
-        else tuple([round(seasonal_value(season.usual, now + 60.0 * minute), 3) for minute in range(MINUTES + 1)])
+        else tuple(
+            [
+                round(seasonal_value(season.usual, local_seconds(now + 60.0 * minute, season.time_zone)), 3)
+                for minute in range(MINUTES + 1)
+            ]
+        )
     )
     parts: dict[str, Mapping[str, float]] = {}
     curve = profile.capacity

@@ -18,9 +18,11 @@ from autoscaler import plugins
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.foreign import foreign_text, format_exception
 from autoscaler.core.model import EngineStatus, Reading
+from autoscaler.core.workload_profile import Profile
 from autoscaler.daemon.event_loop import caller
 from autoscaler.ports import (
     EdgeError,
+    HasProfile,
     PicksWorkers,
     RefusedError,
     ScaleTarget,
@@ -337,6 +339,19 @@ class ClusterConnections:
         await self._sources[source].tried()
         reading: Reading = await self._sources[source].get().collect(query, now)
         return reading
+
+    def profile(self, cluster: Cluster) -> Profile | None:
+        """The profile of the cluster, if one of its sources has it."""
+        for metric in cluster.metrics.values():
+            try:
+                live = self._sources[metric.source].get()
+                found = live.profile(metric.query) if isinstance(live, HasProfile) else None
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; it is for people only
+                log.debug("no profile to show", extra={"source": metric.source, "error": format_error(error)})
+                continue
+            if found is not None:
+                return found
+        return None
 
     def connections(self) -> Mapping[str, Connection]:
         """All of them, by their part in the cluster."""

@@ -37,6 +37,8 @@ from autoscaler.daemon.connections import (
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.daemon.series import Series
+from autoscaler.daemon.tracing import span
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
 
 log = logging.getLogger("autoscaler.daemon.controller")
@@ -70,9 +72,13 @@ class TickRecorder(Protocol):
         ...
 
 
-@dataclass
+Ticked = Callable[["Controller"], None]
+"""Called after each tick of a controller; it neither raises nor takes time."""
+
+
+@dataclass(eq=False)
 class LogState:
-    """What has been logged of a cluster, so that only changes are logged.
+    """What has been logged of a cluster, so that only changes are logged. A reload keeps it: it is as the cluster's id.
 
     Attributes:
         missing: readings that went missing -> ticks they have been available again.
@@ -162,6 +168,7 @@ class Controller:
         problem: why the last tick has no persisted decision, or None.
         refusal: the scale calls that have failed since the last success, while another size is needed; or None.
         template_problem: why it goes on with earlier values in the template of its fleet, or None.
+        series: what it did, for drawing.
     """
 
     def __init__(
@@ -177,6 +184,7 @@ class Controller:
         decide: Decide = step,
         ownership: Ownership | None = None,
         orders: Orders = no_orders,
+        ticked: Ticked = lambda _: None,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -190,6 +198,7 @@ class Controller:
         self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
         self.template_problem: str | None = None
+        self.series = Series()
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
@@ -197,6 +206,7 @@ class Controller:
         self._tick_recorder = tick_recorder
         self._decide = decide
         self._ownership = ownership or SoleOwnership()
+        self._ticked = ticked
         self._observer = Observer(cluster, connections, utc, orders)
         self._logged_problem: str | None = None
         self._scaling = False
@@ -209,7 +219,7 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.problem = before.problem
+        self.problem, self.series = before.problem, before.series
         self.template_problem = before.template_problem
         self.refusal = None if self.dry_run else before.refusal
 
@@ -292,7 +302,8 @@ class Controller:
             asked, self._asked = self._asked, None
             begun = self._begun = loop.time()
             try:
-                await self.tick()
+                with span("tick", self.name):
+                    await self.tick()
             except (asyncio.CancelledError, GeneratorExit):
                 _resolve(asked)
                 raise
@@ -305,6 +316,7 @@ class Controller:
                 self.problem = problem
             else:
                 self.finished = loop.time()
+            self._ticked(self)
             ended = loop.time()
             self._tick_recorder.record_tick(begun - due, ended - begun)
             following = number if due < planned else number + 1  # an asked one leaves the grid as it is
@@ -321,13 +333,15 @@ class Controller:
             state = await self._state()
             try:
                 async with asyncio.timeout(None) as self._observing:
-                    observation = await self._observer.observe()
+                    with span("poll", self.name):
+                        observation = await self._observer.observe()
             except TimeoutError:  # `interrupt`: the observer raises nothing
                 return
             finally:
                 self._observing = None
             self.counters.unexpected += self._observer.unexpected
-            after, decision = self._decide(self.cluster.spec, state, observation)
+            with span("decide", self.name):
+                after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
             if self.dry_run and decision.rescale:
@@ -345,6 +359,7 @@ class Controller:
         self._set_problem(None)
         self._report(state, after, observation, decision)
         self.state, self.observation, self.decision = after, observation, decision
+        self.series.add(self.cluster.spec, after, record)
         if self.refusal is not None and self.refusal.is_over(observation, decision):
             self.refusal = None
             self.logged.refused.clear()
@@ -372,7 +387,7 @@ class Controller:
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
-            with contained():
+            with contained(), span("scale", self.name, replicas=replicas):
                 async with asyncio.timeout(SCALE_TIMEOUT):
                     if not self._ownership.valid(self.name):
                         raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails

@@ -38,6 +38,7 @@ from autoscaler.ports import (
     Member,
     MembersWithControls,
     RefusedError,
+    Reports,
     StoreError,
     UnavailableError,
 )
@@ -176,6 +177,14 @@ class Discoveries:
         self._sweeping = self._sweeping or asyncio.create_task(self._sweep(), name="forget clusters that have left")
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
+
+    def shows(self, cluster: str) -> bool:
+        """Whether a cluster is a member that is shown its status where it was found."""
+        fleet, _ = self.members.get(cluster, ("", ""))
+        try:
+            return fleet in self._watches and isinstance(self._watches[fleet].live(), Reports)
+        except EdgeError:
+            return False
 
     async def stop(self) -> None:
         """Ask no more. The controllers go on until they are stopped."""

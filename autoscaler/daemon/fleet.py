@@ -11,7 +11,7 @@ from typing import NamedTuple
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
-from autoscaler.daemon.controller import Controller, TickRecorder
+from autoscaler.daemon.controller import Controller, Ticked, TickRecorder
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import Orders, no_orders, utc_now
@@ -83,6 +83,7 @@ class Fleet:
         decide: Decide = step,
         ownership: Ownership | None = None,
         orders: Orders = no_orders,
+        ticked: Ticked = lambda _: None,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
@@ -100,6 +101,7 @@ class Fleet:
         self._dry_run = dry_run
         self._decide = decide
         self._orders = orders
+        self._ticked = ticked
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
         """Make the controllers those of the configuration, and wait until those that end have ended.
@@ -233,6 +235,7 @@ class Fleet:
             decide=self._decide,
             ownership=self.ownership,
             orders=self._orders,
+            ticked=self._ticked,
         )
         controller.template_problem = self.template_problems.get(cluster.spec.name)
         if before is not None:

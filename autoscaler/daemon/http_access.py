@@ -20,8 +20,11 @@ from autoscaler.ports import AuditEntry, StoreError
 
 log = logging.getLogger("autoscaler.daemon.http_access")
 
-PUBLIC = "/healthz"
-"""The path that never needs a token: what restarts the daemon has none."""
+PUBLIC = ("/healthz", "/", "/assets/")
+"""What never needs a token to be read: what restarts the daemon has none, and the page asks people for theirs."""
+
+READING = "/what-if"
+"""The end of paths whose POST changes nothing."""
 
 MAX_REFUSALS = 10
 """Refused requests that are logged and audited within the period below: who guesses tokens must not fill either."""
@@ -90,8 +93,8 @@ class Access:
         """Refuse a request that must not be answered. Raises HTTPForbidden or HTTPUnauthorized."""
         if _is_foreign(request):
             raise await self._refusal(request, _ANONYMOUS, web.HTTPForbidden, "it comes from a page of another site")
-        if request.method in _SAFE:
-            if self._read_needs_token and request.path != PUBLIC:
+        if request.method in _SAFE or request.path.endswith(READING):
+            if self._read_needs_token and request.path not in PUBLIC and not request.path.startswith(PUBLIC[-1]):
                 await self._holder(request)
             return
         if request.match_info.http_exception is not None:
@@ -106,10 +109,24 @@ class Access:
             why = f"the token of {token.name} may only read; this needs one with rights: write"
             raise await self._refusal(request, token.name, web.HTTPForbidden, why)
 
+    @property
+    def has_writers(self) -> bool:
+        """Whether there is any token that may change something."""
+        return any(token.rights is Rights.WRITE for token in self._tokens)
+
+    def may_write(self, request: web.Request) -> bool:
+        """Whether a request has a token that may change something."""
+        token = self._presented(request)
+        return token is not None and token.rights is Rights.WRITE
+
+    def holder(self, request: web.Request) -> str | None:
+        """The name of the token that a request has, or None where it has none, or none of ours."""
+        token = self._presented(request)
+        return None if token is None else token.name
+
     def caller(self, request: web.Request) -> str:
         """The name of the token that a request has which was checked."""
-        token = self._presented(request)
-        return _ANONYMOUS if token is None else token.name
+        return self.holder(request) or _ANONYMOUS
 
     async def _holder(self, request: web.Request) -> _Token:
         """Whose token a request has. Raises HTTPUnauthorized."""

@@ -1,6 +1,6 @@
-"""The HTTP endpoints: health, metrics and a JSON API; `http_control` has those that change something.
+"""The HTTP endpoints: health, metrics and a JSON API.
 
-Every error is JSON.
+`http_control` has those that change something, `http_page` those of the page. Every error is JSON.
 """
 
 from __future__ import annotations
@@ -9,50 +9,51 @@ import asyncio
 import json
 import logging
 import os
-import threading
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
-    Hashable,
     Iterable,
     Mapping,
     Sequence,
 )
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from ipaddress import ip_address
-from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
-from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
+from autoscaler.core.model import ClusterState, Decision
+from autoscaler.core.workload_profile import Profile
 from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.events import EVENTS, Events, events
 from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
+from autoscaler.daemon.http_page import page_routes
 from autoscaler.daemon.http_requests import (
+    CONNECTIONS,
     STATUS,
-    control_document,
     controller_of,
     decision_document,
     limit_of,
     until_of,
 )
+from autoscaler.daemon.http_series import series
+from autoscaler.daemon.http_what_if import BUSY, what_if
+from autoscaler.daemon.learned import learned_document
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
-from autoscaler.daemon.peers import FORWARDED, Peers, copies
+from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
+from autoscaler.daemon.renderer import RENDERER, Renderer
+from autoscaler.daemon.rows import clusters_beside, row_document
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
@@ -65,8 +66,6 @@ log = logging.getLogger("autoscaler.daemon.http_api")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
 _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
-_CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
-_RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
 
 _LOCAL = (".localhost", ".svc", ".svc.cluster.local")
 """Ends of names of this machine and of Kubernetes services."""
@@ -75,8 +74,6 @@ _AT_ONCE = 8
 """Requests that begin in one iteration of the loop: a tick waits for no more, however many clients ask."""
 
 _PART = 64 * 1024
-
-UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
 
 MAX_BODY = 64 * 1024
 """Bytes of the body of a request."""
@@ -111,7 +108,7 @@ async def serve_http(
     assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
         try:
-            listener = await app[_CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
+            listener = await app[CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
         except OSError as error:
             raise ListenError(
                 f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
@@ -124,7 +121,8 @@ async def serve_http(
         finally:
             listener.close()
     finally:
-        app[_RENDERER].close()
+        app[EVENTS].close()
+        app[RENDERER].close()
         await runner.cleanup()
 
 
@@ -148,17 +146,22 @@ def application(
     app[STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
     app[_TURNS] = asyncio.Semaphore(_AT_ONCE)
-    app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
+    app[CONNECTIONS], app[RENDERER], app[EVENTS] = Connections(), Renderer(), Events()
+    app[BUSY] = asyncio.Lock()
     app.add_routes(
         [
             web.get("/healthz", _health),
             web.get("/readyz", _ready),
             web.get("/metrics", _metrics),
             web.get("/metrics/policies", _metrics_of_policies),
+            *page_routes(),
             *routes(),
+            web.get("/api/v1/events", events),
             web.get("/api/v1/clusters", _clusters),
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
+            web.get("/api/v1/clusters/{name:.+}/series", series),
+            web.post("/api/v1/clusters/{name:.+}/what-if", what_if),
             web.get("/api/v1/clusters/{name:.+}", _cluster),
             web.get("/api/v1/fleets", _fleets),
         ]
@@ -174,57 +177,17 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     status = request.app[STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
     response.headers["Autoscaler-History"] = quote(os.fsencode(status.history_directory))
-
-
-class _Renderer:
-    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop.
-
-    After each it rests twice as long as that took: the loop keeps most of the interpreter, however much is asked.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "http")
-        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
-        self._rested_at = 0.0
-        self._closed = threading.Event()
-
-    async def render(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread."""
-        if self._closed.is_set():
-            raise web.HTTPServiceUnavailable(text="the daemon is stopping")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
-
-    async def share(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Make something once for all requests that come while it is being made."""
-        future = self._under_way.get(key)
-        if future is None:
-            future = self._under_way[key] = asyncio.ensure_future(make())
-            future.add_done_callback(lambda _: self._under_way.pop(key))
-        # A client that leaves must not cancel it for the others.
-        result: T = await asyncio.shield(future)
-        return result
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        if self._closed.wait(max(0.0, self._rested_at - time.monotonic())):
-            raise CancelledError
-        begun = time.thread_time()
-        try:
-            return function()
-        finally:
-            self._rested_at = time.monotonic() + 2 * (time.thread_time() - begun)
+    # Names and error texts come from outside: no browser is to take an answer for a page.
+    response.headers["X-Content-Type-Options"] = "nosniff"
 
 
 @web.middleware
 async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer, and send the whole of it, within the time that a connection may take."""
-    with request.app[_CONNECTIONS].busy(request.protocol):
-        async with request.app[_TURNS]:
-            await asyncio.sleep(0)
+    with request.app[CONNECTIONS].busy(request.protocol):
+        if request.match_info.handler is not events:  # it has turns of its own, and waits for them uncounted
+            async with request.app[_TURNS]:
+                await asyncio.sleep(0)
         response = await handler(request)
         await response.prepare(request)
         await response.write_eof()
@@ -277,11 +240,7 @@ async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse
         or FORWARDED in request.headers
     ):
         return await handler(request)
-    return await _peers(request).forward(request)
-
-
-def _peers(request: web.Request) -> Peers:
-    return Peers(request.app[STATUS].ownership, request.app[ACCESS].certificate)
+    return await Peers.of(request).forward(request)
 
 
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
@@ -352,7 +311,7 @@ def _fleet_problem(fleet: FleetStatus) -> str | None:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[_RENDERER]
+    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -363,7 +322,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[RENDERER]
 
     async def make() -> bytes:
         clusters = await snapshot(status, ask=False)
@@ -374,21 +333,19 @@ async def _metrics_of_policies(request: web.Request) -> web.Response:
 
 
 async def _clusters(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
-    alone = FORWARDED in request.headers or not status.ownership.copies
+    status, renderer = request.app[STATUS], request.app[RENDERER]
+    alone = is_alone(request)
 
     async def make() -> bytes:
-        answers = [] if alone else await _peers(request).ask(request)
-        clusters, fleets = await snapshot(status), status.fleets
+        answers = [] if alone else await Peers.of(request).ask(request)
         others = [row for answer in answers for row in answer.body.get("clusters", ())]
-        if not alone:
-            clusters += _unknown(status, {row["name"] for row in others})
+        clusters, fleets = await clusters_beside(status, None if alone else others), status.fleets
         dry_run, reload, now = status.dry_run, _reload(status), status.utc()
         loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
             # One that has just been handed over may be in two answers: ours is the last one.
-            rows = {row["name"]: row for row in (*others, *(_row(cluster, now) for cluster in clusters))}
+            rows = {row["name"]: row for row in (*others, *(row_document(cluster, now) for cluster in clusters))}
             return _json(
                 {
                     "dry_run": dry_run,
@@ -405,17 +362,8 @@ async def _clusters(request: web.Request) -> web.Response:
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _unknown(status: DaemonStatus, known: Collection[str]) -> list[ClusterSnapshot]:
-    """The clusters that neither this copy nor another one has shown."""
-    return [
-        ClusterSnapshot.unknown(cluster, fleet_of(status.members, name), UNCONTROLLED, dry_run=status.dry_run)
-        for name, cluster in status.clusters.items()
-        if name not in status.controllers and name not in known
-    ]
-
-
 async def _fleets(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[_RENDERER]
+    status, renderer = request.app[STATUS], request.app[RENDERER]
     loop_time, now = asyncio.get_running_loop().time(), status.utc()
 
     async def make() -> bytes:
@@ -454,16 +402,24 @@ async def _cluster(request: web.Request) -> web.Response:
     cluster = ClusterSnapshot.of(controller, fleet_of(status.members, controller.name))
     now = status.utc()
     known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
-    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now)))
+    profile = controller.connections.profile(controller.cluster)
+    took = controller.series.settled()
+    body = await request.app[RENDERER].render(lambda: _json(_details(cluster, known, took, profile, now)))
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime) -> dict[str, object]:
+def _details(
+    cluster: ClusterSnapshot,
+    known: Mapping[str, object],
+    took: Sequence[tuple[int, int, float]],
+    profile: Profile | None,
+    now: datetime,
+) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     return {
-        **_row(cluster, now),
+        **row_document(cluster, now),
         **known,
-        "learned": None if state is None else _learned(state.learned, now),
+        "learned": None if state is None else learned_document(cluster.cluster.spec, state, took, profile, now),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
@@ -474,7 +430,7 @@ def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetim
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status, renderer, name = request.app[STATUS], request.app[_RENDERER], request.match_info["name"]
+    status, renderer, name = request.app[STATUS], request.app[RENDERER], request.match_info["name"]
     if name in status.clusters and name not in status.controllers:
         state = await status.load(name)
     else:
@@ -487,7 +443,7 @@ async def _decisions(request: web.Request) -> web.Response:
 
 
 async def _decision_list(
-    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
+    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: Renderer
 ) -> AsyncGenerator[bytes, None]:
     newer: Record | None = None
 
@@ -542,70 +498,3 @@ def _record(line: bytes) -> Record:
 
 def _reload(status: DaemonStatus) -> list[str] | str:
     return list(status.reload_problems) or "ok"
-
-
-def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
-    observation, decision, state = cluster.observation, cluster.decision, cluster.state
-    limits = cluster.limits
-    return {
-        "name": cluster.name,
-        "fleet": cluster.fleet,
-        "dry_run": cluster.dry_run,
-        "at": None if decision is None else decision.at.isoformat(),
-        "age": None if decision is None else (now - decision.at).total_seconds(),
-        "min": limits.minimum,
-        "max": limits.maximum,
-        "current": None if decision is None or observation is None else observation.desired,
-        "ready": None if observation is None else observation.ready,
-        "proposed": None if decision is None else decision.proposed,
-        "desired": None if decision is None else decision.desired,
-        "reason": None if decision is None else decision.reason.value,
-        "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
-        "controls": [control_document(control) for control in cluster.controls],
-        "missing": {} if observation is None else dict(observation.missing),
-        "problem": cluster.trouble,
-    }
-
-
-def _learned(learned: Learned, now: datetime) -> dict[str, object]:
-    """What was learned: ages instead of times, medians instead of lists."""
-    seconds = now.timestamp()
-    return {
-        "capacity": [
-            {"replicas": size, "rate": seen.rate, "age": (now - seen.at).total_seconds(), "samples": seen.samples}
-            for size, seen in sorted(learned.capacity.items())
-        ],
-        "durations": {
-            direction.value: {
-                "phases": {
-                    phase.value: {"median": median(last), "samples": len(last)}
-                    for phase, last in phases.items()
-                    if last
-                },
-                "restart": restart_time(learned, direction),
-            }
-            for direction, phases in learned.durations.items()
-        },
-        "memory": {
-            policy: {
-                "numbers": {name: number for name, number in memory.items() if not name.endswith("_at")},
-                "ages": {
-                    name.removesuffix("_at"): seconds - number
-                    for name, number in memory.items()
-                    if name.endswith("_at")
-                },
-            }
-            for policy, memory in learned.memory.items()
-        },
-    }
-
-
-def _rescale(rescale: Rescale) -> dict[str, object]:
-    return {
-        "before": rescale.before,
-        "to": rescale.to,
-        "at": rescale.at.isoformat(),
-        "cause": rescale.cause.value,
-        "phase": rescale.phase.value,
-        "error": rescale.error or None,
-    }

@@ -7,20 +7,18 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
@@ -30,12 +28,14 @@ from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.http_access import ACCESS
 from autoscaler.daemon.http_requests import (
     STATUS,
+    body_of,
     control_document,
     controller_of,
     decision_document,
     limit_of,
     until_of,
 )
+from autoscaler.daemon.http_what_if import WhatIfRequest
 from autoscaler.daemon.openapi import document
 from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.ports import AuditEntry, Record, StoredControl
@@ -60,7 +60,6 @@ def _on_one_line(text: str) -> str:
     return text
 
 
-Model = TypeVar("Model", bound=BaseModel)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_on_one_line)]
 Size = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 Words = Annotated[str, StringConstraints(max_length=500), AfterValidator(_on_one_line)]
@@ -166,7 +165,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _order(request: web.Request) -> web.Response:
     status, by = request.app[STATUS], request.app[ACCESS].caller(request)
-    asked = await _body(request, ControlRequest)
+    asked = await body_of(request, ControlRequest)
     clusters = await _matching(status, asked)
     until = asked.until(status.utc())
     stored = await status.controls.add(
@@ -204,7 +203,7 @@ async def _audit(request: web.Request) -> web.Response:
 async def _decide(request: web.Request) -> web.Response:
     status, by = request.app[STATUS], request.app[ACCESS].caller(request)
     controller = controller_of(status, request.match_info["name"])
-    asked = await _body(request, DecideRequest) if request.can_read_body else DecideRequest()
+    asked = await body_of(request, DecideRequest) if request.can_read_body else DecideRequest()
     entry = AuditEntry(
         at=status.utc(),
         by=by,
@@ -233,25 +232,7 @@ async def _decide(request: web.Request) -> web.Response:
 
 async def _openapi(request: web.Request) -> web.Response:
     del request
-    return web.json_response(document(ControlRequest.model_json_schema(), DecideRequest.model_json_schema()))
-
-
-async def _body(request: web.Request, model: type[Model]) -> Model:
-    """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
-    if request.content_type != "application/json":
-        shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
-        raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
-    try:
-        return model.model_validate_json(await request.read())
-    except ValidationError as error:
-        raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
-
-
-def _problem(error: ErrorDetails) -> str:
-    """A problem of a body, with the key that it is about."""
-    place = ".".join(map(str, error["loc"]))
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+    return web.json_response(document(ControlRequest, DecideRequest, WhatIfRequest))
 
 
 def _written(field: str) -> str:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from autoscaler.core.explain import describe_control, explain
 from autoscaler.core.model import Control
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.status import DaemonStatus
+from autoscaler.http_connections import Connections
 from autoscaler.ports import Record
 from autoscaler.trace.codec import to_json
+
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_LISTED = 10_000
 """Most decisions, or entries of the audit, in one answer."""
 
+CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
+"""Those of an application."""
+
 STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 """The daemon that an application is of."""
+
+
+_LONGEST_SHOWN = 60
 
 
 def controller_of(status: DaemonStatus, name: str) -> Controller:
@@ -38,20 +50,26 @@ def limit_of(request: web.Request) -> int:
     text = request.query.get("limit", "20")
     # Long ones are not converted: Python raises another error for thousands of digits.
     if not text.isdecimal() or len(text) > len(str(MAX_LISTED)) or not 1 <= int(text) <= MAX_LISTED:
-        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MAX_LISTED}")
+        raise web.HTTPBadRequest(text=f"limit is {text[:_LONGEST_SHOWN]!r}, expected a number from 1 to {MAX_LISTED}")
     return int(text)
 
 
 def until_of(request: web.Request) -> datetime | None:
     """Up to when they are asked for by `until`. Raises HTTPBadRequest."""
-    text = request.query.get("until")
+    return time_of(request, "until")
+
+
+def time_of(request: web.Request, name: str) -> datetime | None:
+    """A time that is given in a query. Raises HTTPBadRequest."""
+    text = request.query.get(name)
     if text is None:
         return None
     try:
-        until = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise web.HTTPBadRequest(text=f"until is {text!r}, expected a time like 2026-01-31T17:05:00Z") from error
-    return until if until.tzinfo else until.replace(tzinfo=UTC)
+        shown = text[:_LONGEST_SHOWN]
+        raise web.HTTPBadRequest(text=f"{name} is {shown!r}, expected a time like 2026-01-31T17:05:00Z") from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def decision_document(record: Record, failed: str | None) -> dict[str, object]:
@@ -79,3 +97,21 @@ def control_document(control: Control) -> dict[str, object]:
         "max": control.maximum,
         "text": describe_control(control),
     }
+
+
+async def body_of(request: web.Request, model: type[Model]) -> Model:
+    """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
+    if request.content_type != "application/json":
+        shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
+        raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
+    try:
+        return model.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """A problem of a body, with the key that it is about."""
+    place = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import Reading, SizeCapacity
+from autoscaler.core.rescale import backlog_time
+from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
@@ -88,6 +90,7 @@ class DaemonCollector(Collector):
         yield info
         for name, text, value in (
             ("clusters", "Clusters under control.", len(status.controllers)),
+            ("clusters_configured", "Clusters there are, whichever copy controls them.", len(status.clusters)),
             ("dry_run", "1 when the targets are not called.", status.dry_run),
             ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
             ("history_ok", "1 when the last decision was written to the history.", status.history_failure is None),
@@ -353,6 +356,20 @@ _FAMILIES = (
         "What was decided.",
         _single(lambda c: c.decision.desired if c.decision else None),
     ),
+    _Family("autoscaler_min_replicas", "gauge", "The smallest size allowed.", _single(lambda c: c.limits.minimum)),
+    _Family("autoscaler_max_replicas", "gauge", "The largest size allowed.", _single(lambda c: c.limits.maximum)),
+    _Family(
+        "autoscaler_trouble",
+        "gauge",
+        "1 while nothing is decided, its target does not answer or refuses, or its fleet's template cannot be filled.",
+        _single(lambda c: c.trouble is not None and c.trouble != NOT_OBSERVED),
+    ),
+    _Family(
+        "autoscaler_backlog_seconds",
+        "gauge",
+        "Lag divided by throughput; not there while one of them is missing.",
+        _single(lambda c: backlog_time(c.cluster.spec, c.observation.metrics) if c.observation else None),
+    ),
     _Family(
         "autoscaler_last_decision_timestamp_seconds",
         "gauge",
@@ -406,6 +423,12 @@ _FAMILIES = (
         "gauge",
         "1 while a rescale is in progress.",
         _single(lambda c: c.state.rescale is not None if c.state else None),
+    ),
+    _Family(
+        "autoscaler_rescale_started_timestamp_seconds",
+        "gauge",
+        "When the rescale in progress was requested.",
+        _single(lambda c: c.state.rescale.at.timestamp() if c.state and c.state.rescale else None),
     ),
     _Family("autoscaler_rescales_total", "counter", "Rescales requested.", _rescales),
     _Family(

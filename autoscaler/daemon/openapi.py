@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
+from autoscaler.daemon.series import KEYS
+
 Schema: TypeAlias = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
@@ -18,8 +22,8 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 _TIME_OR_NULL: Schema = {"type": ["string", "null"], "format": "date-time"}
 
 
-def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
-    """The document, with the schemas of what is sent."""
+def document(*requests: type[BaseModel]) -> dict[str, Any]:
+    """The document, with the schemas of what is sent, under the names of these models."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -28,11 +32,14 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "description": "The clusters of a daemon, why it decided what, and orders for them. Keys may be added.",
         },
         "paths": {
+            "/": {"get": _file("The page", "text/html")},
+            "/assets/{file}": {"get": _file("A file of the page", "text/css", [_FILE])},
             "/healthz": {"get": _read("Whether ticks finish", "Health", failing=503)},
             "/readyz": {"get": _read("Whether all clusters are under control", "Readiness", failing=503)},
             "/metrics": {"get": _metrics("Metrics in the format of Prometheus")},
             "/metrics/policies": {"get": _metrics("What policies have learned, likewise")},
             "/api/v1/clusters": {"get": _read("All clusters and fleets", "Clusters")},
+            "/api/v1/events": {"get": _stream("Rows that change, as server-sent events: `hello`, then `rows`")},
             "/api/v1/fleets": {"get": _read("All fleets", "Fleets")},
             "/api/v1/clusters/{name}": {
                 "get": _read("One cluster, and what was learned of it", "Cluster", [_NAME], refusals=(404,))
@@ -40,8 +47,28 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
             "/api/v1/clusters/{name}/decisions": {
                 "get": _read("Decisions, newest first", "Decisions", [_NAME, _LIMIT, _UNTIL], refusals=(400, 404, 503))
             },
+            "/api/v1/clusters/{name}/series": {
+                "get": _read(
+                    "What it did, for drawing: a mean of each stretch of time, of lag and backlog time the greatest",
+                    "ClusterSeries",
+                    [_NAME, _FROM, _UNTIL, _POINTS],
+                    refusals=(400, 404, 503),
+                )
+            },
             "/api/v1/clusters/{name}/decide": {
                 "post": _write("Decide now", "DecideRequest", 200, "DecidedNow", [_NAME], required=False)
+            },
+            "/api/v1/clusters/{name}/what-if": {
+                "post": {
+                    **_write(
+                        "What another objective or other policies would have done",
+                        "WhatIfRequest",
+                        200,
+                        "WhatIf",
+                        [_NAME],
+                    ),
+                    "security": [{}, {"token": []}],  # it changes nothing: who may read may ask
+                }
             },
             "/api/v1/controls": {
                 "get": _read("The orders in force: pauses, holds and limits", "Controls"),
@@ -54,7 +81,7 @@ def document(control_request: Schema, decide_request: Schema) -> dict[str, Any]:
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "One of daemon.tokens."}},
-            "schemas": {**_SCHEMAS, "ControlRequest": control_request, "DecideRequest": decide_request},
+            "schemas": {**_SCHEMAS, **{each.__name__: each.model_json_schema() for each in requests}},
         },
     }
 
@@ -68,6 +95,13 @@ _LIMIT = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum
 _UNTIL = _parameter("until", "query", _TIME, "Only those up to this time.")
 
 
+_FROM = _parameter("from", "query", _TIME, "Only those from this time on; default: an hour before `until`.")
+_POINTS = _parameter(
+    "points", "query", {"type": "integer", "minimum": 10, "maximum": 2000, "default": 600}, "About how many, at most."
+)
+_FILE = _parameter("file", "path", _TEXT, "Its name.")
+
+
 def _json(meaning: str, schema: str) -> Schema:
     reference = {"$ref": f"#/components/schemas/{schema}"}
     return {"description": meaning, "content": {"application/json": {"schema": reference}}}
@@ -77,10 +111,10 @@ _REFUSALS: Mapping[int, str] = {
     400: "A value or the body is not what was expected; nothing has changed.",
     401: "There is no token, or not one of daemon.tokens.",
     403: "The token may only read, there are no tokens at all, or a page of another site asks.",
-    404: "There is no such cluster or fleet.",
+    404: "There is no such cluster, fleet or file.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    503: "State cannot be read or stored, or nothing was decided.",
+    503: "State cannot be read or stored, nothing was decided, or too many ask.",
 }
 
 
@@ -112,6 +146,21 @@ def _metrics(summary: str) -> Schema:
     described = _read(summary, "Document")
     described["responses"]["200"] = {"description": summary, "content": {"text/plain": {"schema": _TEXT}}}
     return described
+
+
+def _stream(summary: str) -> Schema:
+    described = _read(summary, "Document", refusals=(503,))
+    described["responses"]["200"] = {"description": summary, "content": {"text/event-stream": {"schema": _TEXT}}}
+    return described
+
+
+def _file(summary: str, content_type: str, parameters: Sequence[Schema] = ()) -> Schema:
+    answers = {
+        "200": {"description": summary, "content": {content_type: {"schema": _TEXT}}},
+        "304": {"description": "It has not changed."},
+        **_refused((403, 404) if parameters else (403,)),
+    }
+    return {"summary": summary, "parameters": list(parameters), "security": [{}], "responses": answers}
 
 
 def _write(
@@ -168,6 +217,13 @@ _ROW: dict[str, Schema] = {
     "missing": _map(_TEXT),
     "controls": _list(_ref("Control")),
     "problem": _TEXT_OR_NULL,
+    "load": _NUMBER_OR_NULL,
+    "capacity": _NUMBER_OR_NULL,
+    "lag": _NUMBER_OR_NULL,
+    "backlog_time": _NUMBER_OR_NULL,
+    "objective": _NUMBER_OR_NULL,
+    "trouble": _TEXT_OR_NULL,
+    "severity": {"enum": [0, 1, 2]},
 }
 
 _CONTROL: dict[str, Schema] = {
@@ -190,6 +246,15 @@ _DECISION: dict[str, Schema] = {
     "dry_run": _FLAG,
     "explanation": _TEXT,
 }
+
+_SERIES: Schema = _object(
+    **{"from": _TIME, "until": _TIME, "at": _list({"type": "number"})},
+    **{key: _list(_NUMBER_OR_NULL) for key in KEYS},
+    decisions=_list(_object(**{"at": _TIME, "from": _SIZE, "to": _SIZE, "reason": _TEXT, "text": _TEXT})),
+    rescales=_list(
+        _object(**{"at": _TIME, "from": _SIZE, "to": _SIZE, "ended_at": _TIME_OR_NULL, "outcome": _TEXT_OR_NULL})
+    ),
+)
 
 _SCHEMAS: Mapping[str, Schema] = {
     "Document": {"type": "object"},
@@ -235,6 +300,23 @@ _SCHEMAS: Mapping[str, Schema] = {
         decision={"type": ["object", "null"]},
         explanation=_TEXT_OR_NULL,
     ),
+    "Series": _SERIES,
+    "WhatIf": _object(
+        cluster=_TEXT,
+        simulated={"const": True},
+        notes=_list(_TEXT),
+        objective=_NUMBER_OR_NULL,
+        what=_ref("Series"),
+        happened=_ref("Series"),
+        figures=_object(what=_ref("Figures"), present=_ref("Figures"), happened=_ref("Figures")),
+    ),
+    "Figures": _object(
+        worker_hours={"type": "number"},
+        share_later_than_objective=_NUMBER_OR_NULL,
+        rescales=_SIZE,
+        hours={"type": "number"},
+    ),
+    "ClusterSeries": {"allOf": [_ref("Series"), _object(cluster=_TEXT)]},
     "Decision": _object(**_DECISION),
     "Decisions": _object(cluster=_TEXT, decisions=_list(_ref("Decision"))),
     "DecidedNow": _object(cluster=_TEXT, **_DECISION),

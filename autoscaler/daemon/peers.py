@@ -12,12 +12,14 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import hdrs, web
 from yarl import URL
 
+from autoscaler.daemon.http_access import ACCESS
+from autoscaler.daemon.http_requests import STATUS
 from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import Copy
 
@@ -55,6 +57,11 @@ class Peers:
     def __init__(self, ownership: Ownership, certificate: Path | None) -> None:
         self._ownership = ownership
         self._certificate = certificate
+
+    @classmethod
+    def of(cls, request: web.Request) -> Self:
+        """Those of the copy that has got a request."""
+        return cls(request.app[STATUS].ownership, request.app[ACCESS].certificate)
 
     async def ask(self, request: web.Request) -> list[Answer]:
         """The answers of all others to a request, by their names. One that cannot be asked has a problem."""
@@ -115,6 +122,11 @@ class Peers:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False
         return context
+
+
+def is_alone(request: web.Request) -> bool:
+    """Whether a request is answered with what this copy knows: another one has asked, or there are none."""
+    return FORWARDED in request.headers or not request.app[STATUS].ownership.copies
 
 
 def copies(ownership: Ownership, answers: Sequence[Answer]) -> list[dict[str, object]]:

@@ -33,11 +33,13 @@ from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
+from autoscaler.daemon.notifications import Notifications
 from autoscaler.daemon.observer import Ordered, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
+from autoscaler.daemon.tracing import tracing
 from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreError
 
 log = logging.getLogger("autoscaler.daemon")
@@ -66,6 +68,7 @@ class Daemon:
 
     Attributes:
         store, history: where decisions are kept.
+        notifications: who is told what has happened.
         ownership: says which clusters this copy controls.
         controls: what people have ordered.
         registry: its metrics.
@@ -109,8 +112,12 @@ class Daemon:
             decide=decide,
             ownership=self.ownership,
             orders=self.orders,
+            ticked=lambda controller: self.notifications.ticked(controller),  # noqa: PLW0108 - they are made below
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
+        self.notifications = Notifications(
+            self.fleet.controllers, self.ownership, self.registry, utc, self.discoveries.shows
+        )
         self.access = Access(config.daemon, store.add_audit, utc)
         self._config = config
         self._load = load
@@ -223,6 +230,7 @@ class Daemon:
                 if self.ownership.me is not None:
                     await self._wait_for_controls()
                     refreshing = asyncio.create_task(self._refresh_controls(), name="orders of other copies")
+                self.notifications.apply(daemon.notifications)
                 await self.discoveries.apply(self._config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):
@@ -238,16 +246,20 @@ class Daemon:
                 if refreshing is not None:
                     refreshing.cancel()
                 await self._notifier.stopping()
-                await self.discoveries.stop()
-                await self.ownership.stop()
-                await self.fleet.stop()
+                await asyncio.gather(self._stop_clusters(), self.notifications.stop())
         except asyncio.CancelledError:
             await self.discoveries.stop()
             self.ownership.cancel()
+            self.notifications.cancel()
             await self.fleet.cancel()
             log.warning("cancelled")
             raise
         log.info("stopped")
+
+    async def _stop_clusters(self) -> None:
+        await self.discoveries.stop()
+        await self.ownership.stop()
+        await self.fleet.stop()
 
     async def _wait_for_controls(self) -> None:
         """Read what people have ordered. A store that others share may be away at the start: it is waited for."""
@@ -290,19 +302,20 @@ class Daemon:
         _warn(config)
         old, new = self._config.daemon, config.daemon
         fixed = [
-            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None)
+            (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None, each.tracing)
             for each in (old, new)
         ]
         if fixed[0] != fixed[1]:
             log.warning(
-                "changes of daemon.directory, state, listen, advertise and hosts take effect after a restart, and so "
-                "does daemon.tls where there was none, or is none any more"
+                "changes of daemon.directory, state, listen, advertise, hosts and tracing take effect after a restart, "
+                "and so does daemon.tls where there was none, or is none any more"
             )
         self.access.update(new)
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions
         self.history.keep, self.history.compress = new.history, new.pack
+        self.notifications.apply(new.notifications)
         added, removed, changed = await self.discoveries.apply(config)
         self._config = config
         self.reload_problems = ()
@@ -483,8 +496,9 @@ async def _serve(
             signals.pass_to(daemon)
             collecting = asyncio.create_task(collect_on_growth(), name="garbage collection")
             try:
-                with StallWatch(daemon.stalls.inc):
-                    await daemon.run()
+                async with tracing(on=config.daemon.tracing):
+                    with StallWatch(daemon.stalls.inc):
+                        await daemon.run()
             finally:
                 collecting.cancel()
         finally:

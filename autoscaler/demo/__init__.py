@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", action="store_true", help="keep the logs and all working files")
     parser.add_argument("--no-plot", action="store_true", help="draw no picture")
+    parser.add_argument(
+        "--open", action="store_true", help="show the run in a browser when it is over, from one HTML file (page.html)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else, to stdout")
 
 

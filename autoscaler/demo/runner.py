@@ -19,6 +19,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from autoscaler import config
+from autoscaler.core.model import ClusterState
+from autoscaler.daemon.run_page import RecordedRun, open_page
+from autoscaler.daemon.state_store import read_state
 from autoscaler.demo.config import CLUSTER, api, configuration
 from autoscaler.demo.environment import FINAL_TIMEOUT, PARTITIONS, Environment, get, require, rescales
 from autoscaler.demo.flink.environment import FlinkEnvironment
@@ -33,6 +36,7 @@ from autoscaler.demo.spark_batch.runner import BatchRunner
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.local.pool import request_size
+from autoscaler.trace import format as trace
 
 ENVIRONMENTS: dict[str, Callable[[Processes, Path], Environment]] = {
     "spark": SparkEnvironment,
@@ -74,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> Load:
-    if options.engine == BATCH_ENGINE and (given := [name for name in ("load", "duration") if getattr(options, name)]):
+    given = [name for name in ("load", "duration", "open") if getattr(options, name)]
+    if options.engine == BATCH_ENGINE and given:
         raise ValueError(f"--{given[0]} is for streaming jobs: leave it out with --engine {BATCH_ENGINE}")
     if options.load is not None:
         return read_load(options.load, options.duration)
@@ -144,6 +149,8 @@ class Runner:
         if not self._options.no_plot:
             self._draw(run)
         self._print_summary(run, result)
+        if self._options.open:
+            self._print(f"  page: {self._open_page()}")
         if not self._options.keep:
             shutil.rmtree(self._work, ignore_errors=True)
             if result["ok"]:
@@ -187,6 +194,7 @@ class Runner:
     def _prepare(self) -> None:
         """Write the configuration and start everything."""
         self._work.mkdir(exist_ok=True)
+        self._print(f"live page, once the daemon runs: http://127.0.0.1:{self._listen}/")
         self._print(f"Java: {self._environment.java}")
         file = self._output / "autoscaler.yaml"
         state = self._work / "autoscaler"
@@ -296,6 +304,13 @@ class Runner:
         if not isinstance(cluster.engine, Spark):
             return None
         return simulate_beside(run, cluster.spec, BATCH, cluster.engine.window.total_seconds())
+
+    def _open_page(self) -> Path:
+        cluster = config.load(self._output / "autoscaler.yaml", os.environ).clusters[CLUSTER]
+        directory = self._work / "autoscaler"
+        records = list(trace.read(directory / "history"))
+        state = read_state(directory, CLUSTER) or ClusterState()
+        return open_page([RecordedRun(cluster, records, state)], self._output / "page.html")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

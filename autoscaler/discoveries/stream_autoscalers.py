@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from autoscaler.clients.kubernetes import EVENTS, Api, Json, NotFoundError, Request, Resource
 from autoscaler.clients.kubernetes_annotations import read_controls
+from autoscaler.clients.kubernetes_events import cut, event, format_time
 from autoscaler.clients.kubernetes_watch import Collection, Key
 from autoscaler.config.crd import GROUP, KIND, PLURAL, VERSION
 from autoscaler.core.model import Control
@@ -23,8 +24,6 @@ from autoscaler.ports import Discovery, Member, MemberStatus, Shared
 
 RESOURCE = Resource(GROUP, VERSION, PLURAL)
 READY = "Ready"
-COMPONENT = "reactive-autoscaler"
-LONGEST_MESSAGE = 1000  # characters, of the 1,024 bytes that an Event may have
 
 _OURS = ("kubeconfig", "context")  # parameters of a target that are the discovery's
 
@@ -177,8 +176,8 @@ def _status(status: MemberStatus, found: Json) -> Json:
         "type": READY,
         "status": shown,
         "reason": reason,
-        "message": _cut(status.problem or status.message),
-        "lastTransitionTime": since if ready == shown and since else _time(status.at),
+        "message": cut(status.problem or status.message),
+        "lastTransitionTime": since if ready == shown and since else format_time(status.at),
         "observedGeneration": generation,
     }
     return {
@@ -186,8 +185,8 @@ def _status(status: MemberStatus, found: Json) -> Json:
         "size": status.size,
         "proposedSize": status.proposed,
         "reason": status.reason or reason,
-        "message": _cut(status.problem or status.message),
-        "lastRescaleTime": None if status.rescaled_at is None else _time(status.rescaled_at),
+        "message": cut(status.problem or status.message),
+        "lastRescaleTime": None if status.rescaled_at is None else format_time(status.rescaled_at),
         "conditions": [condition],
     }
 
@@ -195,13 +194,13 @@ def _status(status: MemberStatus, found: Json) -> Json:
 def _events(before: MemberStatus | None, status: MemberStatus, found: Json) -> Sequence[Json]:
     """The Events of a change. Without a status before, what the resource shows already is none."""
     made: list[tuple[str, str, str]] = []
-    known_at = found["rescaled_at"] if before is None else before.rescaled_at and _time(before.rescaled_at)
-    if status.rescaled_at is not None and _time(status.rescaled_at) != known_at:
+    known_at = found["rescaled_at"] if before is None else before.rescaled_at and format_time(before.rescaled_at)
+    if status.rescaled_at is not None and format_time(status.rescaled_at) != known_at:
         made.append(("Normal", "Rescaled", status.message))
     ready, message, _ = found["ready"]
-    known = (None if before.problem is None else _cut(before.problem)) if before else message
+    known = (None if before.problem is None else cut(before.problem)) if before else message
     was_ready = before.problem is None if before else ready != "False"
-    if status.problem is not None and (was_ready or _cut(status.problem) != known):
+    if status.problem is not None and (was_ready or cut(status.problem) != known):
         made.append(("Warning", "SpecRefused" if status.refused else "Troubled", status.problem))
     if status.problem is None and not was_ready:
         made.append(("Normal", "Recovered", status.message))
@@ -209,30 +208,5 @@ def _events(before: MemberStatus | None, status: MemberStatus, found: Json) -> S
 
 
 def _event(kind: str, reason: str, message: str, at: datetime, found: Json) -> Json:
-    metadata = found["metadata"]
-    name, namespace = metadata["name"], metadata["namespace"]
-    subject = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "namespace": namespace}
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{name[:200].rstrip('.-')}.", "namespace": namespace},
-        "involvedObject": {**subject, "uid": metadata["uid"]},
-        "type": kind,
-        "reason": reason,
-        "message": _cut(message),
-        "source": {"component": COMPONENT},
-        "firstTimestamp": _time(at),
-        "lastTimestamp": _time(at),
-        "count": 1,
-    }
-
-
-def _time(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _cut(text: str) -> str:
-    """As much of it as an Event may have, whose message is limited in bytes."""
-    if len(text.encode()) <= LONGEST_MESSAGE:
-        return text
-    return text.encode()[: LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."
+    kept = {key: found["metadata"][key] for key in ("name", "namespace", "uid")}
+    return event({"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **kept}, kind, reason, message, at)

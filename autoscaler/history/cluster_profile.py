@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from autoscaler.core.capacity import effective_slots
+from autoscaler.core.censored import Percentiles, percentiles
 from autoscaler.core.model import Cause, Direction
 from autoscaler.core.workload_profile import Curve, Profile, Spread, Summary
 from autoscaler.history import capacity_fit, seasonality
@@ -23,6 +24,8 @@ WARM_S = 120.0
 MAX_REPLICAS = 10_000
 MAX_RATIO = 1e9
 """Arrivals over the capacity of one replica: powers of it are still finite."""
+LATEST = 300
+"""So many rescales in a direction are enough for their times; the last ones count."""
 MIN_KNOWN = 0.5
 """The share of the time that must be known for a figure to stand for all of it."""
 
@@ -34,12 +37,14 @@ class ProfileOptions:
     Attributes:
         made_at: the time now.
         objective: seconds; records that wait longer are late.
-        holidays: days (UTC) that the season is not computed from.
+        holidays: days that the season is not computed from.
+        time_zones: cluster -> the time zone of its days; the empty name: of all others, by default UTC.
     """
 
     made_at: datetime
     objective: float = 60.0
     holidays: Collection[date] = ()
+    time_zones: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_profile(
@@ -63,8 +68,9 @@ def build_profile(
     slots = _slots(minutes)
     curve = capacity_fit.fit(*_samples(minutes, partitions, slots))
     needed = _needed(minutes.arrivals, curve, partitions, slots)
-    season = seasonality.fit_season(minutes.minute * MINUTE_S, minutes.arrivals, options.holidays)
-    times = _times(rescales)
+    time_zone = options.time_zones.get(cluster) or options.time_zones.get("", "UTC")
+    season = seasonality.fit_season(minutes.minute * MINUTE_S, minutes.arrivals, options.holidays, time_zone)
+    times = rescale_times(rescales)
     done = _summary(minutes, rescales, needed)
     evidence = Evidence(
         cluster=cluster,
@@ -176,21 +182,42 @@ def _useful(minutes: Minutes, partitions: int | None, slots: int) -> Numbers:
 # Times
 
 
-def _times(rescales: Sequence[Rescaled]) -> dict[Direction, dict[str, Spread]]:
+def rescale_times(rescales: Sequence[Rescaled]) -> dict[Direction, dict[str, Spread]]:
     """How long the phases of requested rescales take, each after the one before."""
     times: dict[Direction, dict[str, Spread]] = {}
     for direction in Direction:
         mine = [each for each in rescales if each.direction == direction and each.cause != Cause.LOSS]
         spreads = {
-            "start_up": _spread([each.ready_s for each in mine]),
+            "start_up": _start_ups(mine[-LATEST:]),
             "absorb": _spread([_after(each.absorbed_s, each.ready_s) for each in mine]),
-            "stall": _spread([each.stall_s for each in mine]),
+            "stall": _stalls(mine[-LATEST:]),
             "catch_up": _spread([_after(each.caught_up_s, each.absorbed_s, each.ready_s) for each in mine]),
         }
         known = {name: spread for name, spread in spreads.items() if spread is not None}
         if known:
             times[direction] = known
     return times
+
+
+def _start_ups(rescales: Sequence[Rescaled]) -> Spread | None:
+    ends = [
+        (each.ready_s, each.ready_s)
+        if each.ready_after_s is None
+        else (each.ready_after_s, 2 * each.ready_s - each.ready_after_s)
+        for each in rescales
+        if _is_time(each.ready_s)
+    ]
+    return _counted(percentiles(ends), len(ends))
+
+
+def _stalls(rescales: Sequence[Rescaled]) -> Spread | None:
+    begins, ends = [], []
+    for each in rescales:
+        if _is_time(each.stall_s):
+            after, before = each.stopped_after_s or 0.0, each.stopped_before_s or 0.0
+            begins.append((after, before))
+            ends.append(((after + before) / 2 + each.stall_s,) * 2)
+    return _counted(percentiles(ends, begins), len(ends))
 
 
 def _after(end: float | None, *before: float | None) -> float | None:
@@ -201,11 +228,16 @@ def _after(end: float | None, *before: float | None) -> float | None:
 
 
 def _spread(seconds: Sequence[float | None]) -> Spread | None:
-    known = [each for each in seconds if each is not None and math.isfinite(each) and each >= 0]
-    if not known:
-        return None
-    low, middle, high = np.percentile(known, (10, 50, 90))
-    return Spread(float(middle), float(low), float(high), len(known))
+    known = [(each, each) for each in seconds if _is_time(each)]
+    return _counted(percentiles(known), len(known))
+
+
+def _counted(found: Percentiles | None, count: int) -> Spread | None:
+    return None if found is None else Spread(*found, count)
+
+
+def _is_time(seconds: float | None) -> TypeGuard[float]:
+    return seconds is not None and math.isfinite(seconds) and seconds >= 0
 
 
 # Cost and lateness

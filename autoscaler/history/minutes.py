@@ -87,3 +87,6 @@ class Rescaled:
     stall_s: float | None = None
     caught_up_s: float | None = None
     outcome: str | None = None
+    ready_after_s: float | None = None
+    stopped_after_s: float | None = None
+    stopped_before_s: float | None = None

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,7 @@ def profiles(
     made_at: datetime,
     objective: timedelta = timedelta(seconds=60),
     holidays: Collection[date] = (),
+    time_zones: Mapping[str, str] = MappingProxyType({}),
     since: date | datetime | None = None,
     until: date | datetime | None = None,
     clusters: Collection[str] | None = None,
@@ -97,7 +99,8 @@ def profiles(
         dataset: the history.
         made_at: the time now.
         objective: records that wait longer are late.
-        holidays: days (UTC) that the season is not computed from.
+        holidays: days that the season is not computed from.
+        time_zones: cluster -> the time zone of its days, as in `ProfileOptions`.
         since: the first date, or time; None: as many weeks before the end as a season uses.
         until: the last date (inclusive), or the time before which the history ends.
         clusters: only these, by their names in the dataset.
@@ -113,7 +116,7 @@ def profiles(
     rescales = dataset.read(spark, "rescales", since=since, until=until, clusters=wanted)
     sample = dataset.read(spark, "observations", since=_latest(dataset, until), until=until, clusters=wanted)
     observations, rescales, sample = (_renamed(rows, renamed or {}) for rows in (observations, rescales, sample))
-    options = ProfileOptions(made_at, objective.total_seconds(), frozenset(holidays))
+    options = ProfileOptions(made_at, objective.total_seconds(), frozenset(holidays), dict(time_zones))
 
     def profile(left: pa.Table, right: pa.Table) -> pa.Table:
         return _profile(left, right, options)

@@ -1,7 +1,8 @@
 """Rescales, found in observations and decisions: when, why, and how long each phase took.
 
-A change between two observations is dated in the middle of them, so that a median over many has no bias. The time since
-which a job runs, where it is reported, is exact.
+A change between two observations is dated in the middle of them. That is no estimate of when it was, as requests are
+made right after an observation: the earliest and latest times are kept for `core.censored`. The time since which a job
+runs, where it is reported, is exact.
 """
 
 from __future__ import annotations
@@ -156,6 +157,10 @@ def _with_phases(rows: DataFrame) -> DataFrame:
         F.when(ready, middle).alias("ready_at"),
         F.when(absorbed, F.when(restarted, since).otherwise(middle)).alias("absorbed_at"),
         F.when(restarted_again, _apart(since, begin)).alias("stall"),
+        F.when(
+            restarted_again & ~F.coalesce(at_once, F.lit(False)),
+            F.struct(stood[0].alias("at"), stood[1].alias("next_at"), since.alias("since")),
+        ).alias("stood"),
         # Where the state of the job is not known, it is ready when its replicas are.
         F.coalesce(F.when(used.isNotNull(), absorbed).otherwise(ready), F.lit(False)).alias("taken"),
         (F.col("lag") <= CAUGHT_UP_S * F.col("throughput")).alias("even"),
@@ -175,8 +180,11 @@ def _summarized(rows: DataFrame) -> DataFrame:
     found = rows.groupBy("cluster", "number").agg(
         F.first("event").alias("event"),
         F.min("ready_at").alias("ready_at"),
+        F.min_by("previous_at", "ready_at").alias("ready_after"),
         F.min("absorbed_at").alias("absorbed_at"),
         F.when(running, F.coalesce(F.sum(F.when(~F.col("was_taken"), F.col("stall"))), F.lit(0.0))).alias("stall_s"),
+        F.count(F.when(~F.col("was_taken"), F.col("stall"))).alias("stalls"),
+        F.max(F.when(~F.col("was_taken"), F.col("stood"))).alias("stood"),
         F.min("caught_at").alias("caught_at"),
         F.max(F.when(~F.coalesce("was_caught", F.lit(False)), F.col("lag"))).alias("lag_peak"),
         F.max(F.col("used").isNotNull()).alias("reports_use"),
@@ -185,6 +193,7 @@ def _summarized(rows: DataFrame) -> DataFrame:
     following = F.lead(event["at"]).over(Window.partitionBy("cluster").orderBy("number"))
     settled = F.col("ready_at").isNotNull() & (F.col("absorbed_at").isNotNull() | ~F.col("reports_use"))
     least = F.greatest("caught_at", "absorbed_at", "ready_at")
+    once = settled & (F.col("stalls") == 1)
     columns = {
         "at": event["at"],
         "before": event["before"],
@@ -197,6 +206,11 @@ def _summarized(rows: DataFrame) -> DataFrame:
         "absorbed_s": _apart(F.col("absorbed_at"), event["at"]),
         "stall_s": F.when(settled, F.col("stall_s")),
         "caught_up_s": F.when(F.col("caught_at").isNotNull(), _apart(least, event["at"])),
+        "ready_after_s": F.greatest(_apart(F.col("ready_after"), event["at"]), F.lit(0.0)),
+        "stopped_after_s": F.when(once, F.greatest(_apart(F.col("stood")["at"], event["at"]), F.lit(0.0))),
+        "stopped_before_s": F.when(
+            once, _apart(F.least(F.col("stood")["next_at"], F.col("stood")["since"]), event["at"])
+        ),
         "lag_peak": F.col("lag_peak"),
         "outcome": F.when(settled, Reason.SETTLED.value)
         .when(_apart(following, event["at"]) <= FOLLOWED_S, Reason.SUPERSEDED.value)

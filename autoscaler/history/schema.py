@@ -121,6 +121,9 @@ RESCALES = struct(
     caught_up_s=_number,  # from `at` until the backlog is processed
     lag_peak=_number,
     outcome=_text,  # settled, superseded, unfinished
+    ready_after_s=_number,  # they were not ready yet then; `ready_s` is the middle of that and when they were
+    stopped_after_s=_number,  # the job stopped after this time; null where that is known, or it stopped several times
+    stopped_before_s=_number,  # and before this one; `stall_s` counts from the middle
     date=DateType(),
 )
 

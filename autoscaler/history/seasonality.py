@@ -9,16 +9,18 @@ assumption that nothing changes, there is no season.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
 
-from autoscaler.core.workload_profile import Season
+from autoscaler.core.workload_profile import Season, local_seconds
 from autoscaler.history.minutes import Flags, Numbers
 
 DAY_S = 86400
+QUARTER_S = 900
+"""Clocks differ from UTC by multiples of this, and are changed at one."""
 WEEK = 7
 WEEKS = 8
 """The weeks that are used; older ones may have another season."""
@@ -89,19 +91,24 @@ class SeasonFit:
     days: int = 0
 
 
-def fit_season(starts: Numbers, rates: Numbers, holidays: Collection[date] = ()) -> SeasonFit:
+def fit_season(starts: Numbers, rates: Numbers, holidays: Collection[date] = (), time_zone: str = "UTC") -> SeasonFit:
     """The season of arrivals, and how well it predicts days that it was not computed from.
 
     Args:
         starts: begin of each slot, seconds since 1970, in any order; slots have equal lengths, and may be missing.
         rates: mean records/s of each slot.
-        holidays: days (UTC) that are left out.
+        holidays: days that are left out.
+        time_zone: whose days and weeks they are; where its clocks are changed, the load follows them.
+
+    Raises:
+        ValueError: there is no such time zone.
     """
     good = np.isfinite(starts) & np.isfinite(rates) & (rates >= 0)
     starts, rates = starts[good], rates[good]
     if not len(starts):
         return SeasonFit(None)
     width = _width(starts)
+    starts = _local(starts, time_zone)
     first, table = _days(starts, rates, width)
     known = np.isfinite(table).mean(axis=1)
     whole = known >= WHOLE
@@ -114,7 +121,16 @@ def fit_season(starts: Numbers, rates: Numbers, holidays: Collection[date] = ())
     used = ~odd
     if (used & whole).sum() < MIN_DAYS - 1:
         return SeasonFit(None, odd=dates, days=int(whole.sum()))
-    return week.evaluate(used, mean, dates)
+    found = week.evaluate(used, mean, dates)
+    return found if found.season is None else replace(found, season=replace(found.season, time_zone=time_zone))
+
+
+def _local(starts: Numbers, time_zone: str) -> Numbers:
+    """Local times. An hour that there is twice is one, with the mean of both; one that is skipped is a gap."""
+    quarters, place = np.unique(np.floor_divide(starts, QUARTER_S), return_inverse=True)
+    begins = (quarters * QUARTER_S).tolist()
+    moved: Numbers = starts + np.array([local_seconds(begin, time_zone) - begin for begin in begins])[place]
+    return moved
 
 
 def _width(starts: Numbers) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 FIGURES = ("replica_hours", "to_static", "violation", "rescales_per_hour", "p99_s", "days")
@@ -41,8 +41,8 @@ def best(figures: DataFrame, objective: Objective) -> DataFrame:
     """For each cluster the configured variant (0), the cheapest that meets the objective, and the nearest to it.
 
     Returns:
-        One row for each cluster: `cluster`, and `configured`, `chosen` (null: none meets it) and `nearest` with
-        `variant` and the figures.
+        One row for each cluster: `cluster`, and `configured`, `second` (variant 1), `chosen` (null: none meets the
+        objective) and `nearest` with `variant` and the figures.
     """
     whole = F.struct("variant", "parameters", *FIGURES)
     met = F.col("violation") <= objective.violation
@@ -52,6 +52,34 @@ def best(figures: DataFrame, objective: Objective) -> DataFrame:
     price = F.struct("replica_hours", "violation", "variant")
     return figures.groupBy("cluster").agg(
         F.min_by(whole, "variant").alias("configured"),
+        F.min_by(whole, F.when(F.col("variant") == 1, 1)).alias("second"),
         F.min_by(whole, F.when(met, price)).alias("chosen"),
         F.min_by(whole, F.struct("violation", "replica_hours")).alias("nearest"),
+    )
+
+
+def savings(tries: DataFrame) -> DataFrame:
+    """What variants save compared with the configured one (0), in pairs of the same day and seed.
+
+    Returns:
+        `cluster`, `variant`, `saved` (share of the cost of the configured one) and `noise`, its standard error: by the
+        pairs or by the days, whichever is greater, as the seeds of one day are not independent.
+    """
+    pair = Window.partitionBy("cluster", "day", "seed")
+    paid = F.max(F.when(F.col("variant") == 0, F.col("replica_hours"))).over(pair)
+    pairs = tries.select(
+        "cluster", "variant", "day", paid.alias("paid"), (paid - F.col("replica_hours")).alias("saved")
+    )
+    days = pairs.groupBy("cluster", "variant", "day").agg(
+        F.sum("paid").alias("paid"),
+        F.sum("saved").alias("saved"),
+        F.var_samp("saved").alias("variance"),
+        F.count("*").alias("n"),
+    )
+    error = F.sqrt(
+        F.greatest(F.sum(F.col("n") * F.col("variance")), F.count("*") * F.coalesce(F.var_samp("saved"), F.lit(0.0)))
+    )
+    return days.groupBy("cluster", "variant").agg(
+        F.coalesce(F.try_divide(F.sum("saved"), F.sum("paid")), F.signum(F.sum("saved"))).alias("saved"),
+        F.coalesce(F.try_divide(error, F.sum("paid")), F.lit(0.0)).alias("noise"),
     )

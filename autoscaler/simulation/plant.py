@@ -44,6 +44,9 @@ WINDOW_STEPS = 12
 METRIC_WINDOW = timedelta(seconds=STEP * WINDOW_STEPS)
 """`Reading.over` of every metric."""
 
+METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
+"""What is seen of a simulated cluster."""
+
 SHARES = ("utilization", "saturation", "cpu")
 """Metrics that are shares, from 0 to 1."""
 

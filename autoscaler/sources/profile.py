@@ -116,6 +116,11 @@ class _Source:
             )
         return reading(profile, now)
 
+    def profile(self, query: Query) -> History | None:
+        """The profile of the cluster as it was read last, or None."""
+        read = self._read.get(query.cluster)
+        return None if read is None else read.profile
+
     def _log_change(self, path: Path, cluster: str, before: _Read | None, found: _Read) -> None:
         if found.problem:
             then = "no profile is used" if found.profile is None else "the last valid one stays in use"

@@ -153,6 +153,10 @@ def _sound(learned: Learned) -> Learned:
             policy: {name: number for name, number in memory.items() if finite(number)}
             for policy, memory in learned.memory.items()
         },
+        {
+            direction: tuple(each for each in times if all(number is None or finite(number) for number in each))
+            for direction, times in learned.times.items()
+        },
     )
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.core.workload_profile import Profile, Season
+from autoscaler.core.workload_profile import Profile, Season, local_seconds
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -104,6 +104,7 @@ def _reader() -> TypeAdapter[Profile]:
 
 
 def _check(season: Season) -> None:
+    local_seconds(0.0, season.time_zone)
     lengths = {len(season.usual), len(season.low), len(season.high)}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError("season: expected usual, low and high with equally many slots, at least one")

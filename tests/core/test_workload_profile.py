@@ -18,6 +18,7 @@ from autoscaler.core.workload_profile import (
     Season,
     Spread,
     is_stale,
+    local_seconds,
     reading,
     seasonal_value,
 )
@@ -82,3 +83,34 @@ def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
     profile = Profile(cluster="c", made_at=MONDAY + timedelta(days=30), begin=MONDAY, end=MONDAY, observations=1)
     assert not is_stale(profile, MONDAY + timedelta(days=14), timedelta(days=14))
     assert is_stale(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))
+
+
+@pytest.mark.parametrize(
+    ("zone", "before", "after"),
+    [
+        ("Europe/Berlin", datetime(2026, 3, 23, 8, tzinfo=UTC), datetime(2026, 3, 30, 7, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 10, 26, 13, tzinfo=UTC), datetime(2026, 11, 2, 14, tzinfo=UTC)),
+    ],
+)
+def test_a_season_of_a_time_zone_moves_with_its_clocks(zone: str, before: datetime, after: datetime) -> None:
+    week = tuple(float(minute) for minute in range(7 * 24 * 60))
+    season = Season(week, week, week, time_zone=zone)
+    profile = Profile(cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=season)
+    for at in (before, after):
+        assert reading(profile, at + timedelta(seconds=30)).value == tuple(float(9 * 60 + each) for each in range(31))
+
+
+def test_the_next_minutes_are_beyond_a_change_of_the_clocks() -> None:
+    week = tuple(float(minute) for minute in range(7 * 24 * 60))
+    season = Season(week, week, week, time_zone="Europe/Berlin")
+    profile = Profile(cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=season)
+    found = reading(profile, datetime(2026, 3, 29, 0, 50, 30, tzinfo=UTC)).value
+    assert isinstance(found, tuple)
+    sunday = 6 * 1440
+    assert (found[0], found[9], found[11]) == (sunday + 110, sunday + 119, sunday + 181)
+
+
+@pytest.mark.parametrize("name", ["Europe/Nowhere", "Europe", "", "../etc/passwd"])
+def test_what_is_no_time_zone_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is not the name of a time zone"):
+        local_seconds(0.0, name)

@@ -75,6 +75,22 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler")
 
 
+def test_which_clusters_are_shown_their_status_where_they_were_found_is_known() -> None:
+    async def main() -> None:
+        shown, plain = Boards("static"), Fleets("static")
+        for world in (shown, plain):
+            world.find("a")
+            await world.start()
+        assert not shown.discoveries.shows("a")  # not found yet
+        await shown.until(100)
+        assert [world.discoveries.shows("a") for world in (shown, plain)] == [True, False]
+        assert not shown.discoveries.shows("static")
+        for world in (shown, plain):
+            await world.stop()
+
+    run(main)
+
+
 def test_a_member_is_shown_its_size_its_rescales_and_nothing_while_nothing_changes() -> None:
     async def main() -> None:
         world = Boards("static")

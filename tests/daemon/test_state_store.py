@@ -32,6 +32,7 @@ from autoscaler.core.model import (
     Reason,
     Recommendation,
     Rescale,
+    RescaleTimes,
     ScaleEvent,
     SizeCapacity,
     Verdict,
@@ -107,6 +108,7 @@ def a_state(at: datetime = NOW) -> ClusterState:
             {3: SizeCapacity(123.4, at, 7)},
             {Direction.UP: {Phase.READY: (4.5, 5.5)}},
             {"adaptive": {"capacity.3.rate": 0.1 + 0.2, "capacity.3.seen_at": at.timestamp(), "tiny": 5e-324}},
+            {Direction.UP: (RescaleTimes(None, None, 15.0, 30.0), RescaleTimes(15.0, 22.5, 41.25, 41.25))},
         ),
     )
 
@@ -215,6 +217,7 @@ def test_a_learned_number_that_is_none_is_learned_anew(nonsense: float) -> None:
         {**kept.capacity, 4: SizeCapacity(nonsense, NOW, 1)},
         {Direction.UP: {**kept.durations[Direction.UP], Phase.ABSORBED: (1.0, nonsense)}},
         {"adaptive": {**kept.memory["adaptive"], "noise": nonsense}, "other": {"x": nonsense}},
+        {Direction.UP: (*kept.times[Direction.UP], RescaleTimes(0.0, nonsense, 1.0, 2.0))},
     )
     learned = load_state(dump_state(replace(state, learned=damaged))).learned
     assert learned == replace(kept, memory={**kept.memory, "other": {}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import signal
 import sys
@@ -17,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from autoscaler.cli import COMMANDS
+from autoscaler.core.model import Decision, Observation, Reason
 from autoscaler.demo import add_arguments, run, runner
 from autoscaler.demo.config import configuration
 from autoscaler.demo.environment import Environment
@@ -26,7 +28,9 @@ from autoscaler.demo.load import surge
 from autoscaler.demo.processes import DemoError, Processes
 from autoscaler.demo.runner import Runner, _Observed
 from autoscaler.demo.spark.environment import SparkEnvironment
-from autoscaler.ports import AutoscalerError
+from autoscaler.ports import AutoscalerError, Record
+from autoscaler.simulation.plant import START
+from autoscaler.trace.codec import dump_record
 from autoscaler_policies.adaptive.policy import Adaptive
 
 
@@ -85,6 +89,25 @@ def test_the_configuration_file_is_a_valid_one(
     assert (hurried.scale_down_window.total_seconds(), hurried.rescale_price.total_seconds()) == (8, 4)
     # A surge that is over is still in the window: two workers instead of three must not be worth a rescale until then.
     assert all(each.scale_down_window < 3 * each.rescale_price for each in (policy, hurried))
+
+
+def test_the_page_of_a_run_has_what_the_daemon_has_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
+    output = tmp_path / "out"
+    history = output / "work" / "autoscaler" / "history"
+    history.mkdir(parents=True)
+    options = parsed("--no-plot", "--open")
+    made = Runner(Console(file=io.StringIO()), surge(), output, options)
+    text = configuration(made._environment.parts, 6, 1, output / "work" / "autoscaler", 240.0)
+    (output / "autoscaler.yaml").write_text(text)
+    decision = Decision(cluster="demo", at=START, current=1, proposed=3, desired=3, reason=Reason.ABOVE)
+    record = Record(Observation(at=START, desired=1, ready=1), decision)
+    (history / "2026-01-05T00.jsonl").write_bytes(dump_record(record) + b"\n")
+    page = made._open_page()
+    assert page == output / "page.html"
+    run = re.search(r'id="run">(.*?)</script>', page.read_text())
+    assert run is not None
+    assert [each["to"] for each in json.loads(run[1])["series"]["demo"]["decisions"]] == [3]
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ START = 1_000_000.0
 OPTIONS = batch_options(6.0)
 
 
-@pytest.mark.parametrize(("option", "value"), [("--load", "load.csv"), ("--duration", "120")])
+@pytest.mark.parametrize(("option", "value"), [("--load", "load.csv"), ("--duration", "120"), ("--open", None)])
 def test_an_option_of_streaming_is_refused_by_name(
-    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, value: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    assert run(parsed("--engine", "spark-batch", option, value, "--output", str(output))) == 2
+    assert run(parsed("--engine", "spark-batch", option, *filter(None, [value]), "--output", str(output))) == 2
     assert f"{option} is for streaming jobs: leave it out with --engine spark-batch" in capsys.readouterr().out
     assert not output.exists()
 

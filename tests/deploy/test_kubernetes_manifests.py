@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from kubernetes_asyncio.client import models
 
 from autoscaler.config import load
 from autoscaler.discoveries.kubernetes import Kubernetes as Discovery
-from autoscaler.ports import RefusedError, Worker
+from autoscaler.ports import Notification, NotificationKind, RefusedError, Severity, Worker
 from autoscaler.targets.kubernetes.target import Kubernetes, Target
 from autoscaler.testing import LocalShared
 from tests.clients.kubernetes_cluster import Cluster, kubeconfig, open_cluster, until
-from tests.clients.kubernetes_server import DEPLOYMENTS, NAMESPACES, PODS, SCALED_OBJECTS, Grants, Json
+from tests.clients.kubernetes_server import DEPLOYMENTS, EVENTS, NAMESPACES, PODS, SCALED_OBJECTS, Grants, Json
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
@@ -32,9 +33,19 @@ BASE = DEPLOY / "base"
 EXAMPLE = ROOT / "examples" / "flink-kubernetes.yaml"
 KUSTOMIZATIONS = sorted(DEPLOY.rglob("kustomization.yaml"))
 MANIFESTS = sorted(
-    path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml" and path != BASE / "config.yaml"
+    path
+    for path in DEPLOY.rglob("*.yaml")
+    if path.name != "kustomization.yaml" and path != BASE / "config.yaml" and not path.parent.name.endswith("-monitor")
 )
 NAME = "flink-taskmanager"
+RESCALED = Notification(
+    id="1",
+    at=datetime(2026, 7, 1, 12, tzinfo=UTC),
+    kind=NotificationKind.RESCALE_BEGUN,
+    severity=Severity.INFO,
+    cluster="clicks",
+    message="from 2 to 1",
+)
 
 
 def read(path: Path) -> Json:
@@ -186,6 +197,33 @@ def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Pat
     compile(container["readinessProbe"]["exec"]["command"][2], "the probe", "exec")
 
 
+@pytest.mark.parametrize(
+    ("component", "kind", "endpoints"),
+    [("service-monitor", "ServiceMonitor", "endpoints"), ("pod-monitor", "PodMonitor", "podMetricsEndpoints")],
+)
+def test_a_monitor_selects_what_the_overlay_runs_by_a_port_that_it_has(
+    tmp_path: Path, build: list[str], component: str, kind: str, endpoints: str
+) -> None:
+    shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "example" / "kustomization.yaml"
+    overlay.write_text(f"{overlay.read_text()}components: [../components/{component}]\n")
+    built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
+    made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    monitor = made[kind]
+    assert (monitor["apiVersion"], monitor["metadata"]["namespace"]) == ("monitoring.coreos.com/v1", "streaming")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    pod = made["Deployment"]["spec"]["template"]
+    if kind == "ServiceMonitor":
+        assert wanted <= made["Service"]["metadata"]["labels"].items()
+        ports = made["Service"]["spec"]["ports"]
+    else:
+        assert wanted <= pod["metadata"]["labels"].items()
+        ports = pod["spec"]["containers"][0]["ports"]
+    [endpoint] = monitor["spec"][endpoints]
+    assert endpoint["port"] in {port["name"] for port in ports}
+    assert (endpoint["path"], endpoint["honorLabels"]) == ("/metrics", True)
+
+
 def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:
     deployment, service, account = base("deployment"), base("service"), base("serviceaccount")
     template = deployment["spec"]["template"]
@@ -269,7 +307,9 @@ async def test_what_is_wrong_is_the_output_of_the_readiness_probe_and_so_an_even
 
 def test_only_what_is_named_may_be_changed() -> None:
     for rule in base("role")["rules"]:
-        if set(rule["verbs"]) - {"get", "list", "watch"}:
+        if rule["resources"] == ["events"]:
+            assert rule["verbs"] == ["create"]  # nothing that is there can be changed
+        elif set(rule["verbs"]) - {"get", "list", "watch"}:
             assert rule["resourceNames"] == [NAME]
             assert rule["resources"] == ["deployments/scale"]
         assert "*" not in {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
@@ -334,6 +374,9 @@ async def use(cluster: Cluster, plugin: Kubernetes) -> None:
         await target.scale(1)
         assert (await target.describe()).desired == 1
         assert (await target.describe()).remarks == ()
+        await target.show(RESCALED)
+        [shown] = [found for found in cluster.server.objects[EVENTS].values() if found["reason"] == "RescaleBegun"]
+        assert (shown["involvedObject"]["name"], shown["message"]) == (NAME, RESCALED.message)
         watched = {plugin.what.plural, "horizontalpodautoscalers", "scaledobjects"}
 
         async def watching() -> bool | None:
@@ -405,7 +448,7 @@ def test_the_role_of_a_fleet_is_bound_to_the_daemons_account() -> None:
     account = base("serviceaccount")["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
     changing = [rule["resources"] for rule in role["rules"] if set(rule["verbs"]) - {"get", "list", "watch"}]
-    assert changing == [["deployments/scale"]]
+    assert changing == [["deployments/scale"], ["events"]]
 
 
 def test_the_role_of_a_fleet_is_built_for_any_namespace(build: list[str]) -> None:

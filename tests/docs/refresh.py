@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from autoscaler.cli import plugins_markdown
@@ -21,6 +22,19 @@ from autoscaler.ports import ConfigurationError
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "streamautoscalers.yaml"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+# What names the version besides pyproject.toml, each time after one of these.
+VERSIONED = [
+    *PAGES,
+    *(ROOT / "deploy").rglob("README.md"),
+    ROOT / "deploy" / "kubernetes" / "example" / "kustomization.yaml",
+    ROOT / "deploy" / "helm" / "autoscaler" / "Chart.yaml",
+]
+MENTION = re.compile(
+    r"(reactive_autoscaler-|reactive-autoscaler_|com/autoscaler:|newTag: |^version: |^appVersion: |/autoscaler-)"
+    r"\d+\.\d+\.\d+",
+    re.MULTILINE,
+)
 
 # <!-- plugin: adaptive -->, or <!-- plugin: source flink --> where a name is one of several kinds
 BLOCK = re.compile(r"(<!-- plugin: (?:(?P<kind>\w+) )?(?P<name>[\w-]+) -->\n).*?(<!-- /plugin -->)", re.DOTALL)
@@ -46,6 +60,11 @@ def refreshed(page: str) -> str:
     page = KEYS.sub(lambda match: f"{match[1]}\n{of_section(match[2])}\n{match[3]}", page)
     page = ERRORS.sub(lambda match: f"{match[1]}```\n{errors(match[2])}\n```\n{match[3]}", page)
     return DECISIONS.sub(lambda match: f"{match[1]}\n{decisions()}\n{match[2]}", page)
+
+
+def versioned(text: str) -> str:
+    """The text with each mention of the version as pyproject.toml has it."""
+    return MENTION.sub(lambda match: f"{match[1]}{VERSION}", text)
 
 
 def decisions() -> str:
@@ -82,9 +101,9 @@ def of_plugin(name: str, kind: str | None) -> str:
 
 
 def main() -> None:
-    for path in (*PAGES, CRD):
+    for path in sorted({*PAGES, CRD, *VERSIONED}):
         text = path.read_text()
-        new = crd_manifest() if path == CRD else refreshed(text)
+        new = crd_manifest() if path == CRD else versioned(refreshed(text) if path in PAGES else text)
         if new != text:
             path.write_text(new)
             sys.stdout.write(f"refreshed {path.relative_to(ROOT)}\n")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,8 +21,10 @@ def test_an_extra_needs_no_package_index_for_the_installed_project(extra: str) -
     assert run.returncode == 0, run.stderr
 
 
-def test_pages_install_from_a_clone_or_a_wheel() -> None:
+def test_nothing_says_to_install_the_project_by_its_name() -> None:
+    """Where the name is on no index, or another's, that fails or installs something else."""
     assert len(EXTRAS) > 4
-    for page in PAGES:
-        for line in page.read_text(encoding="utf-8").splitlines():
-            assert not ("pip install" in line and "reactive-autoscaler[" in line), line
+    texts = [*PAGES, *(ROOT / "deploy").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "autoscaler").rglob("*.py")]
+    for path in texts:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"install\b.*[ '\"]reactive[-_]autoscaler([\[ '\"]|$)", line), f"{path}: {line}"

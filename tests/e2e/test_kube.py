@@ -29,6 +29,7 @@ import pytest
 import yaml
 
 from autoscaler.daemon.reports import AT_ONCE, POLL, RATE
+from tests.e2e.helm import CHART, helm
 from tests.e2e.kube_server import Json, KubeServer, RefusedRequest, Requests, kube_server
 
 pytestmark = pytest.mark.e2e
@@ -269,6 +270,56 @@ def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_us
     assert asked.used <= granted
     assert granted - asked.used <= SELDOM
     assert asked.count("watch", "deployments") >= 1
+
+
+# -- the chart
+
+
+def test_the_chart_is_installed_upgraded_and_removed_and_its_account_may_scale_what_the_values_name(
+    kube: KubeServer, load: Load, tmp_path: Path
+) -> None:
+    space = "charted"
+    namespace(kube, space)
+    kube.request("POST", apps(space), deployment("tm"))
+    config = tmp_path / "config.yaml"
+    config.write_text((DEPLOY / "base" / "config.yaml").read_text())
+    where = ("autoscaler", CHART, f"--namespace={space}", f"--kubeconfig={kube.admin}")
+    values = ("--set=rbac.targets={tm}", f"--set=podSpec.nodeName={NODE}", f"--set-file=config={config}")
+    helm("install", *where, *values)
+    eventually(lambda: ready(kube, space, "autoscaler") == 1, lambda: kube.request("GET", apps(space, "autoscaler")))
+
+    kubeconfig = kube.account(space, "autoscaler")
+    target = {"type": "kubernetes", "name": "tm", "namespace": space, "kubeconfig": kubeconfig}
+    with daemon(tmp_path / "daemon", load, clusters={"tm": cluster("tm", target=target)}) as running:
+        load.of["tm"] = 200
+        reaches(kube, space, "tm", 2, running=running)
+    assert kube.requests(f"system:serviceaccount:{space}:autoscaler").refused == set()
+
+    def pods() -> set[str]:
+        found = kube.request("GET", f"/api/v1/namespaces/{space}/pods?labelSelector=app.kubernetes.io/name=autoscaler")
+        return {pod["metadata"]["uid"] for pod in found["items"]}
+
+    [pod] = pods()
+    changed = config.read_text().replace("max: 24", "max: 12")
+    config.write_text(changed)
+    helm("upgrade", *where, *values)
+    at = f"/api/v1/namespaces/{space}/configmaps/autoscaler"
+    assert kube.request("GET", at)["data"]["config.yaml"] == changed
+    assert pods() == {pod}  # the daemon loads it
+    refused = helm("upgrade", *where, *values, "--set=replicas=2", check=False)
+    assert "config needs daemon.state" in refused.stderr
+    config.write_text(changed.replace("log: json", 'log: json, state: "${AUTOSCALER_STATE}"'))
+    helm("upgrade", *where, *values, "--set=replicas=2")
+    eventually(
+        lambda: ready(kube, space, "autoscaler") == len(pods()) == 2 and pod not in pods(),
+        lambda: kube.request("GET", apps(space, "autoscaler")),
+    )
+
+    helm("uninstall", "autoscaler", *where[2:])
+    # The claim as well, but for the controller that lets it go, which does not run here.
+    kinds = "deployment,configmap,serviceaccount,role,rolebinding,service,networkpolicy,pdb"
+    left = kube.kubectl("get", kinds, f"--namespace={space}", "--selector=app.kubernetes.io/managed-by=Helm", "-oname")
+    assert left.stdout == ""
 
 
 def test_what_the_target_and_the_discovery_do_on_the_test_server_they_do_on_kubernetes(

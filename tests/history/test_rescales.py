@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from random import Random
 from statistics import median
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from autoscaler.core.model import Direction
+from autoscaler.history.cluster_profile import rescale_times
+from autoscaler.history.minutes import Rescaled
 from autoscaler.history.rescales import find
 from autoscaler.history.schema import DECISIONS, OBSERVATIONS
 from tests.history.fleet import Fleet, frame
@@ -147,3 +153,44 @@ def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSessi
             found = median(row[name] for row, _ in pairs)
             ratios[f"{direction} {name}"] = found / median(truth[name] for _, truth in pairs)
     assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), json.dumps(ratios)
+
+
+def history_of(start_up: float, stall: float, seed: int) -> tuple[list[Row], list[Row], dict[str, list[float]]]:
+    """Rescales up and down by turns, observed every 30 s, each requested right after an observation; and the truth."""
+    dice = Random(seed)  # noqa: S311 - the same every time, nothing secret
+    polls: list[Row] = []
+    decisions: list[Row] = []
+    true: dict[str, list[float]] = {"start_up": [], "up": [], "down": []}
+    ran = -3600.0
+    for number in range(240):
+        begin, up = 1800.0 * number, number % 2 == 0
+        before, after = (2, 4) if up else (4, 2)
+        ready = begin + (start_up * math.exp(dice.gauss(0.0, 0.25)) if up else 0.0)
+        stopped = ready + 10.0 if up else begin
+        since, ran = ran, stopped + stall * math.exp(dice.gauss(0.0, 0.3))
+        decisions.append(decided(begin + 0.001, before, after))
+        for poll in range(-1, 11):
+            now = begin + 30.0 * poll
+            size, there = (before if now <= begin else after), (after if now > begin and now >= ready else before)
+            runs = since if now <= stopped else ran if now >= ran else None
+            polls.append(seen(now, size, there, runs, used=2 * (before if runs == since else after)))
+        true["up" if up else "down"].append(ran - stopped)
+        if up:
+            true["start_up"].append(ready - begin)
+    return polls, decisions, true
+
+
+@pytest.mark.parametrize(("start_up", "stall"), [(22.0, 24.3), (34.6, 9.5), (63.4, 16.0)])
+def test_times_are_within_a_tenth_of_the_truth_at_half_a_minute_between_observations(
+    found: Any, start_up: float, stall: float
+) -> None:
+    polls, decisions, true = history_of(start_up, stall, seed=1)
+    rows = found(polls, decisions)
+    names = [field.name for field in fields(Rescaled)]
+    times = rescale_times([Rescaled(**{name: row[name] for name in names}) for row in rows])
+    estimated = {
+        "start_up": times[Direction.UP]["start_up"].median,
+        "up": times[Direction.UP]["stall"].median,
+        "down": times[Direction.DOWN]["stall"].median,
+    }
+    assert estimated == {name: pytest.approx(median(each), rel=0.1) for name, each in true.items()}

@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from autoscaler.core.workload_profile import Season, seasonal_value
+from autoscaler.core.workload_profile import Season, local_seconds, seasonal_value
 from autoscaler.history.seasonality import SeasonFit, fit_season
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
@@ -223,3 +223,34 @@ def test_slots_of_any_length_do(width: float) -> None:
 )
 def test_without_enough_data_there_is_no_season(slots: list[tuple[float, float]]) -> None:
     assert _season(slots) is None
+
+
+@pytest.mark.parametrize(
+    ("zone", "change"),
+    [
+        ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 11, 1, 6, tzinfo=UTC)),
+    ],
+)
+def test_after_a_change_of_the_clocks_the_week_of_the_time_zone_is_right(zone: str, change: datetime) -> None:
+    begin, end = change.timestamp() - 5 * WEEK_S, change.timestamp() + WEEK_S
+
+    def load(at: float) -> float:
+        return _diurnal(local_seconds(at, zone) - MONDAY)
+
+    def off(found: Season | None) -> float:
+        """Mean error in the week after the change, as a share of the mean."""
+        assert found is not None
+        times = np.arange(change.timestamp(), end, 60.0) + 30.0
+        truth = np.array([load(at) for at in times])
+        seen = np.array([seasonal_value(found.usual, local_seconds(at, found.time_zone)) for at in times])
+        return float(np.abs(seen - truth).sum() / truth.sum())
+
+    before = np.arange(begin, change.timestamp(), 60.0)
+    rates = np.array([load(at + 30.0) for at in before])
+    of_zone, of_utc = (fit_season(before, rates, (), name).season for name in (zone, "UTC"))
+    assert off(of_zone) < 0.01
+    assert off(of_utc) > 0.04
+    # Days on both sides of it are the same days.
+    both = np.arange(begin, end, 60.0)
+    assert off(fit_season(both, np.array([load(at + 30.0) for at in both]), (), zone).season) < 0.01

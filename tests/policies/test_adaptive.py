@@ -31,6 +31,7 @@ from autoscaler.core.model import (
     Reason,
     Recommendation,
     Rescale,
+    RescaleTimes,
     View,
 )
 from autoscaler.core.step import step
@@ -78,6 +79,11 @@ def shown(arrivals: float, lag: float = 0.0, *, current: int = 4, memory: Memory
 
 def asked(view: View, **parameters: Any) -> Recommendation:
     return Adaptive(**parameters).evaluate(view)
+
+
+def test_it_tells_what_a_size_can_do_once_it_has_learned_it() -> None:
+    assert Adaptive().estimate_capacity(KNOWN, 4, 3.5) == pytest.approx(350.0)
+    assert Adaptive().estimate_capacity({}, 4, 4.0) is None
 
 
 # more
@@ -551,68 +557,23 @@ def test_it_is_learned_once_that_is_over(change: dict[str, Any]) -> None:
     assert "capacity.level" in life.memory
 
 
-def restart(life: Life, parallelism: int | None, ago: float) -> None:
-    """The job has been rescaled, and runs again since so many seconds before the next poll."""
-    since = life.now + INTERVAL - timedelta(seconds=ago)
-    life.status = replace(life.status, parallelism=parallelism, running_since=since)
-    life.poll()
-
-
-def test_how_long_the_job_stands_still_is_learned_up_and_down_apart() -> None:
+def test_the_stalls_that_were_learned_count_and_a_job_without_any_replays_nothing() -> None:
+    learned = Learned(
+        times={
+            Direction.UP: (RescaleTimes(30.0, 30.0, 42.0, 42.0),),
+            Direction.DOWN: (RescaleTimes(0.0, 0.0, 9.0, 9.0),),
+        }
+    )
     life = Life(size=4)
-    life.status = replace(life.status, parallelism=4)
     life.poll()
     assert "stall.up" not in life.memory
-    # seen running until 15 s before, again since 2 s: 13 s, less half an interval as workers come at any time
-    restart(life, 8, 2.0)
-    assert life.memory["stall.up"] == pytest.approx(5.5)
-    assert "stall.down" not in life.memory
-    # they go right after a poll
-    restart(life, 4, 3.0)
-    assert life.memory["stall.down"] == pytest.approx(12)
-    # 0.3 of the difference is believed: 5.5 + 0.3 * (1 - 5.5), as it is never less than 1 s
-    restart(life, 8, 14.0)
-    assert life.memory["stall.up"] == pytest.approx(4.15)
-    # a restart at the same size is no rescale
-    restart(life, 8, 1.0)
-    assert life.memory["stall.up"] == pytest.approx(4.15)
-
-
-def test_without_a_parallelism_of_the_engine_the_replicas_count() -> None:
-    life = Life(size=4)
-    life.poll()
-    life.size = 8
-    restart(life, None, 2.0)
-    assert life.memory["stall.up"] == pytest.approx(5.5)
-
-
-def test_a_job_that_goes_on_meanwhile_has_no_stall_and_replays_nothing() -> None:
-    life = Life(size=4)
-    life.status = replace(life.status, parallelism=4)
-    life.poll()
-    for parallelism in (8, 4):
-        life.status = replace(life.status, parallelism=parallelism)
-        life.poll()
-    assert (life.memory["stall.up"], life.memory["stall.down"]) == (0, 0)
+    life.poll(learned=learned)
+    assert (life.memory["stall.up"], life.memory["stall.down"]) == (12, 9)
+    assert asked(replace(shown(450), learned=learned)).inputs["ahead"] == 42
     # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
     found = asked(shown(460, memory={"stall.up": 0.0, "stall.down": 0.0}))
     assert found.replicas == 4
     assert found.inputs["rescaled_age"] == pytest.approx(3600 / 460)
-
-
-def test_while_the_job_does_not_run_no_stall_is_taken() -> None:
-    life = Life(size=4)
-    life.status = replace(life.status, parallelism=4)
-    life.poll()
-    before = life.memory["running.seen_at"]
-    life.status = EngineStatus(job=JobState.RESTARTING, parallelism=8)
-    life.poll()
-    assert life.memory["running.seen_at"] == before
-    # the poll before it failed was 30 s ago: 30 - 5 - 7.5
-    life.status = EngineStatus(job=JobState.RUNNING, running_since=life.now + INTERVAL - timedelta(seconds=5))
-    life.status = replace(life.status, parallelism=8)
-    life.poll()
-    assert life.memory["stall.up"] == pytest.approx(17.5)
 
 
 def test_the_interval_of_checkpoints_is_the_least_seen_and_may_grow_slowly() -> None:

@@ -50,6 +50,14 @@ async def test_a_metric_is_what_the_profile_says_now(tmp_path: Path) -> None:
     assert found.parts["up"] == {"start_up": 40.0, "stall": 12.0}
 
 
+async def test_the_whole_profile_can_be_shown_once_it_was_read(tmp_path: Path) -> None:
+    write(tmp_path, MADE)
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        assert source.profile(Query("orders")) is None
+        await source.collect(Query("orders"), MONDAY)
+        assert source.profile(Query("orders")) == MADE
+
+
 async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     write(tmp_path, MADE)
@@ -71,6 +79,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         "[]",
         '{"format": "autoscaler-profile", "version": 2}',
         profile_file.dump(MADE)[:-40],
+        profile_file.dump(MADE).replace('"UTC"', '"Europe/Nowhere"'),
         "[" * 10**5,
         "x" * (MAX_BYTES + 1),
     ],

@@ -11,7 +11,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ from autoscaler.ports import (
     AnswerError,
     EdgeError,
     EdgeTimeoutError,
+    Notification,
+    NotificationKind,
     PluginError,
     RefusedError,
+    Severity,
     TargetStatus,
     UnavailableError,
     Worker,
@@ -57,6 +60,7 @@ from tests.clients.kubernetes_server import (
 
 KINDS = (DEPLOYMENTS, STATEFUL_SETS, REPLICA_SETS)
 SOON = timedelta(seconds=2)
+NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture(params=SERVERS)
@@ -1620,6 +1624,50 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_is_reread(
             await target.scale(5)
 
 
+# -- Events
+
+
+def told(kind: NotificationKind, severity: Severity, message: str) -> Notification:
+    return Notification(id="1", at=NOON, kind=kind, severity=severity, cluster="c", message=message)
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENTS, FLINK], ids=str)
+async def test_what_happens_is_an_event_of_what_is_scaled(cluster: Cluster, kind: Kind) -> None:
+    if kind is FLINK:
+        cluster.server.kinds.append(FLINK)
+        await cluster.create(FLINK, _flink(2))
+        plugin = cluster.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    else:
+        await cluster.workload(DEPLOYMENTS, "clicks", 2)
+        plugin = cluster.target("clicks")
+    async with connected(plugin) as [target]:
+        await target.show(told(NotificationKind.RESCALE_BEGUN, Severity.INFO, "from 2 to 4"))
+        await target.show(told(NotificationKind.TROUBLE_BEGUN, Severity.ERROR, "é" * 2000))
+    events = cluster.server.objects.get(EVENTS, {}).values()
+    begun, trouble = sorted([found for found in events if "source" in found], key=lambda found: str(found["reason"]))
+    uid = cluster.server.get(kind, "jobs", "clicks")["metadata"]["uid"]
+    version = f"{kind.group}/{kind.version}"
+    subject = {"apiVersion": version, "kind": kind.kind, "name": "clicks", "namespace": "jobs", "uid": uid}
+    assert begun["involvedObject"] == subject
+    assert (begun["type"], begun["reason"], begun["message"]) == ("Normal", "RescaleBegun", "from 2 to 4")
+    assert begun["lastTimestamp"] == "2026-07-01T12:00:00Z"
+    assert (trouble["type"], trouble["reason"]) == ("Warning", "TroubleBegun")
+    assert len(trouble["message"].encode()) <= 1024
+
+
+async def test_an_event_that_may_not_be_created_or_is_of_nothing_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    rule = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]}
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([("jobs", rule)]))
+    news = told(NotificationKind.RESCALE_BEGUN, Severity.INFO, "from 2 to 4")
+    async with connected(cluster.target("tm", kubeconfig=config)) as [target]:
+        with pytest.raises(RefusedError, match="this needs create on events in namespace jobs"):
+            await target.show(news)
+    async with connected(cluster.target("gone")) as [target]:
+        with pytest.raises(RefusedError, match="there is no gone"):
+            await target.show(news)
+
+
 # -- doctor
 
 
@@ -1646,6 +1694,7 @@ async def test_the_doctor_names_missing_permissions_and_other_controllers(cluste
         "error: no permission: get on deployments.apps/scale named tm in namespace jobs",
         "error: no permission: patch on deployments.apps/scale named tm in namespace jobs",
         "warning: no permission: list on pods in namespace jobs",
+        "info: no permission: create on events in namespace jobs",
         "warning: no permission: list on scaledobjects.keda.sh in namespace jobs",
         "warning: no permission: watch on scaledobjects.keda.sh in namespace jobs",
         "error: the HorizontalPodAutoscaler by-cpu scales it too",
@@ -1667,6 +1716,7 @@ async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be
         "get on deployments.apps/scale named one in namespace jobs",
         "patch on deployments.apps/scale named one in namespace jobs",
         "list on pods in namespace jobs",
+        "create on events in namespace jobs",
         "list on scaledobjects.keda.sh in namespace jobs",
         "watch on scaledobjects.keda.sh in namespace jobs",
         "list on horizontalpodautoscalers.autoscaling in namespace jobs",

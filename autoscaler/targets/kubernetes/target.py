@@ -30,6 +30,7 @@ from autoscaler.clients.kubernetes import (
     check_times,
 )
 from autoscaler.clients.kubernetes_annotations import keep_controls, read_controls
+from autoscaler.clients.kubernetes_events import event
 from autoscaler.clients.kubernetes_watch import Collection, Key, Scope, Watches, shared_watches, version_of
 from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.core.model import Bound
@@ -39,6 +40,7 @@ from autoscaler.ports import (
     EdgeError,
     EdgeTimeoutError,
     Finding,
+    Notification,
     RefusedError,
     ScaleTarget,
     Severity,
@@ -102,6 +104,7 @@ class Kubernetes:
     """
 
     packages: ClassVar[tuple[str, ...]] = ("kubernetes_asyncio",)
+    shows_events: ClassVar[bool] = True
 
     name: str
     _: KW_ONLY
@@ -283,6 +286,22 @@ class Target:
                 f"{self._label}: {replicas} replicas were requested, but the API server did not answer in time: it is "
                 "unknown whether the request was accepted"
             ) from error
+
+    async def show(self, notification: Notification) -> None:
+        """Create an Event of the object. Raises EdgeError."""
+        metadata = (await self._found())["metadata"]
+        namespace, name = self._key
+        subject = {
+            "apiVersion": f"{self._spec.what.group}/{self._spec.what.version}".lstrip("/"),
+            "kind": APPS.get(self._spec.resource) or self._objects.kind,
+            "name": name,
+            "namespace": namespace,
+            "uid": metadata.get("uid", ""),
+        }
+        kind = "Normal" if notification.severity is Severity.INFO else "Warning"
+        reason = notification.kind.title().replace("-", "")
+        made = event(subject, kind, reason, notification.message, notification.at)
+        await self._api.call(Request("create", EVENTS, namespace), body=made)
 
     async def diagnose(self) -> Sequence[Finding]:
         """Check the permissions, and find other controllers of the same object. Raises EdgeError."""
@@ -554,6 +573,7 @@ class Target:
             needs.append((Request("list", EVENTS, namespace), warning, blind))
         if self._spec.choose_pods:
             needs.append((Request("patch", PODS, namespace), warning, "Kubernetes chooses which pods to delete"))
+        needs.append((Request("create", EVENTS, namespace), Severity.INFO, "rescales are not shown as Events"))
         for others in self._others:
             if not isinstance(others.error, NotFoundError):
                 unseen = "another controller on the same target is not noticed"
@@ -626,7 +646,7 @@ def _manager(metadata: Json, path: str) -> str:
 _FALSE = frozenset(
     {"0", "f", "F", "false", "FALSE", "False"}
 )  # as Go parses a bool; KEDA takes everything else for true
-_KEPT = ("name", "namespace", "resourceVersion", "deletionTimestamp")
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 
 
 def _keep_metadata(found: Json, names: Sequence[str]) -> Json:

@@ -25,6 +25,7 @@ from autoscaler.policy_api import (
     restart_time,
     saturated_rate,
     source_partitions,
+    stall_time,
 )
 from autoscaler_policies.adaptive import capacity_model, forecast, reading_window, seasonality
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
@@ -54,7 +55,7 @@ class _Outlook:
     trends: tuple[tuple[float, float], ...]
     season: tuple[float, ...]
     season_trust: float
-    start_up: float
+    start_time: float
     stall_up: float
     stall_down: float
     replay: float
@@ -73,11 +74,6 @@ class _Outlook:
             return seen or 0.0
         replicas = _effective_replicas(self.view, size, self.partitions)
         return self.share * capacity_model.rate(self.memory, replicas, size)
-
-    @property
-    def start_time(self) -> float:
-        """How long it takes until a larger size runs."""
-        return restart_time(self.view.learned, Direction.UP) or self.start_up
 
     def rate_at(self, ahead: float) -> float:
         """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
@@ -178,13 +174,20 @@ class Adaptive:
         longest = timedelta(seconds=forecast.MINUTE_S * LONGEST_TREND)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
+    def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
+        """Records/s that a size processes, by the model of its capacity."""
+        return capacity_model.rate(memory, workers, size) if "capacity.level" in memory else None
+
     # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
         """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
         memory = dict(view.memory)
         now = seconds(view.now)
-        _learn_stalls(view, memory, now)
+        _learn_checkpoints(view, memory)
+        for direction in Direction:
+            if (stall := stall_time(view.learned, direction)) is not None:
+                memory[f"stall.{direction}"] = stall
         lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
@@ -530,7 +533,8 @@ class Adaptive:
             trends=forecast.trends(memory, trend_share),
             season=season,
             season_trust=trust,
-            start_up=_profiled_time(profile, "start_up", self.start_up) + restart,
+            start_time=restart_time(view.learned, Direction.UP)
+            or _profiled_time(profile, "start_up", self.start_up) + restart,
             stall_up=stall_up,
             stall_down=stall_down,
             replay=0.0,
@@ -619,44 +623,15 @@ def _undisturbed(view: View) -> bool:
     return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= TUNING.warm_up
 
 
-def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
-    """How long the job stands still for a rescale, up and down apart; and how far apart its checkpoints are.
-
-    From when it was last seen running, with another parallelism, until it reports that it runs, or until it was last
-    seen not to: Flink's job runs before its tasks have their state back.
-    """
-    engine = view.engine
-    if now - memory.get("spare.seen_at", now) > max(TUNING.unobserved_s, 2 * view.spec.interval.total_seconds()):
-        memory.pop("running.seen_at", None)  # no poll: it may have stood still at any time, or not at all
-    if engine is None:
-        return
-    if engine.last_checkpoint is not None:
-        at = seconds(engine.last_checkpoint)
+def _learn_checkpoints(view: View, memory: dict[str, float]) -> None:
+    """How far apart the job's checkpoints are."""
+    if view.engine is not None and view.engine.last_checkpoint is not None:
+        at = seconds(view.engine.last_checkpoint)
         took = at - memory.get("checkpoint.seen_at", at)
         if took > 0:
             # They are not seen one by one: the least is the nearest to the truth, and may grow.
             memory["checkpoint.interval"] = min(took, memory.get("checkpoint.interval", took) * 1.1)
         memory["checkpoint.seen_at"] = at
-    if engine.job in (JobState.STARTING, JobState.RESTARTING):
-        memory["running.not_at"] = now
-    if engine.job is not JobState.RUNNING or engine.running_since is None:
-        return
-    since = seconds(engine.running_since)
-    stood = memory.pop("running.not_at", since)
-    used = float(view.ready if engine.parallelism is None else engine.parallelism)
-    before, seen = memory.get("running.parallelism", used), memory.get("running.seen_at")
-    if seen is not None and used != before:
-        name = "stall.up" if used > before else "stall.down"
-        stall = 0.0
-        if since > memory.get("running.since_at", since) + 1.0:
-            # Workers are removed on request, right after a poll; they become ready at any time between two.
-            end = stood if stood > since + TUNING.status_age_s else since
-            stall = max(end - seen - (0.0 if used < before else view.spec.interval.total_seconds() / 2), 1.0)
-        known = memory.get(name, stall)
-        memory[name] = known + TUNING.stall_weight * (stall - known)
-    memory["running.parallelism"] = used
-    memory["running.since_at"] = since
-    memory["running.seen_at"] = max(now, since)
 
 
 def _jumping(view: View) -> bool:

@@ -17,8 +17,6 @@ class Tuning:
     """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
     checkpoint_interval_s: float = 10.0
     """How far back a restart resumes, until checkpoints have been observed."""
-    stall_weight: float = 0.3
-    """Weight of a new stall in the average of the times that the job stood still."""
 
     behind_s: float = 10.0
     """A job with a backlog of more than so many seconds of its throughput is behind."""
@@ -83,8 +81,6 @@ class Tuning:
     """A time in which fewer do not suffice undoes so many in which they did."""
     unobserved_s: float = 240.0
     """After so long without an observation, the saving by fewer is counted from zero."""
-    status_age_s: float = 5.0
-    """What an engine reports of its job's state may be so old (Flink: 3 s)."""
     reversal_s: float = 24 * 3600.0
     """Fewer that did not last for so long..."""
     reversal_deviations: float = 3.0

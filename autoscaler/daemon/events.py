@@ -1,0 +1,216 @@
+"""`GET /api/v1/events`: server-sent events with the rows that have changed, for pages that are open.
+
+They are made once a second for all who listen, while anybody does. No reader is waited for: one that is behind is
+disconnected, and asks anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import resource
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import HttpVersion11, hdrs, web
+
+from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.http_access import ACCESS
+from autoscaler.daemon.http_requests import CONNECTIONS, STATUS
+from autoscaler.daemon.peers import Peers, is_alone
+from autoscaler.daemon.renderer import RENDERER
+from autoscaler.daemon.rows import clusters_beside, row_document
+from autoscaler.daemon.status import ClusterSnapshot
+
+log = logging.getLogger("autoscaler.daemon.events")
+
+PERIOD = 1.0
+"""Seconds between two events."""
+
+PEERS_PERIOD = 2.0
+"""Seconds after which other copies are asked for their rows again."""
+
+HEARTBEAT = 15.0
+"""Seconds of silence after which a comment is sent: a proxy ends a connection on which nothing comes."""
+
+MAX_LISTENERS = 1200
+"""Who may listen at a time, and never more than half of the descriptors that the process may have."""
+
+MAX_UNREAD = 64 * 1024
+"""Bytes of earlier events that a reader may be behind, besides `SYSTEM_BUFFER`."""
+
+SYSTEM_BUFFER = 256 * 1024
+"""Bytes that the system keeps for a reader, instead of megabytes."""
+
+_COMMENT = b":\n\n"
+
+_AT_ONCE = 8
+"""Greetings in one iteration of the loop: a thousand pages come back at once when the daemon was restarted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Listener:
+    request: web.Request
+    done: asyncio.Future[None]
+    greeted: bool = False
+
+    def end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Events:
+    """Who listens, and what they know."""
+
+    def __init__(self) -> None:
+        self._listeners: list[_Listener] = []
+        self._work: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None]
+        self._known: dict[str, dict[str, Any]] = {}
+        self._seen: dict[str, ClusterSnapshot] = {}
+        self._others: Sequence[Mapping[str, Any]] = ()
+        self._ask_at = -math.inf
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limit = MAX_LISTENERS if descriptors < 0 else max(1, min(MAX_LISTENERS, descriptors // 2))
+
+    async def listen(self, request: web.Request, response: web.StreamResponse, hello: Mapping[str, object]) -> None:
+        """Send events until the client leaves, is too far behind, or this is closed. Raises HTTPServiceUnavailable."""
+        if len(self._listeners) >= self.limit:
+            text = (
+                f"{self.limit} clients listen, and no more can: close some pages, or let the daemon have more file "
+                f"descriptors (half of them may listen, at most {MAX_LISTENERS})"
+            )
+            raise web.HTTPServiceUnavailable(text=text)
+        loop = asyncio.get_running_loop()
+        listener = _Listener(request, loop.create_future())
+        self._listeners.append(listener)
+        try:
+            if self._work is None:
+                self._ready = loop.create_future()
+                self._work = asyncio.create_task(self._run(), name="events")
+            async with self._turns:
+                await asyncio.sleep(0)
+            # What a client reads after the greeting is newer than what the first event is compared with.
+            await asyncio.shield(self._ready)
+            await response.prepare(request)
+            if request.transport is not None:
+                opened: socket.socket = request.transport.get_extra_info("socket")
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER)
+            listener.greeted = True  # before: the write waits only after it has written
+            await response.write(_event("hello", hello))
+            await listener.done
+        finally:
+            self._listeners.remove(listener)
+
+    def close(self) -> None:
+        """Let all go."""
+        if self._work is not None:
+            self._work.cancel()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await self._changes()  # who comes now will read it
+            self._ready.set_result(None)
+            begun = spoke = loop.time()
+            while self._listeners:
+                await asyncio.sleep(begun + PERIOD - loop.time())
+                begun = loop.time()
+                event = await self._changes()
+                if not event and begun - spoke >= HEARTBEAT:
+                    event = _COMMENT
+                spoke = begun if event else spoke
+                await self._send(event)
+        except Exception:
+            log.exception("events cannot be made: all who listen are disconnected")
+        finally:
+            self._work = None
+            self._known, self._seen = {}, {}
+            if not self._ready.done():
+                self._ready.set_result(None)
+            for listener in self._listeners:
+                listener.end()
+
+    async def _send(self, event: bytes) -> None:
+        # As aiohttp would for each of them: the same bytes for all.
+        chunk = b"%x\r\n%b\r\n" % (len(event), event)
+        slices = Slices()
+        for listener in [*self._listeners]:
+            await slices.turn()
+            transport = listener.request.transport
+            if transport is None or transport.is_closing():
+                listener.end()
+            elif event and listener.greeted:
+                if transport.get_write_buffer_size() > MAX_UNREAD:
+                    transport.abort()
+                    listener.end()
+                else:
+                    transport.write(chunk if listener.request.version >= HttpVersion11 else event)
+
+    async def _changes(self) -> bytes:
+        """What differs from the last time, as an event; empty when nothing does."""
+        if not self._listeners:
+            return b""
+        request, loop = self._listeners[0].request, asyncio.get_running_loop()
+        status, alone = request.app[STATUS], is_alone(request)
+        if not alone and loop.time() >= self._ask_at:
+            # Under the rights of one of those who listen, which are enough here.
+            answers = await Peers.of(request).ask(request.clone(rel_url="/api/v1/clusters"))
+            self._others = [row for answer in answers for row in answer.body.get("clusters", ())]
+            self._ask_at = loop.time() + PEERS_PERIOD
+        others = () if alone else self._others
+        clusters = await clusters_beside(status, None if alone else others)
+        now = status.utc()
+        return await request.app[RENDERER].render(lambda: self._compare(clusters, others, now))
+
+    def _compare(
+        self, clusters: Sequence[ClusterSnapshot], others: Sequence[Mapping[str, Any]], now: datetime
+    ) -> bytes:
+        """In the renderer's thread: nothing else uses what is known meanwhile."""
+        known, seen = self._known, self._seen
+        self._seen = {cluster.name: cluster for cluster in clusters}
+        self._known = {row["name"]: dict(row) for row in others}
+        for name, cluster in self._seen.items():
+            same = name in known and seen.get(name) == cluster
+            self._known[name] = known[name] if same else row_document(cluster, now)
+        changed = [row for name, row in self._known.items() if not _is_same(row, known.get(name))]
+        gone = [name for name in known if name not in self._known]
+        return _event("rows", {"clusters": changed, "gone": gone}) if changed or gone else b""
+
+
+def _is_same(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+    """Whether a client knows a row: its age grows all the time."""
+    return before is row or (before is not None and {**before, "age": row["age"]} == row)
+
+
+def _event(name: str, data: Mapping[str, object]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+EVENTS: web.AppKey[Events] = web.AppKey("events")
+"""Those of an application."""
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """The endpoint."""
+    request.app[CONNECTIONS].forget(request.protocol)  # it lasts, and has a limit of its own
+    access = request.app[ACCESS]
+    response = web.StreamResponse(
+        headers={hdrs.CONTENT_TYPE: "text/event-stream", hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"}
+    )
+    response.force_close()
+    hello = {
+        "version": version("reactive-autoscaler"),
+        "by": access.holder(request),
+        "writable": access.may_write(request),
+        "tokens": access.has_writers,
+    }
+    await request.app[EVENTS].listen(request, response, hello)
+    return response

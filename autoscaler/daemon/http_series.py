@@ -1,0 +1,107 @@
+"""`GET /api/v1/clusters/{name}/series`: what a cluster did, for drawing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from aiohttp import web
+
+from autoscaler.core.model import ClusterState
+from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.http_requests import MAX_LISTED, STATUS, controller_of, time_of, until_of
+from autoscaler.daemon.renderer import RENDERER
+from autoscaler.daemon.series import Series, series_document
+from autoscaler.ports import Record, StoreError
+from autoscaler.trace.codec import load_record
+
+log = logging.getLogger("autoscaler.daemon.http_series")
+
+DEFAULT_SPAN = timedelta(hours=1)
+
+_FIRST = datetime(2000, 1, 1, tzinfo=UTC)
+
+LEAST_POINTS, MOST_POINTS, DEFAULT_POINTS = 10, 2000, 600
+
+
+async def series(request: web.Request) -> web.Response:
+    """The endpoint."""
+    status, renderer = request.app[STATUS], request.app[RENDERER]
+    controller = controller_of(status, request.match_info["name"])
+    now = status.utc()
+    since, until = range_of(request, now)
+    number = _points_of(request)
+    await fill(request, controller)
+    rows, width = controller.series.points(since, until, now.timestamp())
+    changes = controller.series.changes(since, until)
+    width = max(width, controller.cluster.interval.total_seconds())
+
+    def rendered() -> bytes:
+        document = series_document(rows, since, until, number, width)
+        return json.dumps({"cluster": controller.name, **document, **changes}, allow_nan=False).encode()
+
+    return web.Response(body=await renderer.render(rendered), content_type="application/json")
+
+
+def range_of(request: web.Request, now: datetime) -> tuple[float, float]:
+    """From when and until when, seconds since 1970. Raises HTTPBadRequest."""
+    until = min(until_of(request) or now, now)
+    since = time_of(request, "from") or max(until, _FIRST) - DEFAULT_SPAN
+    if not _FIRST <= since < until:
+        text = (
+            f"from is {since.isoformat()}, expected a time of this century, before until ({until.isoformat()}) and now"
+        )
+        raise web.HTTPBadRequest(text=text)
+    return since.timestamp(), until.timestamp()
+
+
+def _points_of(request: web.Request) -> int:
+    text = request.query.get("points", str(DEFAULT_POINTS))
+    if not (text.isdecimal() and len(text) <= len(str(MOST_POINTS)) and LEAST_POINTS <= int(text) <= MOST_POINTS):
+        raise web.HTTPBadRequest(
+            text=f"points is {text[:40]!r}, expected a number from {LEAST_POINTS} to {MOST_POINTS}"
+        )
+    return int(text)
+
+
+async def fill(request: web.Request, controller: Controller) -> None:
+    """Add what the state store has of the time before this daemon had the cluster, once."""
+    if not controller.series.filled:
+        await request.app[RENDERER].share(("fill", controller.name), lambda: _fill(request, controller))
+
+
+async def _fill(request: web.Request, controller: Controller) -> None:
+    status, renderer, known, state = (
+        request.app[STATUS],
+        request.app[RENDERER],
+        controller.series,
+        controller.state,
+    )
+    records: list[Record] = []
+    until = None if known.begun_at is None else known.begun_at - timedelta(microseconds=1)
+    try:
+        async for page in status.pages(controller.name, MAX_LISTED, until):
+            records += await renderer.render(partial(_loaded, page))
+    except StoreError as error:
+        log.debug("series not filled", extra={"cluster": controller.name, "error": str(error)})
+        return
+    earlier = await renderer.render(partial(_earlier, controller, state or ClusterState(), records))
+    known.fill(earlier)
+
+
+def _loaded(page: Sequence[bytes]) -> list[Record]:
+    try:
+        return [load_record(line) for line in page]
+    except ValueError as error:
+        raise StoreError(f"a decision cannot be read: {error}") from error
+
+
+def _earlier(controller: Controller, state: ClusterState, records: Sequence[Record]) -> Series:
+    """Of records, newest first. What was learned is taken as it is known now."""
+    found = Series()
+    for record in reversed(records):
+        found.add(controller.cluster.spec, state, record)
+    return found

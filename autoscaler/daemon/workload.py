@@ -1,0 +1,100 @@
+"""What a cluster has to do and what it can do, as its metrics and policies say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from autoscaler.core.capacity import effective_slots, rate, source_partitions
+from autoscaler.core.model import ClusterSpec, ClusterState, Learned, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Which metrics say what, and what policies aim at.
+
+    Attributes:
+        arrivals, throughput: metrics with the offered and the processed records/s.
+        lag: with the records waiting.
+        objective: no record should wait longer; None: no policy says.
+    """
+
+    arrivals: str
+    throughput: str
+    lag: str
+    objective: timedelta | None
+
+
+class Figures(NamedTuple):
+    """Of one moment; None: not known.
+
+    Attributes:
+        load: records/s that arrive.
+        capacity: records/s that the size in use processes when it is busy.
+        lag: records waiting.
+        backlog_time: seconds that these take.
+    """
+
+    load: float | None = None
+    capacity: float | None = None
+    lag: float | None = None
+    backlog_time: float | None = None
+
+
+def roles(spec: ClusterSpec) -> Roles:
+    """By the first policy that says (`Serving`); else the metrics of the cluster's settings, and `arrivals`."""
+
+    def said(name: str, kind: type) -> object:
+        values = (getattr(named.policy, name, None) for named in spec.policies)
+        return next((value for value in values if isinstance(value, kind)), None)
+
+    objective = said("objective", timedelta)
+    return Roles(
+        str(said("arrivals", str) or "arrivals"),
+        str(said("throughput", str) or spec.settle.throughput),
+        str(said("lag", str) or spec.settle.lag),
+        objective if isinstance(objective, timedelta) else None,
+    )
+
+
+def capacity_at(spec: ClusterSpec, learned: Learned, size: int, partitions: int | None) -> float | None:
+    """Records/s that a size processes, as policies have learned it (`Estimating`), else as it was seen when busy."""
+    workers = effective_slots(size, spec.slots_per_replica, partitions) / spec.slots_per_replica
+    for named in spec.policies:
+        estimate = getattr(named.policy, "estimate_capacity", None)
+        if callable(estimate) and size:
+            try:
+                found = estimate(learned.memory.get(named.name, {}), size, workers)
+            except Exception:  # noqa: BLE001, S112 - a plug-in may fail in any way; nothing depends on it here
+                continue
+            if isinstance(found, float) and math.isfinite(found):
+                return found
+    return rate(learned, spec, size, partitions)
+
+
+def figures(spec: ClusterSpec, observation: Observation, state: ClusterState | None) -> Figures:
+    """Those of an observation. Where no metric has the arrivals, what is processed counts."""
+    known = roles(spec)
+    throughput, lag = _total(observation, known.throughput), _total(observation, known.lag)
+    arrivals = _total(observation, known.arrivals)
+    if arrivals is None and known.arrivals not in spec.metrics:
+        arrivals = throughput
+    capacity, size = None, observation.ready if observation.ready is not None else observation.desired
+    if state is not None and size is not None:
+        partitions = source_partitions(spec, observation.engine, state.past)
+        capacity = capacity_at(spec, state.learned, size, partitions)
+    # A job that stands still processes nothing: then what waits is as old as it took to arrive.
+    served = throughput or arrivals
+    backlog_time = 0.0 if lag == 0 else lag / served if lag is not None and served else None
+    return Figures(arrivals, capacity, lag, backlog_time)
+
+
+def _total(observation: Observation, name: str) -> float | None:
+    """A metric as one number, the sum where it has one per replica; None: it was not read."""
+    reading = observation.metrics.get(name)
+    if reading is None:
+        return None
+    total = math.fsum(reading.value) if isinstance(reading.value, tuple) else reading.value
+    return total if math.isfinite(total) and total >= 0 else None

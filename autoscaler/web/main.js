@@ -1,0 +1,107 @@
+// The start: which page is shown, the theme, the state of the connection, and keys that work everywhere.
+
+import { setText } from "./dom.js";
+import { duration, time } from "./format.js";
+import { follow, recording, state, subscribe, token, whyReadOnly } from "./source.js";
+import { markAllGuarded, openToken, showOrders } from "./orders.js";
+import { showFleet } from "./fleet.js";
+import { showCluster } from "./cluster.js";
+
+const THEMES = ["system", "light", "dark"];
+
+const content = document.getElementById("main");
+let leave = null;
+
+function route() {
+  const [where, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const query = new URLSearchParams(search);
+  leave?.();
+  content.replaceChildren();
+  const cluster = where.startsWith("cluster/") ? decoded(where.slice("cluster/".length)) : null;
+  if (cluster) leave = showCluster(content, query, cluster);
+  else if (where === "orders") leave = showOrders(content);
+  else leave = showFleet(content, query);
+  document.title = `${cluster ?? (where === "orders" ? "Orders" : "Clusters")} · autoscaler`;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.page === (where === "orders" ? "orders" : cluster ? "" : "fleet")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  scrollTo(0, 0);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function showLink() {
+  const words = {
+    connecting: "connecting",
+    live: "live",
+    stale: `stale since ${time(state.heardAt / 1000)}`,
+    refused: "refused",
+    file: "a recorded run",
+  };
+  document.getElementById("link").className = `link ${state.link}`;
+  setText(document.getElementById("link-text"), words[state.link]);
+  document.body.classList.toggle("stale", state.link === "stale");
+  const banner = document.getElementById("banner");
+  banner.hidden = !state.problem;
+  if (state.problem) {
+    const next = state.link === "refused" ? "Enter a token at “Access”." : `Trying again in ${duration((state.retryAt - Date.now()) / 1000)}.`;
+    const old = state.heardAt ? ` What is shown is of ${time(state.heardAt / 1000)} UTC.` : "";
+    setText(banner, `${state.problem[0].toUpperCase()}${state.problem.slice(1)}. ${next}${old}`);
+  }
+  const access = document.getElementById("access");
+  access.hidden = state.link === "file";
+  setText(access, state.hello?.writable ? `May order${state.hello.by ? `: ${state.hello.by}` : ""}` : token.get() ? "Access: read only" : "Access");
+  access.title = whyReadOnly() ?? "";
+  markAllGuarded();
+}
+
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  setText(document.getElementById("theme-name"), theme);
+  document.dispatchEvent(new Event("theme"));
+}
+
+// A file that is opened may have no storage.
+function storedTheme() {
+  try {
+    const theme = localStorage.getItem("theme");
+    return THEMES.includes(theme) ? theme : "system";
+  } catch {
+    return "system";
+  }
+}
+
+setTheme(storedTheme());
+document.getElementById("theme").addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % THEMES.length];
+  setTheme(next);
+  try {
+    localStorage.setItem("theme", next);
+  } catch {
+    // it lasts as long as the page
+  }
+});
+document.getElementById("access").addEventListener("click", openToken);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment says which page is shown
+  content.focus();
+});
+addEventListener("hashchange", () => {
+  route();
+  content.focus({ preventScroll: true });
+});
+subscribe((changed) => changed === null && showLink());
+setInterval(() => state.problem && showLink(), 1000);
+// A file with one cluster is about that one.
+if (recording?.clusters.length === 1 && !location.hash) history.replaceState(null, "", `#/cluster/${encodeURIComponent(recording.clusters[0].name)}`);
+follow();
+route();
+showLink();

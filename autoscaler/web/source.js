@@ -1,0 +1,272 @@
+// Where the data comes from: a daemon, or the element `run` of this very file. The pages do not know which.
+
+import { announce } from "./dom.js";
+import { plural, seconds } from "./format.js";
+
+const SILENT = 40_000; // the daemon says something every 15 s
+const PATIENCE = 30_000;
+const RETRIES = [1000, 2000, 5000, 10_000, 20_000, 30_000];
+
+const run = document.getElementById("run");
+/** What a run has recorded, or null: there is a daemon. */
+export const recording = run ? JSON.parse(run.textContent) : null;
+
+export class RequestError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const token = {
+  get: () => sessionStorage.getItem("token") ?? "",
+  set: (text) => (text ? sessionStorage.setItem("token", text) : sessionStorage.removeItem("token")),
+};
+
+/** What is known: rows by name, who we are to the daemon, and how old all of it is. */
+export const state = {
+  rows: new Map(),
+  notes: [], // what is wrong with the daemon itself
+  hello: null,
+  link: "connecting", // connecting, live, stale, refused, file
+  problem: null,
+  heardAt: 0,
+  retryAt: 0,
+  skew: 0, // milliseconds by which the daemon's clock is ahead of ours
+};
+
+const listeners = new Set();
+
+/** Call a function with the names of rows that have changed (null: all may have), until the returned one is called. */
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function notify(names) {
+  for (const listener of listeners) listener(names);
+}
+
+/** The daemon's time, in seconds. */
+export function now() {
+  return recording ? Math.max(...recording.clusters.map((row) => (row.at ? seconds(row.at) : 0))) : (Date.now() + state.skew) / 1000;
+}
+
+/** Ask the daemon. Throws RequestError with what it answered. */
+export async function request(path, { body, signal } = {}) {
+  const headers = {};
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal: signal ?? AbortSignal.timeout(body === undefined ? PATIENCE : 3 * PATIENCE),
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new RequestError(0, error.name === "TimeoutError" ? "the daemon has not answered in time" : "the daemon cannot be reached");
+  }
+  const date = Date.parse(response.headers.get("Date"));
+  if (Number.isFinite(date) && Math.abs(date - Date.now() - state.skew) > 2000) state.skew = date - Date.now();
+  if (response.ok) return response.headers.get("Content-Type")?.startsWith("text/event-stream") ? response : response.json();
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (await response.json()).error ?? message;
+  } catch {
+    // a proxy's page, not ours
+  }
+  throw new RequestError(response.status, message);
+}
+
+const path = (name, rest = "") => `api/v1/clusters/${encodeURIComponent(name)}${rest}`;
+const iso = (at) => new Date(at * 1000).toISOString();
+const between = (from, until) => `from=${encodeURIComponent(iso(from))}&until=${encodeURIComponent(iso(until))}`;
+
+export function fetchCluster(name) {
+  if (!recording) return request(path(name));
+  const row = state.rows.get(name);
+  if (!row) throw new RequestError(404, `there is no cluster ${name} in this file`);
+  const last = (recording.decisions?.[name] ?? []).reduce((a, b) => (a && a.decision.at > b.decision.at ? a : b), null);
+  return { learned: null, ...row, ...last };
+}
+
+/** The series between two times in seconds; null for `from`: all that a file has. */
+export async function fetchSeries(name, from, until, points = 600) {
+  if (!recording) return request(path(name, `/series?${between(from, until)}&points=${points}`));
+  const whole = recording.series?.[name];
+  if (!whole) throw new RequestError(404, `this file has no series of ${name}`);
+  return from === null ? whole : slice(whole, from, until);
+}
+
+function slice(whole, from, until) {
+  const kept = whole.at.map((at) => at >= from && at <= until);
+  const inside = (each) => seconds(each.at) >= from && seconds(each.at) <= until;
+  const cut = Object.entries(whole).map(([key, value]) => {
+    if (key === "decisions" || key === "rescales") return [key, value.filter(inside)];
+    return [key, Array.isArray(value) ? value.filter((_, index) => kept[index]) : value];
+  });
+  return { ...Object.fromEntries(cut), from: iso(from), until: iso(until) };
+}
+
+/** The whole trail of the decision at a time, an ISO text. */
+export async function fetchDecision(name, at) {
+  if (!recording) return (await request(path(name, `/decisions?limit=1&until=${encodeURIComponent(at)}`))).decisions[0] ?? null;
+  return (recording.decisions?.[name] ?? []).find((each) => seconds(each.decision.at) === seconds(at)) ?? null;
+}
+
+export const decideNow = (name, reason) => request(path(name, "/decide"), { body: reason ? { reason } : {} });
+export const simulateWith = (name, change, from, until) => request(path(name, "/what-if"), { body: { ...change, from: iso(from), until: iso(until) } });
+export const sendOrder = (order) => request("api/v1/controls", { body: order });
+export const fetchOrders = () => request("api/v1/controls");
+export const fetchAudit = () => request("api/v1/audit?limit=100");
+
+/** Why nothing can be ordered, or null. */
+export function whyReadOnly() {
+  if (recording) return "This is the record of a run: there is no daemon to be told anything.";
+  const { hello } = state;
+  if (hello?.writable) return null;
+  if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";
+  if (!token.get()) return "Reading needs no token, ordering does: enter one with rights: write.";
+  if (hello?.by) return `The token of ${hello.by} may only read: enter one with rights: write.`;
+  return "The token is not one of daemon.tokens: enter one with rights: write.";
+}
+
+let following = null;
+let checking = 0;
+
+/** Follow the daemon for as long as the page is open, or begin anew, as with another token. Resolves once it has answered. */
+export async function follow() {
+  if (recording) {
+    for (const row of recording.clusters) state.rows.set(row.name, row);
+    state.link = "file";
+    return notify(null);
+  }
+  following?.abort();
+  clearInterval(checking);
+  checking = setInterval(() => state.link === "live" && document.visibilityState === "visible" && checkDaemon(), CHECKED_EVERY);
+  following = new AbortController();
+  await new Promise((resolve) => keepFollowing(following.signal, resolve));
+}
+
+async function keepFollowing(stop, onAnswer) {
+  for (let attempt = 0; !stop.aborted; attempt++) {
+    const silence = new AbortController();
+    const giveUp = () => silence.abort();
+    stop.addEventListener("abort", giveUp);
+    try {
+      await listen(silence, () => {
+        attempt = 0;
+        onAnswer();
+      });
+      state.problem = "the daemon has ended the connection";
+    } catch (error) {
+      state.problem = error instanceof RequestError ? error.message : "the daemon has fallen silent";
+      if (!stop.aborted && [401, 403].includes(error.status)) {
+        // Asked again and again it would only fill the daemon's audit. Another token begins anew.
+        state.link = "refused";
+        notify(null);
+        return onAnswer();
+      }
+    }
+    stop.removeEventListener("abort", giveUp);
+    onAnswer();
+    if (stop.aborted) return;
+    state.link = state.heardAt ? "stale" : "connecting";
+    const pause = RETRIES[Math.min(attempt, RETRIES.length - 1)] * (0.8 + 0.4 * Math.random());
+    state.retryAt = Date.now() + pause;
+    notify(null);
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
+
+async function listen(silence, onHello) {
+  let quiet = setTimeout(() => silence.abort(), SILENT);
+  try {
+    const response = await request("api/v1/events", { signal: silence.signal });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      clearTimeout(quiet);
+      quiet = setTimeout(() => silence.abort(), SILENT);
+      state.heardAt = Date.now();
+      const messages = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+      rest = messages.pop();
+      for (const { event, data } of messages.map(parsed)) {
+        if (event === "hello") {
+          await greet(data);
+          onHello();
+        } else if (event === "rows") take(data.clusters, data.gone);
+      }
+    }
+  } finally {
+    clearTimeout(quiet);
+    silence.abort();
+  }
+}
+
+const CHECKED_EVERY = 30_000;
+
+// What is wrong with the daemon and not with one cluster: its configuration, its store, its fleets.
+async function checkDaemon() {
+  try {
+    const response = await fetch("readyz", { headers: token.get() ? { Authorization: `Bearer ${token.get()}` } : {}, cache: "no-store" });
+    const { reload, store, history, fleets = {} } = await response.json();
+    state.notes = [
+      ...[reload].flat().filter((text) => text && text !== "ok").map((text) => `The new configuration is not used: ${text}`),
+      ...(store && store !== "ok" ? [`State cannot be stored: ${store}`] : []),
+      ...(history && history !== "ok" ? [`The history cannot be written: ${history}`] : []),
+      ...Object.entries(fleets).map(([name, why]) => `Fleet ${name}: ${why}`),
+    ];
+    notify(null);
+  } catch {
+    // the connection says so itself
+  }
+}
+
+function parsed(message) {
+  let event = "message";
+  const data = [];
+  for (const line of message.split("\n")) {
+    if (line.startsWith("event:")) event = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5));
+  }
+  return { event, data: data.length ? JSON.parse(data.join("\n")) : null };
+}
+
+// Only then are all rows read: a change that comes meanwhile is in one of both, or in both.
+async function greet(hello) {
+  const all = await request("api/v1/clusters");
+  state.hello = hello;
+  state.link = "live";
+  state.problem = null;
+  const known = new Set(all.clusters.map((row) => row.name));
+  take(all.clusters, [...state.rows.keys()].filter((name) => !known.has(name)), true);
+  checkDaemon();
+}
+
+function take(rows, gone = [], all = false) {
+  const worse = [];
+  const better = [];
+  for (const row of rows) {
+    const before = state.rows.get(row.name);
+    if (before && before.severity !== row.severity) {
+      if (row.severity === 2) worse.push(row.name);
+      else if (before.severity === 2) better.push(row.name);
+    }
+    state.rows.set(row.name, row);
+  }
+  for (const name of gone) state.rows.delete(name);
+  notify(all ? null : new Set([...rows.map((row) => row.name), ...gone]));
+  const said = [worse.length && `In trouble: ${few(worse)}.`, better.length && `No longer in trouble: ${few(better)}.`].filter(Boolean);
+  if (said.length) announce(said.join(" "));
+}
+
+function few(names) {
+  return names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${plural(names.length - 3, "more cluster")}` : "");
+}

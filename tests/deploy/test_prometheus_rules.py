@@ -1,0 +1,50 @@
+"""deploy/prometheus: the rules by promtool, and each alert with a runbook."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
+TESTS = Path(__file__).with_name("rules_test.yaml")
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+@pytest.mark.parametrize("command", [["check", "rules", RULES], ["test", "rules", TESTS]], ids=["check", "test"])
+def test_promtool_accepts_the_rules_and_their_tests(command: list[Any]) -> None:
+    if shutil.which("promtool") is None:
+        missing = "no promtool on the PATH (Debian: apt-get install prometheus)"
+        if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_is_seen_to_fire_and_not_to_fire() -> None:
+    quiet, loud = yaml.safe_load(TESTS.read_text())["tests"]
+    fires = {test["alertname"] for test in loud["alert_rule_test"] if test.get("exp_alerts")}
+    assert fires == {test["alertname"] for test in quiet["alert_rule_test"]} == alerts().keys()
+
+
+def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
+    text = (ROOT / "docs" / "runbooks.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
+    assert sections.keys() == alerts().keys()
+    for name, rule in alerts().items():
+        assert rule["annotations"]["runbook_url"].endswith(f"/runbooks.html#{name.lower()}")
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        for part in ("**Means**", "**Look at**", "**Do**"):
+            assert part in sections[name], name
