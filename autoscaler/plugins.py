@@ -202,6 +202,17 @@ def _foreign_package(point: EntryPoint) -> str | None:
     return None if _package(point)[0] == _OWN else point.module.partition(".")[0]
 
 
+def modules(kind: Kind) -> list[str]:
+    """The top-level modules of all installed packages with plug-ins of a kind, except ours."""
+    found: set[str] = set()
+    for point in entry_points(group=kind.group):
+        if _package(point)[0] != _OWN:
+            # The files of an editable package are not listed: then it is the module of the plug-in.
+            files = [file for file in (point.dist and point.dist.files) or () if file.suffix == ".py"]
+            found |= {point.module.partition(".")[0], *(file.parts[0].removesuffix(".py") for file in files)}
+    return sorted(name for name in found if name.isidentifier())
+
+
 def _former_names(cls: type[Any]) -> tuple[str, ...]:
     return tuple(getattr(cls, "former_names", ()))
 

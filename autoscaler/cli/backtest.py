@@ -69,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
     from autoscaler.history.backtest_job import results
     from autoscaler.history.progress import show_progress
 
-    with spark_options.open_session(options, "backtest") as spark, prepare(options, spark, given) as ready:
+    with (
+        spark_options.open_session(options, "backtest", reads=options.dataset) as spark,
+        prepare(options, spark, given) as ready,
+    ):
         cases, notes = build_cases(options, given, ready, tried, options.policy)
         tries = ready.trials(cases, options.seeds)
         found = results(tries)
@@ -83,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             if place is not None:
                 kept.orderBy("cluster", "variant", "seed").coalesce(1).write.mode("overwrite").parquet(place)
             rows = _rows(kept)
-            fleet = _fleet_totals(kept)
+            fleet = _fleet_totals(kept) if len(cases) > 1 else []
     if options.json:
         print_json({"results": rows, "left_out": _left_out(ready.known), "notes": notes})
         return OK

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     from autoscaler.history.progress import show_progress
     from autoscaler.history.schema import TABLES
 
-    with spark_options.open_session(options, "history") as spark:
+    with spark_options.open_session(options, "history", reads=options.dataset) as spark:
         dataset = open_dataset(options.dataset)
         with dataset.reading():
             for name in TABLES:

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         raise wrong("--to must be after --from")
     if options.table is not None:
         spark_options.table_url(options.table)
-    with spark_options.open_session(options, "profile") as spark:
+    with spark_options.open_session(options, "profile", reads=options.dataset) as spark:
         dataset = open_dataset(options.dataset)
         with _computed(spark, dataset, options) as rows, show_progress(spark, f"profiling {options.dataset}"):
             kept = _write(rows, options)
@@ -138,6 +138,7 @@ def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iter
             until=options.until,
             clusters=options.cluster,
             renamed=dict(options.rename),
+            in_workers=options.explain,
         )
         spark_options.print_plans(options, {"the profiles": rows})
         with stored(rows) as made:

@@ -75,8 +75,13 @@ def require_pyspark(command: str) -> None:
 
 
 @contextmanager
-def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
+def open_session(options: argparse.Namespace, command: str, *, reads: str | None = None) -> Iterator[SparkSession]:
     """The Spark session of the options, until the end of the block. Errors of Spark inside it become one line.
+
+    Args:
+        options: those of `add_arguments`.
+        command: its name.
+        reads: a dataset that the command reads: if it is on this machine and is none, that is reported at once.
 
     Raises:
         AutoscalerError: there is no PySpark or no Java, or Spark does not start or fails.
@@ -85,11 +90,17 @@ def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSes
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
+    from autoscaler.history.dataset import open_dataset
+    from autoscaler.history.dataset.layout import full_disk
     from autoscaler.history.progress import print_ui_url
     from autoscaler.history.session import session
 
     if options.master is not None and options.remote is not None:
         raise AutoscalerError("--master and --remote exclude each other: a Spark Connect server has its own master")
+    if reads is not None and "://" not in reads:
+        open_dataset(reads)
+    if sys.stderr.isatty():
+        print_error("Starting Spark ...")
     name = f"autoscaler {command}"
     settings = _settings(dict(options.conf))
     try:
@@ -97,7 +108,7 @@ def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSes
             print_ui_url(spark)
             yield spark
     except (PySparkException, Py4JError) as error:
-        raise AutoscalerError(f"Spark failed: {cause(error)}") from error
+        raise AutoscalerError(full_disk(error) or f"Spark failed: {cause(error)}{_hint(error)}") from error
     except ConnectionRefusedError as error:
         raise AutoscalerError("Spark failed: its Java was killed, or had no memory left; run this again") from error
     except ImportError as error:
@@ -114,6 +125,13 @@ def _settings(given: dict[str, str]) -> dict[str, str]:
     given.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     given[_OPTIONS] = f"-Dlog4j2.configurationFile={log.as_uri()} {given.get(_OPTIONS, '')}".strip()
     return given
+
+
+def _hint(error: BaseException) -> str:
+    """What to do about a module that workers lack."""
+    if not cause(error).startswith("ModuleNotFoundError"):
+        return ""
+    return "; workers need it: install it on them, or send it with --conf spark.submit.pyFiles=FILE.zip"
 
 
 def cause(error: BaseException) -> str:

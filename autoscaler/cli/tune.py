@@ -142,7 +142,10 @@ def run(options: argparse.Namespace) -> int:
     from autoscaler.history.tune_search import Objective
 
     objective = Objective(options.violation, options.rescales)
-    with spark_options.open_session(options, "tune") as spark, prepare(options, spark, given) as ready:
+    with (
+        spark_options.open_session(options, "tune", reads=options.dataset) as spark,
+        prepare(options, spark, given) as ready,
+    ):
         cases, notes = build_cases(options, given, ready, tried, ())
         with_default = {
             name for name, own in given.names.items() if trials.defaults(specs[own].policies, grids[own][-1])

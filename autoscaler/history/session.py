@@ -1,7 +1,10 @@
 """The Spark session of the commands: embedded by default, or on any cluster.
 
-Workers of a cluster need Python with the packages of PySpark (pyarrow, pandas), but not this project: its code is sent
-to them when the session opens.
+An embedded Spark listens on the loopback interface only, and has no UI unless `spark.ui.enabled=true` asks for it: that
+has no authentication. A cluster's driver is set up as its user's Spark is.
+
+Workers of a cluster need Python with the packages of PySpark (pyarrow, pandas), but neither this project nor plug-ins:
+their code is sent to them when the session opens.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from autoscaler.clients.java_home import find_java
+from autoscaler import plugins
+from autoscaler.clients.java_home import find_java, without_incubator
+from autoscaler.plugins import Kind
 from autoscaler.ports import EdgeError
 
 SETTINGS: Mapping[str, str] = {
@@ -43,6 +49,13 @@ SETTINGS: Mapping[str, str] = {
 
 PACKAGES = ("autoscaler", "autoscaler_policies")
 """The packages that are sent to the workers of a cluster."""
+
+LOOPBACK = "127.0.0.1"
+EMBEDDED: Mapping[str, str] = {
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+    "spark.ui.enabled": "false",
+}
 
 CONNECT_PORT = 15002
 CONNECT_S = 10.0
@@ -110,14 +123,19 @@ def session(
             chosen = {key: value for key, value in chosen.items() if not key.startswith(("spark.driver.", "spark.ui."))}
         elif before is None:
             if _SUBMITTED not in os.environ:
-                os.environ["JAVA_HOME"] = str(find_java(directory))
+                java = find_java(directory)
                 master = master or chosen.get("spark.master") or os.environ.get("MASTER") or "local[*]"
                 if LOCAL.fullmatch(master):
                     # Workers of a cluster have their own Python: PYSPARK_PYTHON, else python3.
                     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+                    # Spark's UI, where it is asked for, listens on the address that is named here.
+                    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+                    java = without_incubator(java, directory / "java")
+                os.environ["JAVA_HOME"] = str(java)
             if master is not None:
                 builder = builder.master(master)
-            chosen = {"spark.driver.memory": "1g", _WHERE_DEFINED: "false", **chosen}
+            embedded = EMBEDDED if LOCAL.fullmatch(master or _submitted_master()) else {}
+            chosen = {"spark.driver.memory": "1g", _WHERE_DEFINED: "false", **embedded, **chosen}
             chosen[_OPTIONS] = _with_ours(chosen.get(_OPTIONS, ""), chosen.get(_DEFAULTS, ""))
         for key, value in chosen.items():
             builder = builder.config(key, value)
@@ -130,6 +148,12 @@ def session(
             if before is None:
                 with suppress(OSError, Py4JError):  # if its Java has ended, the first error is reported, not this one
                     spark.stop()
+
+
+def _submitted_master() -> str:
+    """The master that spark-submit was given."""
+    SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to its configuration before there is a session
+    return SparkConf().get("spark.master", "") or ""
 
 
 def _with_ours(options: str, defaults: str) -> str:
@@ -154,7 +178,7 @@ def _reach(remote: str) -> None:
 
 
 def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
-    """Send the code of this project to the session's Python workers, if they run on other machines."""
+    """Send our code and that of policies to the session's Python workers, if they run on other machines."""
     if remote is None and LOCAL.fullmatch(spark.sparkContext.master):
         return
     packed = pack(directory)
@@ -167,17 +191,19 @@ def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
 
 
 def pack(directory: Path) -> Path | None:
-    """The code of this project as a zip file that Python can import from.
+    """The code of this project, and of all installed policies, as a zip file that Python can import from.
 
     Returns:
         The file; None if this code itself runs from such a file, which spark-submit has sent (`--py-files`).
     """
     file = directory / "reactive_autoscaler.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name in PACKAGES:
+        for name in dict.fromkeys([*PACKAGES, *plugins.modules(Kind.POLICY)]):
             found = importlib.util.find_spec(name)
-            for place in (found and found.submodule_search_locations) or ():
-                root = Path(place)
+            places = [Path(place) for place in (found and found.submodule_search_locations) or ()]
+            if found and found.origin and not places and Path(found.origin).suffix == ".py":
+                packed.write(found.origin, f"{name}.py")
+            for root in places:
                 for module in sorted(root.rglob("*.py")):
                     packed.write(module, Path(name) / module.relative_to(root))
         return file if packed.namelist() else None

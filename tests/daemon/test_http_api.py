@@ -474,6 +474,7 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
             2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7),
         },
         durations={Direction.UP: {Phase.READY: (70.0, 90.0), Phase.RUNNING: (0.25,), Phase.CAUGHT_UP: (600.0,)}},
+        times={},
         memory={
             "adaptive": {
                 "capacity.12.rate": 98765.4,

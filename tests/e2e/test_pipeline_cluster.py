@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,55 @@ def test_a_standalone_cluster_imports_and_profiles_the_same(
     options = ("--master", cluster.master, *SMALL, *ON_CLUSTER)
     assert piped(cluster, COMMAND, options, traces, tmp_path) == embedded
     assert "autoscaler profile" in cluster.applications()
+
+
+def test_a_policy_of_a_plug_in_is_sent_to_the_workers(cluster: Cluster, tmp_path: Path) -> None:
+    from tests.history import written  # noqa: PLC0415 - it needs pyspark
+
+    plugin = tmp_path / "plugin"
+    information = plugin / "autoscaler_trend-1.0.0.dist-info"
+    information.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[2] / "docs" / "example-policy" / "autoscaler_trend.py", plugin)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: autoscaler-trend\nVersion: 1.0.0\n")
+    (information / "entry_points.txt").write_text("[autoscaler.policies]\ntrend = autoscaler_trend:Trend\n")
+    dataset = written.dataset(tmp_path / "dataset", ())
+    begin = datetime(2026, 1, 5, tzinfo=UTC)
+    observed = [
+        {"cluster": "shop", "at": begin + timedelta(minutes=minute), "arrivals": 500.0} for minute in range(0, 1440, 5)
+    ]
+    written.write(dataset, "observations", observed)
+    config = tmp_path / "autoscaler.yaml"
+    config.write_text(
+        """
+        sources: {prometheus: {type: prometheus, url: "http://127.0.0.1:9090"}}
+        clusters:
+          shop:
+            target: {type: advice, size: 6}
+            max: 10
+            metrics: {arrivals: {source: prometheus, query: sum(arrivals)}}
+            policies: {soon: {type: trend, per_replica: 100, metric: arrivals}}
+        """
+    )
+    cluster.environment["PYTHONPATH"] = str(plugin)
+    try:
+        # So many trials are not worth to be run in the driver.
+        command = (
+            *COMMAND,
+            "backtest",
+            str(dataset),
+            str(config),
+            "--seeds",
+            "4",
+            "--json",
+            "--master",
+            cluster.master,
+        )
+        answer = cluster.run(*command, *SMALL, *ON_CLUSTER)
+    finally:
+        del cluster.environment["PYTHONPATH"]
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads(answer.stdout)["results"]
+    assert [(row["cluster"], row["days"]) for row in rows] == 4 * [("shop", 1)]
 
 
 def test_spark_submit_imports_and_profiles_the_same(

@@ -47,7 +47,7 @@ def commit(clone: Path, tag: str) -> None:
 
 def release(clone: Path, tag: str, out: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{program().parent}{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, clone / "deploy" / "release.py", tag, out]
+    command = [sys.executable, str(clone / "deploy" / "release.py"), tag, str(out)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 

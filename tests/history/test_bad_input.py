@@ -227,6 +227,31 @@ def test_a_renamed_cluster_is_found_and_joined_on_request(spark: SparkSession, t
     assert (again.observations, again.begin, again.end) == (4 * 288, one["billing"].begin, one["billing"].end)
 
 
+def test_a_full_disk_is_named_as_one_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]]
+) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+    try:
+        files = []
+        for hour, lines in hours.items():
+            files.append(tmp_path / f"{hour}.jsonl")
+            files[-1].write_text("".join(lines))
+        into = place / "dataset"
+        assert brought(spark, into, files[0]).merged.added["decisions"] == len(hours[files[0].stem])
+        filler = place / "filler"
+        filler.write_bytes(bytes(shutil.disk_usage(place).free - 8192))
+        with pytest.raises(DatasetError, match=r"the disk is full, .*/small/dataset .*: No space left on device; make"):
+            brought(spark, into, *files)
+        assert counted(spark, open_dataset(into)) == len(hours[files[0].stem])
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
 KILLED = """
 import os, signal, sys
 from autoscaler.history.dataset.files import LocalFiles

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.testing import assertDataFrameEqual
 
 from autoscaler.history.dataset import BusyError, Dataset, DatasetError, Merged, open_dataset, store
@@ -197,6 +198,60 @@ def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_coun
     (tmp_path / LOCK).write_text("process 1 on somewhere\n")
     with dataset.writing():
         pass
+
+
+def test_another_engine_reads_while_no_merge_moves_files(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path, make=True)
+    command = ["flock", "--shared", "--nonblock", str(tmp_path / LOCK), "echo", "read"]
+    with dataset.writing():
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    command[-2:] = ["cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        reader.stdin.write(b"reading\n")
+        reader.stdin.flush()
+        assert reader.stdout.readline() == b"reading\n"
+        with pytest.raises(BusyError), dataset.writing():
+            pass
+    with dataset.writing():
+        pass
+
+
+@pytest.mark.e2e
+def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begins(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    dataset = open_dataset(tmp_path, make=True)
+    everything = rows(spark, 2, 2).persist()
+    monday = tmp_path / "observations" / "date=2026-01-05"
+    before: set[str] = set()
+    for hours in ((0, 6), (6, 12), (12, 18)):
+        begin, end = (BEGIN + timedelta(hours=hour) for hour in hours)
+        with dataset.writing() as writer:
+            part = everything.where(F.col("at").between(F.lit(begin), F.lit(end - timedelta(minutes=1)))).coalesce(1)
+            merged = writer.merge(spark, {"observations": part}, partitioned=("observations",))
+        assert merged.added == {"observations": 12}
+        names = {file.name for file in monday.glob("*.parquet")}
+        # What was there stays as it is.
+        assert before < names
+        before = names
+    assert len(before) == 3
+    with dataset.writing() as writer:
+        rest = everything.where(F.col("at") >= F.lit(BEGIN + timedelta(hours=26))).coalesce(1)
+        writer.merge(spark, {"observations": rest}, partitioned=("observations",))
+    (file,) = monday.glob("*.parquet")
+    assert file.name not in before
+    held = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
+    assert held == sorted(held)
+    assert len(held) == 36
+    # Rows that are there, and such that come late, are added once.
+    assert merge(dataset, spark, {"observations": everything}).added == {"observations": 96 - 36 - 44}
+    assertDataFrameEqual(
+        dataset.read(spark, "observations").select("cluster", "at", "desired"),
+        everything.select("cluster", "at", "desired"),
+    )
+    everything.unpersist()
 
 
 def test_a_write_error_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,16 @@ def test_each_cluster_of_a_fleet_gets_its_profile(spark: SparkSession, history: 
 
 
 @pytest.mark.e2e
+def test_python_workers_and_this_process_compute_the_same_profiles(spark: SparkSession, history: Path) -> None:
+    both = [
+        profiles(spark, open_dataset(history), made_at=MADE_AT, in_workers=in_workers).orderBy("cluster").collect()
+        for in_workers in (False, True)
+    ]
+    assert both[0] == both[1]
+    assert len(both[0]) == FLEET.clusters
+
+
+@pytest.mark.e2e
 def test_a_week_of_a_fleet_gives_seasons_and_times(spark: SparkSession, weeks: Path) -> None:
     found = _profiles(spark, weeks)
 
@@ -276,7 +286,7 @@ def test_files_are_whole_and_named_after_their_cluster(spark: SparkSession, hist
 @pytest.fixture
 def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def opened(_options: object, _command: str) -> Iterator[SparkSession]:
+    def opened(_options: object, _command: str, **_more: object) -> Iterator[SparkSession]:
         yield spark
 
     monkeypatch.setattr("autoscaler.cli.spark_options.open_session", opened)

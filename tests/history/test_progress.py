@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from autoscaler import cli
 from autoscaler.cli import spark_options
 from autoscaler.history.progress import explain_plan, show_progress
 from autoscaler.ports import AutoscalerError
@@ -50,6 +53,40 @@ def test_an_error_of_spark_becomes_one_line() -> None:
     ):
         session.sql("SELECT raise_error('no such luck')").collect()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_terminal_is_shown_at_once_that_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with spark_options.open_session(parsed(), "history"):
+            assert ("Starting Spark ..." in capsys.readouterr().err) is terminal
+
+
+def test_what_is_no_dataset_is_reported_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autoscaler.history.session.session", None)
+    config = Path(__file__).parents[2] / "examples" / "spark-local.yaml"
+    for arguments in (
+        ("profile", tmp_path, "--out", tmp_path / "out"),
+        ("history", "query", tmp_path, "SELECT 1"),
+        ("backtest", tmp_path, config),
+        ("tune", tmp_path, config),
+    ):
+        assert cli.main(list(map(str, arguments))) != 0
+        assert f"{tmp_path}: is not a dataset" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_module_that_workers_lack_is_reported_with_what_to_do() -> None:
+    with (
+        pytest.raises(AutoscalerError, match=r"ModuleNotFoundError: No module named 'mine'; workers need it: install"),
+        spark_options.open_session(parsed(), "backtest"),
+    ):
+        raise PySparkException("Traceback (most recent call last):\nModuleNotFoundError: No module named 'mine'")
 
 
 @pytest.mark.usefixtures("spark")

@@ -336,6 +336,22 @@ def test_lines_that_are_not_records_are_quarantined_with_the_reason(messy: Messy
     assert messy.first.damaged == (str(messy.directory / "2026-01-06T00.jsonl.gz"),)
 
 
+def test_a_file_that_is_cut_off_is_found_without_reading_any(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz"
+    packed = gzip.compress(lines(GOOD))
+    whole.write_bytes(packed)
+    cut.write_bytes(packed[: len(packed) // 2])
+    files = [str(file) for file in (whole, cut, tmp_path / "missing.jsonl.gz", tmp_path / "plain.jsonl")]
+    assert [file for file in files if not ingest_records._has_plausible_end(file)] == [str(cut)]
+    # What is damaged within shows only when it is read, for which Spark is not needed.
+    no_spark: Any = None
+    spoiled_within = bytearray(packed)
+    spoiled_within[len(packed) // 2] ^= 0xFF
+    whole.write_bytes(spoiled_within)
+    assert ingest_records._has_plausible_end(str(whole))
+    assert ingest_records._damaged(no_spark, files) == {str(whole), str(cut)}
+
+
 @pytest.mark.e2e
 def test_shuffled_rows_are_computed_once_and_removed_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "all.jsonl"

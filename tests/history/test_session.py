@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -50,3 +53,48 @@ def test_a_collector_that_was_chosen_keeps_java_from_nothing(
     assert answer.returncode == 0, answer.stderr
     name, given = answer.stdout.split()[0], answer.stdout.split()[-1]
     assert f"{name} {given}" == output
+
+
+def listening(process: psutil.Process) -> list[tuple[str, int]]:
+    """The addresses on which a process and its children listen."""
+    tree = [process, *process.children(recursive=True)]
+    found = {one.laddr for each in tree for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+    return sorted((one.ip.removeprefix("::ffff:"), one.port) for one in found)
+
+
+def is_ui(port: int) -> bool:
+    """Whether Spark's UI answers on a port."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/jobs/", timeout=10) as answer:
+            return b"Spark" in answer.read()
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@pytest.mark.parametrize(("options", "uis"), [((), 0), (("--conf", "spark.ui.enabled=true"), 1)])
+def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of_nothing(
+    options: tuple[str, ...], uis: int, tmp_path: Path
+) -> None:
+    (tmp_path / "history").mkdir()
+    command = ("history", "follow", str(tmp_path / "history"), str(tmp_path / "dataset"), "--master", "local[1]")
+    with subprocess.Popen(
+        [sys.executable, "-m", "autoscaler", *command, *options],
+        env={name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline().startswith("Following ")
+            places = listening(psutil.Process(process.pid))
+            assert sum(is_ui(port) for _, port in places) == uis
+        finally:
+            process.terminate()
+        # Other servers complain about the request that a UI answers.
+        assert "incubator" not in process.stderr.read()
+    # Py4J's, the driver's and the block manager's ports, and Python's for the batches.
+    assert len(places) >= 3 + uis
+    assert {address for address, _ in places} == {"127.0.0.1"}

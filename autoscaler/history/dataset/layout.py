@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ COMMIT = "_commit.json"
 STAGING = "_staging"
 
 ROWS_PER_FILE = 100_000
-"""About 20 MB, and what a task sorts in memory. One cluster's rows of a day are never in two files."""
+"""About 20 MB, and what a task sorts in memory. One write has no cluster's rows of a day in two files."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "observations": ("cluster", "at"),
@@ -175,6 +177,33 @@ def read_errors() -> Iterator[None]:
         if "FILE_NOT_EXIST" in text:
             raise DatasetError(f"{file}: was replaced by an import while it was read; run this again") from error
         raise unreadable(file, "it is damaged") from error
+
+
+_FULL = re.compile("No space left on device|Disk quota exceeded")
+
+
+def full_disk(error: BaseException, path: str | None = None) -> str | None:
+    """What to do if an error of Spark is that of a full disk; None: it is another one."""
+    found = _FULL.search(str(error))
+    if found is None:
+        return None
+    temporary = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+    where = " or ".join(
+        [*([path] if path else []), f"Spark's temporary files ({temporary}; --conf spark.local.dir=DIR)"]
+    )
+    return f"the disk is full, of {where}: {found[0]}; make room and run this again: nothing was changed"
+
+
+@contextmanager
+def full_disk_errors(path: str) -> Iterator[None]:
+    """Raise Spark's error of a full disk as a DatasetError."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        full = full_disk(error, path)
+        if full is None:
+            raise
+        raise DatasetError(full) from error
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""Adding rows to a dataset: only those that are new, all at once, with the rescales that follow from them."""
+"""Adding rows to a dataset: only those that are new, all at once, with the rescales that follow from them.
+
+New dates, and rows of the newest date, are added as files of their own: an hour costs what an hour has. A date that is
+over, or has the files of very many writes, is rewritten as few files by the next merge.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import date, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -31,6 +36,10 @@ ORDER = "order"
 have the same value, so that both are of one record."""
 
 
+MOST_WRITES = 32
+"""The newest date is rewritten when it has the files of more writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """The result of a merge.
@@ -48,9 +57,17 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
+    """Rows of a date.
+
+    Attributes:
+        brought: all that are to be merged.
+        fresh: distinct keys that the table does not have.
+        twice: further rows with these keys.
+    """
+
     brought: int
-    fresh: int  # distinct new keys
-    twice: int  # further rows with these keys
+    fresh: int
+    twice: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +77,25 @@ class _Counted:
     Attributes:
         of: date -> counts.
         fresh: the new keys, perhaps more than once.
-        sizes: of each cluster and date the number of `fresh` keys, and of further rows with these keys.
-        all_new: whether the table has no rows of these dates.
+        first, last: times of the rows.
     """
 
     of: Mapping[date | None, _Count]
     fresh: DataFrame
-    sizes: DataFrame
-    all_new: bool
+    first: datetime | None
+    last: datetime | None
+
+
+def _counted(keys: DataFrame, table: str) -> _Counted:
+    """Counts of keys, as if the table were empty."""
+    at = F.col("at") if "at" in KEYS[table] else F.lit(None).cast("timestamp")
+    each = keys.groupBy("date", *KEYS[table]).count().groupBy("date")
+    rows = each.agg(
+        F.sum("count").alias("rows"), F.count("*").alias("keys"), F.min(at).alias("first"), F.max(at).alias("last")
+    ).collect()
+    of = {row.date: _Count(row.rows, row["keys"], row.rows - row["keys"]) for row in rows}
+    times = [time.astimezone(UTC) for row in rows for time in (row.first, row.last) if time is not None]
+    return _Counted(of, keys, min(times, default=None), max(times, default=None))
 
 
 def _numbers(kind: DataType, path: str) -> Iterator[str]:
@@ -147,19 +175,23 @@ class Writer:
         for table, brought in rows.items():
             planned = keys.get(table, brought)
             # Tables may have the same keys.
-            counts = self._count(table, planned, counted.get(id(planned)))
-            counted[id(planned)] = counts
+            if id(planned) not in counted:
+                counted[id(planned)] = _counted(_with_columns_of(table, planned).select("date", *KEYS[table]), table)
+            counts = self._new(table, counted[id(planned)])
             added[table] = sum(one.fresh for one in counts.of.values())
             known[table] = sum(one.brought for one in counts.of.values()) - added[table]
             changed = {day: one for day, one in counts.of.items() if one.fresh}
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
             new = _with_columns_of(table, brought)
-            whole = self._new_dates(table, changed) if table in partitioned else {}
-            if whole:
-                change = change.then(self._write(_on_dates(new, whole), table, "partitioned"), ())
-            others = {day: one for day, one in changed.items() if day not in whole}
+            appended = self._appended(table, changed) if table in partitioned else set()
+            if appended:
+                change = change.then(self._write(_on_dates(new, appended), table, "partitioned"), ())
+            others = {day: one for day, one in changed.items() if day not in appended}
             if others:
                 change = change.then(*self._rewrite(table, _on_dates(new, others), counts, others))
+            scattered = self._scattered(table, changed)
+            if scattered:
+                change = change.then(*self._compact(spark, table, scattered))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
@@ -167,51 +199,64 @@ class Writer:
             self.layout.commit(change)
         return Merged(added, known, dates)
 
-    def _count(self, table: str, keys: DataFrame, same_keys: _Counted | None) -> _Counted:
-        """Count the new rows; `same_keys` is the result for another table with the same keys."""
-        planned = _with_columns_of(table, keys).select("date", *KEYS[table])
-        if same_keys:
-            brought = {day: one.brought for day, one in same_keys.of.items()}
-        else:
-            brought = {row.date: row["count"] for row in planned.groupBy("date").count().collect()}
-        present = of_dates(self.layout.current(table)[0], brought)
-        if same_keys and same_keys.all_new and not present:
-            return same_keys
-        fresh = planned
-        if present:
-            fresh = _join(planned, self.layout.rows(keys.sparkSession, table, present), table, "left_anti")
-        together = fresh
-        if table != "rejected":
-            # Nearly all keys are different: a partial count before the shuffle would not shrink them.
-            together = fresh.repartition(sum(brought.values()) // ROWS_PER_FILE + 1, "date", KEYS[table][0])
-        each = together.groupBy("date", *KEYS[table]).count().groupBy("date", KEYS[table][0])
-        sizes = each.agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
-        sizes = self.stage(sizes, f"sizes-{table}")
-        found = {
-            row.date: (row.fresh, row.twice)
-            for row in sizes.groupBy("date").agg(F.sum("fresh").alias("fresh"), F.sum("twice").alias("twice")).collect()
+    def _new(self, table: str, brought: _Counted) -> _Counted:
+        """Those of the rows that a table does not have yet."""
+        present = of_dates(self.layout.current(table)[0], brought.of)
+        if not present:
+            return brought
+        there = self.layout.rows(brought.fresh.sparkSession, table, present)
+        if brought.first is not None:
+            # Row groups of other times are not read.
+            there = there.where(F.col("at").between(F.lit(brought.first), F.lit(brought.last)))
+        fresh = _join(brought.fresh, there, table, "left_anti")
+        found = _counted(fresh, table).of
+        of = {
+            day: replace(found[day], brought=one.brought) if day in found else _Count(one.brought, 0, 0)
+            for day, one in brought.of.items()
         }
-        of = {day: _Count(count, *found.get(day, (0, 0))) for day, count in brought.items()}
-        return _Counted(of, fresh, sizes, all_new=not present)
+        return replace(brought, of=of, fresh=fresh)
 
-    def _new_dates(self, table: str, changed: Mapping[date | None, _Count]) -> dict[date | None, _Count]:
-        """The dates that a table has no rows of yet, and gets no duplicates of."""
+    def _appended(self, table: str, changed: Mapping[date | None, _Count]) -> set[date | None]:
+        """The dates to which new rows are added as they are: new dates, and the newest one, if no row comes twice."""
         present = {date_of(name) for name in self.layout.current(table)[0]}
-        return {day: one for day, one in changed.items() if not one.twice and day not in present}
+        newest = max((day for day in present if day is not None), default=date.min)
+        return {
+            day
+            for day, one in changed.items()
+            if not one.twice
+            and (day not in present or (day is not None and day >= newest and one.fresh == one.brought))
+        }
+
+    def _scattered(self, table: str, changed: Collection[date | None]) -> list[date]:
+        """The dates that are over, or were added to very often, whose rows are in the files of several writes."""
+        writes: dict[date, set[str]] = {}
+        for name in self.layout.current(table)[0]:
+            day = date_of(name)
+            if day is not None and day not in changed:
+                writes.setdefault(day, set()).add(_write_of(name))
+        newest = max([*writes, *(day for day in changed if day is not None)], default=date.min)
+        return [day for day, of in writes.items() if len(of) > (1 if day < newest else MOST_WRITES)]
 
     def _rewrite(
         self, table: str, new: DataFrame, counts: _Counted, changed: Mapping[date | None, _Count]
     ) -> tuple[dict[str, str], list[str]]:
         """Stage the changed dates of a table: staged file -> its place, and the files that they replace."""
+        fresh = _on_dates(counts.fresh, changed)
         if any(one.fresh + one.twice < one.brought for one in changed.values()):
-            new = _join(new, _on_dates(counts.fresh, changed), table, "left_semi")
+            new = _join(new, fresh, table, "left_semi")
         new = _distinct(new, table) if any(one.twice for one in changed.values()) else new.drop(ORDER)
-        sizes = _on_dates(counts.sizes, changed).select("date", KEYS[table][0], F.col("fresh").alias("rows"))
+        sizes = _sizes(fresh.distinct(), table)
         present = of_dates(self.layout.current(table)[0], changed)
         if present:
             old = self.layout.rows(new.sparkSession, table, present)
             new, sizes = new.unionByName(old), sizes.unionByName(_sizes(old, table))
         return self._write_files(new, sizes, table), present
+
+    def _compact(self, spark: SparkSession, table: str, days: Collection[date]) -> tuple[dict[str, str], list[str]]:
+        """Stage dates of a table as few files: staged file -> its place, and the files that they replace."""
+        present = of_dates(self.layout.current(table)[0], days)
+        rows = self.layout.rows(spark, table, present)
+        return self._write_files(rows, _sizes(rows, table), table, "compacted"), present
 
     def _with_rescales(self, spark: SparkSession, change: Change, days: Collection[date]) -> Change:
         """The change, and the rescales that follow from it, where they differ from those already there."""
@@ -229,15 +274,13 @@ class Writer:
         )
         found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
         present = rows(spark, "rescales", of_dates(self.layout.after(change, "rescales"), near))
-        different = found.exceptAll(present).unionAll(present.exceptAll(found)).select("date").distinct()
-        changed = [row.date for row in different.collect()]
+        changed = _different_dates(found, present)
         if not changed:
             return change
         replaced = of_dates(self.layout.after(change, "rescales"), changed)
-        found = _on_dates(found, changed)
-        return change.then(self._write_files(found, _sizes(found, "rescales"), "rescales"), replaced)
+        return change.then(self._write(_on_dates(found, changed).repartition("date"), "rescales", "new"), replaced)
 
-    def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str) -> dict[str, str]:
+    def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str, directory: str = "new") -> dict[str, str]:
         """Stage rows, partitioned into the files of the table: staged file -> its place.
 
         `sizes` has the number of `rows` of each cluster and date, in one part or in several.
@@ -258,7 +301,7 @@ class Writer:
                 return {}
             same = rows["date"].eqNullSafe(parts["_date"]) & (rows[first] == parts["_first"])
             joined = rows.join(F.broadcast(parts), same)
-            return self._write(joined.repartitionById(last + 1, F.col("_part").cast("int")), table, "new")
+            return self._write(joined.repartitionById(last + 1, F.col("_part").cast("int")), table, directory)
         finally:
             parts.unpersist()
 
@@ -271,6 +314,22 @@ class Writer:
         writer = ordered.write.mode("overwrite").options(**_WRITE_OPTIONS[table])
         writer.partitionBy("date").parquet(self.layout.files.url(f"{within}{table}"))
         return {name: name.removeprefix(within) for name in self.layout.listed(table, within)}
+
+
+def _different_dates(rows: DataFrame, others: DataFrame) -> list[date]:
+    """The dates of which two sets of rows of one table differ."""
+    keys = [
+        each.select("date", F.xxhash64(*each.columns).alias("key"), F.lit(sign).alias("sign"))
+        for each, sign in ((rows, 1), (others.select(*rows.columns), -1))
+    ]
+    both = keys[0].unionByName(keys[1]).groupBy("date").agg(F.bit_xor("key").alias("key"), F.sum("sign").alias("more"))
+    return [row.date for row in both.where("key <> 0 or more <> 0").collect()]
+
+
+def _write_of(name: str) -> str:
+    """What the names of all files have in common that were written together: Spark's id of the write."""
+    found = re.search(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", name)
+    return found[1] if found else name
 
 
 def _sizes(rows: DataFrame, table: str) -> DataFrame:

@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.dataset.files import DatasetError, Files, LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
-from autoscaler.history.dataset.layout import STAGING, Layout, date_of, day_of, read_errors, write_errors
+from autoscaler.history.dataset.layout import (
+    STAGING,
+    Layout,
+    date_of,
+    day_of,
+    full_disk_errors,
+    read_errors,
+    write_errors,
+)
 from autoscaler.history.dataset.merge import Writer
 from autoscaler.history.schema import TABLES, VERSION
 
@@ -117,6 +127,20 @@ class Dataset:
         """The dates that a table has rows of, in order."""
         return tuple(day for day in self.files(table) if day is not None)
 
+    def has_few_rows(self, table: str, most: int) -> bool:
+        """Whether a table on this machine has at most so many rows, by the metadata of its files."""
+        if not isinstance(self._layout.files, LocalFiles):
+            return False
+        rows = 0
+        for name in self._layout.current(table)[0]:
+            try:
+                rows += pq.read_metadata(Path(self.path) / name).num_rows
+            except (OSError, pa.ArrowInvalid):
+                return False  # Spark reports it
+            if rows > most:
+                return False
+        return True
+
     def reading(self) -> AbstractContextManager[None]:
         """Raise errors of Spark about a file of this dataset as a DatasetError that names the file."""
         return read_errors()
@@ -136,7 +160,8 @@ class Dataset:
                 self._layout.finish()
                 files.remove(STAGING)
             try:
-                yield Writer(self._layout)
+                with full_disk_errors(self.path):
+                    yield Writer(self._layout)
             finally:
                 files.remove(STAGING)
 

@@ -1,0 +1,120 @@
+"""What import, profile and back-test cost beside bare PySpark, at several sizes in one run: printed, not judged.
+
+AUTOSCALER_BENCH_CLUSTERS=1,10,50 are three sizes, of two days each; it takes five minutes.
+
+Processor time of a whole command, its Java included, as other work on the machine does not change that much. A bare
+program starts Spark; another one reads and aggregates the same rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autoscaler import cli
+from tests.benchmarks.test_pipeline_import import CONFIG
+
+pytestmark = pytest.mark.benchmark
+
+SIZES = [int(clusters) for clusters in os.environ.get("AUTOSCALER_BENCH_CLUSTERS", "1").split(",")]
+DAYS = 2
+"""A record every 15 s."""
+
+BARE = """
+import sys
+from pyspark.sql import SparkSession, functions as F
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+if len(sys.argv) == 1:
+    spark.range(10).count()
+elif sys.argv[1] == "json":
+    rows = spark.read.schema("decision struct<cluster:string,desired:int>").json(sys.argv[2])
+    rows.groupBy("decision.cluster").agg(F.count("*"), F.avg("decision.desired")).collect()
+else:
+    rows = spark.read.parquet(sys.argv[2])
+    rows.groupBy("cluster").agg(F.count("*"), F.avg("arrivals"), F.max("lag")).collect()
+spark.stop()
+"""
+
+
+def seconds(*command: object) -> float:
+    """The processor time of a command and all that it starts."""
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        known: dict[psutil.Process, float] = {}
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            # Java ends with the command, and is not waited for: its time is that of the last look.
+            for each in [root, *root.children(recursive=True)]:
+                try:
+                    times = each.cpu_times()
+                except psutil.NoSuchProcess:
+                    continue
+                known[each] = times.user + times.system
+            time.sleep(0.1)
+        assert process.stderr is not None
+        assert process.returncode == 0, process.stderr.read()
+    return sum(known.values())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated day of one cluster, and a configuration."""
+    made = tmp_path_factory.mktemp("cost")
+    (made / "config.yaml").write_text(CONFIG)
+    (made / "bare.py").write_text(BARE)
+    arguments = ("simulate", made / "config.yaml", "--load", "diurnal24h", "--plant", "flink-2.3")
+    assert cli.main([*map(str, arguments), "--record", str(made / "day")]) == 0
+    return made
+
+
+def written(place: Path, clusters: int) -> tuple[Path, int]:
+    """That day for many clusters and days, as their daemon has compressed it; and the number of records."""
+    directory, count = place / str(clusters), 0
+    directory.mkdir()
+    for day in range(DAYS):
+        today = f"2026-01-{5 + day:02}T"
+        for hour in sorted((place / "day").glob("2026-01-05T*")):
+            lines = hour.read_text().replace("2026-01-05T", today).splitlines(keepends=True)
+            with gzip.open(directory / f"{today}{hour.name[11:13]}.jsonl.gz", "wt") as file:
+                for line in lines:
+                    begin, _, end = line.partition('"cluster":"orders"')
+                    file.writelines(f'{begin}"cluster":"orders-{cluster:03}"{end}' for cluster in range(clusters))
+            count += len(lines) * clusters
+    return directory, count
+
+
+def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ours(*command: object) -> float:
+        return seconds("-m", "autoscaler", *command, "--master", "local[2]")
+
+    start = seconds(place / "bare.py")
+    lines = [f"bare Spark: starts and ends in {start:.1f} s of processor time; without that:"]
+    for clusters in SIZES:
+        traces, count = written(place, clusters)
+        dataset, config = place / f"dataset-{clusters}", place / f"{clusters}.yaml"
+        read = seconds(place / "bare.py", "json", traces) - start
+        added = ours("history", "import", traces, dataset) - start
+        lines.append(
+            f"{count:,} records: import {added:.1f} s ({1e6 * added / count:.0f} a million), bare {read:.1f} s"
+        )
+        scanned = seconds(place / "bare.py", "parquet", dataset / "observations") - start
+        profiled = ours("profile", dataset, "--out", place / f"profiles-{clusters}") - start
+        config.write_text(CONFIG.replace("  orders:", "  orders-000:"))
+        tried = ours("backtest", dataset, config, "--to", "2026-01-06") - start
+        lines.append(
+            f"{count:,} records: profile {profiled:.1f} s, one day's back-test {tried:.1f} s, bare {scanned:.1f} s"
+        )
+    with capsys.disabled():
+        print("", *lines, sep="\n")  # noqa: T201 - a benchmark prints
