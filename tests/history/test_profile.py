@@ -316,6 +316,21 @@ def test_the_command_writes_files_and_a_table_and_reports(
     )
 
 
+@pytest.mark.e2e
+@pytest.mark.usefixtures("here")
+def test_the_typical_week_is_of_the_time_zone_of_the_configuration(weeks: Path, tmp_path: Path) -> None:
+    cluster = "{target: {type: advice}, max: 9, policies: {p: {type: schedule}}, time_zone: Europe/Berlin}"
+    config, out = tmp_path / "config.yaml", tmp_path / "profiles"
+    config.write_text(f"clusters: {{job-0000: {cluster}, job-0001: {cluster}}}")
+
+    assert _run(weeks, "--out", out, "--config", config, "--time-zone", "job-0001=Asia/Tokyo") == 0
+
+    found = {profile.cluster: profile.season for profile in (load(file.read_text()) for file in out.iterdir())}
+    zones = {name: season.time_zone for name, season in found.items() if season}
+    assert (zones["job-0000"], zones["job-0001"]) == ("Europe/Berlin", "Asia/Tokyo")
+    assert {zone for name, zone in zones.items() if name > "job-0001"} <= {"UTC"}
+
+
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine whose clock is not UTC."""
