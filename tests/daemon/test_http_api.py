@@ -448,7 +448,8 @@ async def test_the_api_reports_what_was_learned(house: House) -> None:
     assert body["state"]["learned"]["memory"]['say "when"']["first_at"] > 1e9
     up = body["learned"]["durations"]["up"]
     assert up["phases"]["ready"]["samples"] == 1
-    assert up["restart"] >= up["phases"]["ready"]["median"]
+    # It lies between two observations, and a phase ends with the later one.
+    assert 0 < up["restart"] <= sum(phase["median"] for phase in up["phases"].values())
     asked = body["decision"]["recommendations"][1]
     assert asked["inputs"]["seen"] == memory["numbers"]["seen"]
 

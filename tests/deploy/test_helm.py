@@ -66,9 +66,10 @@ def plain(found: Any) -> Any:
     [
         ((), ()),
         (("choose-pods", "watch-cluster"), ("--set=rbac.choosePods=true,rbac.watchCluster=true",)),
+        (("service-monitor",), ("--set=serviceMonitor.enabled=true",)),
         (("copies",), ("--set=replicas=2", "--set-file=config={config}")),
     ],
-    ids=["default", "rights", "copies"],
+    ids=["default", "rights", "monitor", "copies"],
 )
 def test_the_chart_renders_what_kustomize_builds(
     tmp_path: Path, build: list[str], components: tuple[str, ...], options: tuple[str, ...]
@@ -118,6 +119,17 @@ def test_a_release_of_another_name_refers_to_its_own_objects_only() -> None:
     assert volumes["state"]["persistentVolumeClaim"]["claimName"] == "b-autoscaler"
     claim = made["PersistentVolumeClaim", "streaming", "b-autoscaler"]["spec"]
     assert (claim["resources"]["requests"]["storage"], claim["storageClassName"]) == ("5Gi", "fast")
+
+
+def test_the_monitor_has_the_labels_and_the_scheme_that_the_values_say() -> None:
+    values = "enabled=true,serviceMonitor.labels.release=prometheus,serviceMonitor.endpoint.scheme=https"
+    made = render(f"--set=serviceMonitor.{values}", release="b")
+    monitor = made["ServiceMonitor", "streaming", "b-autoscaler"]
+    assert (monitor["metadata"]["labels"]["release"], monitor["spec"]["endpoints"][0]["scheme"]) == (
+        "prometheus",
+        "https",
+    )
+    assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "b"
 
 
 def test_what_the_values_say_is_in_the_pod(tmp_path: Path) -> None:

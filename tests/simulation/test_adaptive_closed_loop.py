@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise, product
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -110,13 +111,14 @@ def made(
     shown: Shown = lambda seen: seen,
     killed: Callable[[int], bool] = lambda _: False,
     utilization: str = "utilization",
+    seed: int = 1,
 ) -> Loop:
     """One of the made loads, to whose peak 16 workers are just enough."""
-    load = load_by_name(name, 1)
+    load = load_by_name(name, seed)
     one = load.per_worker(plant.gamma)
     size = max(1, math.ceil((load.rates[0] / one) ** (1 / plant.gamma) - 1e-9))
     policy = Adaptive(objective=timedelta(seconds=plant.slo), utilization=utilization)
-    return Loop(Plant(plant, one, 1, size), spec_for(plant, policy), shown, killed).run(load.rates)
+    return Loop(Plant(plant, one, seed, size), spec_for(plant, policy), shown, killed).run(load.rates)
 
 
 def levels(hours: float, workers: float, plant: PlantSpec) -> list[float]:
@@ -486,12 +488,16 @@ LIES: dict[str, Shown] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_what_is_missing_or_wrong_costs_little_and_lowers_nothing(name: str) -> None:
-    found = made("ramps8h", K8S, shown=LIES[name])
-    assert lowered_blindly(found) == []
-    number = found.score()
-    assert number.to_demand < 1.35
-    assert number.violation < 0.015
-    assert number.rescales <= 45
+    late = []
+    for seed in (1, 2, 3):
+        found = made("ramps8h", K8S, shown=LIES[name], seed=seed)
+        assert lowered_blindly(found) == []
+        number = found.score()
+        assert number.to_demand < 1.35
+        assert number.rescales <= 45
+        late.append(number.violation)
+    # Of one seed it is chance whether a gap meets a ramp.
+    assert mean(late) < 0.0075
 
 
 def test_nothing_is_lowered_while_inputs_are_missing_though_far_fewer_would_do() -> None:
