@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from datetime import time as clock
 from pathlib import Path
@@ -23,6 +23,7 @@ from autoscaler.core.workload_profile import Profile, seasonal_value
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.minutes import COLUMNS
 from autoscaler.history.profile_job import PROFILES, _latest, _minutes, _renames, fetched, profiles, stored, write
+from autoscaler.ports import AutoscalerError
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.trace.profile_file import file_name, load
@@ -316,19 +317,26 @@ def test_the_command_writes_files_and_a_table_and_reports(
     )
 
 
-@pytest.mark.e2e
-@pytest.mark.usefixtures("here")
-def test_the_typical_week_is_of_the_time_zone_of_the_configuration(weeks: Path, tmp_path: Path) -> None:
-    cluster = "{target: {type: advice}, max: 9, policies: {p: {type: schedule}}, time_zone: Europe/Berlin}"
-    config, out = tmp_path / "config.yaml", tmp_path / "profiles"
-    config.write_text(f"clusters: {{job-0000: {cluster}, job-0001: {cluster}}}")
+def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = "{type: schedule, windows: [{name: w, start: '0 1 * * *', duration: 1h, max: 2}]}"
+    cluster = f"{{target: {{type: advice}}, max: 9, policies: {{p: {schedule}}}"
+    config = tmp_path / "config.yaml"
+    asked: dict[str, str] = {}
+    berlin, cairo = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo"))
+    config.write_text(f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}}}")
+    open_dataset(str(tmp_path / "dataset"), make=True)
 
-    assert _run(weeks, "--out", out, "--config", config, "--time-zone", "job-0001=Asia/Tokyo") == 0
+    def compute(*_: object, **options: Any) -> None:
+        asked.update(options["time_zones"])
+        raise AutoscalerError("enough")
 
-    found = {profile.cluster: profile.season for profile in (load(file.read_text()) for file in out.iterdir())}
-    zones = {name: season.time_zone for name, season in found.items() if season}
-    assert (zones["job-0000"], zones["job-0001"]) == ("Europe/Berlin", "Asia/Tokyo")
-    assert {zone for name, zone in zones.items() if name > "job-0001"} <= {"UTC"}
+    monkeypatch.setattr("autoscaler.cli.spark_options.open_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("autoscaler.history.profile_job.profiles", compute)
+    arguments = ("--out", tmp_path / "p", "--config", config, "--time-zone", "b=Asia/Tokyo")
+    assert _run(tmp_path / "dataset", *arguments) == 1
+    assert asked == {"a": "Europe/Berlin", "b": "Asia/Tokyo"}
 
 
 @pytest.fixture
