@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.cli import spark_options
+from autoscaler.cli import configuration, spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, add_rename, day, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
@@ -79,6 +79,7 @@ def register(commands: Commands) -> None:
         help="the typical week is one of this time zone, such as Europe/Berlin, and moves with its clocks: of one "
         "cluster, or of all (default: UTC); may be repeated",
     )
+    add("--config", type=Path, metavar="CONFIG", help="a configuration file: each `time_zone` of its clusters is used")
     add_rename(parser)
     add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
@@ -106,9 +107,12 @@ def run(options: argparse.Namespace) -> int:
         raise wrong("--to must be after --from")
     if options.table is not None:
         spark_options.table_url(options.table)
+    clusters = {} if options.config is None else configuration.load(options.config).clusters
+    configured = {name: each.time_zone for name, each in clusters.items() if each.time_zone != "UTC"}
+    zones = configured | dict(options.time_zone)
     with spark_options.open_session(options, "profile", reads=options.dataset) as spark:
         dataset = open_dataset(options.dataset)
-        with _computed(spark, dataset, options) as rows, show_progress(spark, f"profiling {options.dataset}"):
+        with _computed(spark, dataset, options, zones) as rows, show_progress(spark, f"profiling {options.dataset}"):
             kept = _write(rows, options)
     if not kept:
         raise wrong(_no_observation(options))
@@ -123,7 +127,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator[DataFrame]:  # noqa: ANN401
+def _computed(
+    spark: Any,  # noqa: ANN401 - PySpark is not imported here
+    dataset: Dataset,
+    options: argparse.Namespace,
+    zones: Mapping[str, str],
+) -> Iterator[DataFrame]:
     from autoscaler.history.profile_job import profiles, stored
 
     with dataset.reading():
@@ -133,7 +142,7 @@ def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iter
             made_at=datetime.fromtimestamp(time.time(), UTC),
             objective=options.objective,
             holidays=options.holiday,
-            time_zones=dict(options.time_zone),
+            time_zones=zones,
             since=options.since,
             until=options.until,
             clusters=options.cluster,

@@ -19,6 +19,7 @@ from autoscaler.core.durations import format_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.parameters import ParameterError
+from autoscaler.core.workload_profile import local_seconds
 from autoscaler.plugins import Kind
 from autoscaler.ports import ChecksQueries, TargetPlugin
 
@@ -130,6 +131,7 @@ class ClusterReader:
         known = _names("metrics", mapping)
         readers = {
             "metrics": lambda node, path: build.entries(node, path, self._metric),
+            "time_zone": self._time_zone,
             "policies": lambda node, path: build.entries(
                 node, path, lambda name, node, path: self._policy(name, node, path, known)
             ),
@@ -140,6 +142,13 @@ class ClusterReader:
         self._timeouts[path] = mapping.place("timeout", path) if "timeout" in mapping.entries else (mapping.line, path)
         if "combine" in mapping.entries:
             self._expressions[path] = mapping.place("combine", path)
+        zone = read.values.get("time_zone", "UTC")
+        if "policies" in read.values:
+            written = build.mapping(mapping.entries["policies"].node, join(path, "policies")).entries
+            read.values["policies"] = {
+                each: named if _names_zone(written[each].node) else _in_time_zone(named, zone)
+                for each, named in read.values["policies"].items()
+            }
         settings = _Settings(mapping, path, read.values, self._problems)
         valid = settings.check(known)
         if not (read.complete and valid):
@@ -158,7 +167,16 @@ class ClusterReader:
             interval=settings["interval"],
             timeout=settings.timeout,
             max_values=settings["max_values"],
+            time_zone=zone,
         )
+
+    def _time_zone(self, node: Node, path: str) -> str:
+        zone: str = self._build.value(str, node, path)
+        try:
+            local_seconds(0.0, zone)
+        except ValueError as error:
+            raise self._build.fail(node, path, str(error)) from error
+        return zone
 
     def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:
         """Find what policies compare a share with that is meant as a percentage."""
@@ -461,6 +479,18 @@ def _reads(policy: object) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"its attribute metrics is {names!r}, expected a tuple of names")
     return tuple(map(str, names))
+
+
+def _names_zone(policy: Node) -> bool:
+    return isinstance(policy, document.Mapping) and "timezone" in policy.entries
+
+
+def _in_time_zone(named: NamedPolicy, zone: str) -> NamedPolicy:
+    """A policy whose parameter `timezone` was left out, with the cluster's."""
+    policy: Any = named.policy
+    if zone == "UTC" or not isinstance(getattr(policy, "timezone", None), str):
+        return named
+    return NamedPolicy(named.name, dataclasses.replace(policy, timezone=zone))
 
 
 def _lookback(policy: object) -> timedelta:

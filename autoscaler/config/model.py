@@ -235,6 +235,7 @@ class Cluster:
         interval: time between two ticks.
         timeout: within this the metrics, the engine and the target must answer; below the interval.
         max_values: a reading of more numbers, or of more parts, counts as missing.
+        time_zone: of those who cause its load, an IANA name.
     """
 
     spec: ClusterSpec
@@ -244,6 +245,7 @@ class Cluster:
     interval: timedelta
     timeout: timedelta
     max_values: int = 1000
+    time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,8 @@ class ClusterSection:
         max_ahead: a reading further in the future counts as missing.
         max_values: a reading of more numbers, or of more parts, counts as missing.
         lookback: how much of the past the policies see; raised to what the policies need.
+        time_zone: the time zone of those who cause the load, such as Europe/Berlin: of policies with a parameter
+            `timezone` that is left out, and of the typical week of `autoscaler profile --config`.
     """
 
     target: Annotated[TargetPlugin, Plugin(Kind.TARGET)]
@@ -86,6 +88,7 @@ class ClusterSection:
     max_ahead: timedelta = _CORE["max_ahead"]
     max_values: int = 1000
     lookback: timedelta = _CORE["lookback"]
+    time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -335,3 +335,28 @@ def test_a_thousand_clusters_load_quickly(accepted: Accepted, good: str) -> None
     after = os.times()
     assert len(config.clusters) == 1000
     assert (after.user - before.user) + (after.system - before.system) < 5
+
+
+def test_the_time_zone_of_a_cluster_is_that_of_policies_that_name_none(accepted: Accepted, good: str) -> None:
+    policies = """
+      nightly: {type: schedule, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}
+      abroad: {type: schedule, timezone: Asia/Tokyo, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}
+"""
+    text = good + "    time_zone: Europe/Berlin\n"
+    cluster = accepted(text.replace("    policies:\n", f"    policies:{policies}", 1)).clusters["demo"]
+    zones = {named.name: getattr(named.policy, "timezone", None) for named in cluster.spec.policies}
+    assert zones == {"nightly": "Europe/Berlin", "abroad": "Asia/Tokyo"} | dict.fromkeys(
+        zones.keys() - {"nightly", "abroad"}
+    )
+    assert cluster.time_zone == "Europe/Berlin"
+
+
+def test_a_time_zone_that_does_not_exist_is_refused_by_its_line(accepted: Accepted, good: str) -> None:
+    text = good + "    time_zone: Europe/Atlantis\n"
+    with pytest.raises(ConfigurationError) as caught:
+        accepted(text)
+    (problem,) = caught.value.problems
+    line = len(text.splitlines())
+    assert problem.endswith(
+        f":{line}: clusters.demo.time_zone: 'Europe/Atlantis' is not the name of a time zone, such as Europe/Berlin"
+    )

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from datetime import time as clock
 from pathlib import Path
@@ -23,6 +23,7 @@ from autoscaler.core.workload_profile import Profile, seasonal_value
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.minutes import COLUMNS
 from autoscaler.history.profile_job import PROFILES, _latest, _minutes, _renames, fetched, profiles, stored, write
+from autoscaler.ports import AutoscalerError
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.trace.profile_file import file_name, load
@@ -314,6 +315,28 @@ def test_the_command_writes_files_and_a_table_and_reports(
     assert sorted(row.cluster for row in spark.read.parquet(str(table)).collect()) == sorted(
         load(file.read_text()).cluster for file in out.iterdir()
     )
+
+
+def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = "{type: schedule, windows: [{name: w, start: '0 1 * * *', duration: 1h, max: 2}]}"
+    cluster = f"{{target: {{type: advice}}, max: 9, policies: {{p: {schedule}}}"
+    config = tmp_path / "config.yaml"
+    asked: dict[str, str] = {}
+    berlin, cairo = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo"))
+    config.write_text(f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}}}")
+    open_dataset(str(tmp_path / "dataset"), make=True)
+
+    def compute(*_: object, **options: Any) -> None:
+        asked.update(options["time_zones"])
+        raise AutoscalerError("enough")
+
+    monkeypatch.setattr("autoscaler.cli.spark_options.open_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("autoscaler.history.profile_job.profiles", compute)
+    arguments = ("--out", tmp_path / "p", "--config", config, "--time-zone", "b=Asia/Tokyo")
+    assert _run(tmp_path / "dataset", *arguments) == 1
+    assert asked == {"a": "Europe/Berlin", "b": "Asia/Tokyo"}
 
 
 @pytest.fixture
