@@ -158,7 +158,7 @@ class DaemonSpec:
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
         pack: whether the files of past hours are compressed.
-        notifications: who is told what has happened, by a name of your choice.
+        notifications: receivers of events of the clusters, by a name of your choice.
         tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` say where to.
     """
 

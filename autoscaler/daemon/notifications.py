@@ -1,4 +1,4 @@
-"""What has happened to clusters, told to the receivers of the configuration and to the targets that can show it.
+"""What has happened to clusters, sent to the receivers of the configuration and to the targets that can show it.
 
 After each tick a cluster is compared with how it was after the one before. Each receiver has a queue and a task of its
 own: a tick adds to the queue and never waits, and a receiver that hangs delays no other. What is too much for its rate
@@ -381,7 +381,7 @@ class Notifications:
             for message in news(controller, before, after):
                 self._tell(controller, now, message)
         except Exception:
-            log.exception("what has happened cannot be told", extra={"cluster": controller.name})
+            log.exception("notifications of a cluster cannot be made", extra={"cluster": controller.name})
 
     def _tell(self, controller: Controller, now: datetime, message: Message) -> None:
         kind, text = message

@@ -68,7 +68,7 @@ class Daemon:
 
     Attributes:
         store, history: where decisions are kept.
-        notifications: who is told what has happened.
+        notifications: receivers of events of the clusters.
         ownership: says which clusters this copy controls.
         controls: what people have ordered.
         registry: its metrics.

@@ -126,7 +126,7 @@ export const fetchAudit = () => request("api/v1/audit?limit=100");
 
 /** Why nothing can be ordered, or null. */
 export function whyReadOnly() {
-  if (recording) return "This is the record of a run: there is no daemon to be told anything.";
+  if (recording) return "This is the record of a run: no daemon takes orders here.";
   const { hello } = state;
   if (hello?.writable) return null;
   if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";

@@ -434,7 +434,7 @@ def test_a_defect_of_ours_ends_no_controller(monkeypatch: pytest.MonkeyPatch, ca
         await world.start()
         await world.until(100)
         assert len(world.ticks("a")) == 10
-        assert logged(caplog)[0] == "what has happened cannot be told"
+        assert logged(caplog)[0] == "notifications of a cluster cannot be made"
         await world.stop()
 
     run(main)
