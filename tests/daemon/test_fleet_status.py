@@ -94,8 +94,11 @@ async def test_members_whose_names_have_slashes_are_found_by_them_encoded_or_not
     for path, name in (("prod%2Forders", names[0]), ("prod/orders", names[0]), ("prod%2Forders%2Fdecisions", names[1])):
         status, body = await house.ask(f"/api/v1/clusters/{path}")
         assert (status, body["name"], body["fleet"]) == (200, name, "f")
-        status, body = await house.ask(f"/api/v1/clusters/{path}/decisions?limit=1")
-        assert (status, body["cluster"]) == (200, name)
+        # Ready is who has been observed; the decision about it is stored a moment later.
+        body = await house.until(
+            f"/api/v1/clusters/{path}/decisions?limit=1", lambda status, body: status == 200 and body["decisions"]
+        )
+        assert body["cluster"] == name
         assert f"cluster {name}" in body["decisions"][0]["explanation"]
 
 
