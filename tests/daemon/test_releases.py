@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,10 @@ pytestmark = pytest.mark.e2e
 def autoscaler(*arguments: str | Path) -> str:
     command = [sys.executable, "-m", "autoscaler", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def shown(url: str) -> Any:
+    return json.loads(autoscaler("status", "--url", url, "--json"))
 
 
 def test_the_present_version_or_one_before_has_been_written() -> None:
@@ -43,7 +48,11 @@ def test_state_and_history_of_a_release_are_read(tmp_path: Path, release: Path) 
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
         explained = json.loads(autoscaler("explain", "held", "--last", "500", "--url", found[1], "--json"))
-        status = json.loads(autoscaler("status", "--url", found[1], "--json"))
+        # It answers as soon as it listens: the sizes are known after the first observation.
+        status = shown(found[1])
+        while None in [cluster["desired"] for cluster in status["clusters"]]:
+            assert time.monotonic() < deadline, status
+            status = shown(found[1])
         daemon.terminate()
         assert daemon.wait(30) == 0
     finally:
