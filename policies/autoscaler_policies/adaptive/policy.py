@@ -28,7 +28,7 @@ from autoscaler.policy_api import (
     stall_growth,
     stall_time,
 )
-from autoscaler_policies.adaptive import capacity_model, forecast, reading_window, seasonality
+from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
@@ -200,7 +200,7 @@ class Adaptive:
         for direction in Direction:
             if (stall := stall_time(view.learned, direction, 1)) is not None:
                 memory[f"stall.{direction}"] = stall
-        memory["stall.growth"] = stall_growth(view.learned, Direction.UP)
+                memory[f"stall.{direction}_growth"] = stall_growth(view.learned, direction)
         lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
@@ -232,6 +232,7 @@ class Adaptive:
     def _learn_capacity(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
         behind = memory.pop("behind.since_at", now)
+        plateau.forget(memory, view.current, throughput or 0.0, now)
         if arrivals is None or throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
@@ -239,6 +240,8 @@ class Adaptive:
         if behind_now and (busy is None or busy > TUNING.saturated_utilization):
             busy = 1.0
             memory["behind.since_at"] = behind
+            if now - behind >= TUNING.saturated_s:
+                plateau.compare(memory, view.current, throughput, now)
         if busy is None:
             return
         curve = _curve(self._profile(view))
@@ -275,6 +278,9 @@ class Adaptive:
             memory["down.reserve"] *= math.exp(-since / TUNING.headroom_decay_s)
         if size is not None and size != view.current:
             self._learn_headroom(view, memory, now, rises=view.current > size)
+            if size < view.current:
+                workers = _effective_replicas(view, round(size), source_partitions(view.spec, view.engine, view.past))
+                plateau.climb(memory, round(size), capacity_model.rate(memory, workers, round(size)), now)
         if size != view.current or since > TUNING.unobserved_s:
             memory["spare.since_at"] = now
             memory["spare.saved"] = 0.0
@@ -365,6 +371,8 @@ class Adaptive:
     ) -> Recommendation:
         """The size above the present one at which workers and lateness together cost least."""
         view = outlook.view
+        if (limited := plateau.describe(outlook.memory)) is not None:
+            return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
         worked_off = max(0.0, outlook.downtime - TUNING.recovered_share * objective) / TUNING.up_recovery_s
@@ -560,7 +568,7 @@ class Adaptive:
             season_trust=trust,
             ready_time=_profiled_time(profile, "start_up", self.start_up) if ready is None else ready,
             stall_up=stall_up,
-            stall_growth=memory.get("stall.growth", 0.0),
+            stall_growth=memory.get("stall.up_growth", 0.0),
             stall_down=stall_down,
             replay=0.0,
             forecast=external,
