@@ -569,11 +569,11 @@ def test_the_stalls_that_were_learned_count_and_a_job_without_any_replays_nothin
     assert "stall.up" not in life.memory
     life.poll(learned=learned)
     assert (life.memory["stall.up"], life.memory["stall.down"]) == (12, 9)
-    assert asked(replace(shown(450), learned=learned)).inputs["ahead"] == 42
-    # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
+    assert asked(replace(shown(450, memory=life.memory), learned=learned)).inputs["ahead"] == 42
+    # 460/s at 400/s are patient for longer: 2700 pile up until the workers are there, and nothing else
     found = asked(shown(460, memory={"stall.up": 0.0, "stall.down": 0.0}))
     assert found.replicas == 4
-    assert found.inputs["rescaled_age"] == pytest.approx(3600 / 460)
+    assert found.inputs["rescaled_age"] == pytest.approx(2700 / 460)
 
 
 def test_the_interval_of_checkpoints_is_the_least_seen_and_may_grow_slowly() -> None:

@@ -244,6 +244,21 @@ class Lossy(Plant):
             self._starting[-1] = math.inf
 
 
+class Limited(Plant):
+    """A database that the job writes to takes no more than so many workers give it."""
+
+    most: float = 8.0
+    all: float = 0.0
+
+    def _use(self, slots: int) -> None:
+        super()._use(slots)
+        self.all = self._work
+
+    def advance(self, arrivals: float) -> None:
+        self._work = min(self.all, self.most**self.spec.gamma)
+        super().advance(arrivals)
+
+
 # Constant load
 
 QUIET = ("k8s", "ec2", "redeploy", "ungraceful")
@@ -456,6 +471,24 @@ def test_a_cpu_that_is_never_zero_does_as_well_as_the_busy_time(name: str, load:
     assert cpu.cost < busy.cost * 1.1
     assert cpu.violation <= busy.violation + 0.005
     assert cpu.rescales <= busy.rescales * 1.2 + 2
+
+
+@pytest.mark.parametrize("name", ["k8s", "ec2"])
+def test_where_more_workers_do_not_raise_the_throughput_it_stops_and_says_so_until_they_do(name: str) -> None:
+    plant = PLANTS[name]
+    limited = Limited(plant, ONE, 1, 6)
+    found = Loop(limited, spec_for(plant)).run([*levels(1, 5.0, plant), *levels(3, 12.0, plant)])
+    said = [d.at for d in found.decisions if "something else limits the job" in d.recommendations[0].detail]
+    assert said, found.changes()
+    assert said[0] - START < timedelta(hours=1, minutes=15)
+    # It is tried again after half an hour, where a larger size is allowed.
+    since = (said[0] - START).total_seconds() / HOUR
+    assert [change for change in found.changes(after=since) if change[0] < since + 0.5] == []
+    assert len(found.changes(after=since)) <= 1, found.changes()
+    limited.most = math.inf
+    found.run(levels(3, 12.0, plant))
+    assert number(found.plant.observe(), "lag") < 10 * 12**plant.gamma * ONE
+    assert found.decisions[-1].current <= 15
 
 
 # Lies

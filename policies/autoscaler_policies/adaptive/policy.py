@@ -25,9 +25,10 @@ from autoscaler.policy_api import (
     restart_time,
     saturated_rate,
     source_partitions,
+    stall_growth,
     stall_time,
 )
-from autoscaler_policies.adaptive import capacity_model, forecast, reading_window, seasonality
+from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
@@ -55,13 +56,15 @@ class _Outlook:
     trends: tuple[tuple[float, float], ...]
     season: tuple[float, ...]
     season_trust: float
-    start_time: float
+    ready_time: float
     stall_up: float
+    stall_growth: float
     stall_down: float
     replay: float
     forecast: tuple[float, ...]
     curve: tuple[float, float] | None
     share: float = 1.0
+    larger: int = 0
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
@@ -88,10 +91,19 @@ class _Outlook:
             rise = max(rise, self.season_trust * (most - self.level))
         return min(self.lasting + rise, LARGEST)
 
+    def stall(self, size: int) -> float:
+        """How long the job stands still for a rescale up to a size: the more replicas come, the longer."""
+        return self.stall_up * math.pow(max(size - self.view.current, 1), self.stall_growth)
+
+    @property
+    def start_time(self) -> float:
+        """How long a rescale up takes until the job runs with it."""
+        return self.ready_time + self.stall(self.larger)
+
     @property
     def downtime(self) -> float:
         """What a rescale up costs: how long the job stands still, and what it has to process twice."""
-        return self.stall_up + self.replay
+        return self.stall(self.larger) + self.replay
 
     @property
     def horizon(self) -> float:
@@ -186,8 +198,9 @@ class Adaptive:
         now = seconds(view.now)
         _learn_checkpoints(view, memory)
         for direction in Direction:
-            if (stall := stall_time(view.learned, direction)) is not None:
+            if (stall := stall_time(view.learned, direction, 1)) is not None:
                 memory[f"stall.{direction}"] = stall
+                memory[f"stall.{direction}_growth"] = stall_growth(view.learned, direction)
         lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
@@ -219,6 +232,7 @@ class Adaptive:
     def _learn_capacity(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
         behind = memory.pop("behind.since_at", now)
+        plateau.forget(memory, view.current, throughput or 0.0, now)
         if arrivals is None or throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
@@ -226,6 +240,8 @@ class Adaptive:
         if behind_now and (busy is None or busy > TUNING.saturated_utilization):
             busy = 1.0
             memory["behind.since_at"] = behind
+            if now - behind >= TUNING.saturated_s:
+                plateau.compare(memory, view.current, throughput, now)
         if busy is None:
             return
         curve = _curve(self._profile(view))
@@ -262,6 +278,9 @@ class Adaptive:
             memory["down.reserve"] *= math.exp(-since / TUNING.headroom_decay_s)
         if size is not None and size != view.current:
             self._learn_headroom(view, memory, now, rises=view.current > size)
+            if size < view.current:
+                workers = _effective_replicas(view, round(size), source_partitions(view.spec, view.engine, view.past))
+                plateau.climb(memory, round(size), capacity_model.rate(memory, workers, round(size)), now)
         if size != view.current or since > TUNING.unobserved_s:
             memory["spare.since_at"] = now
             memory["spare.saved"] = 0.0
@@ -305,12 +324,15 @@ class Adaptive:
         capacity = outlook.capacity_at(view.current)
         if capacity <= 0 and (view.current or outlook.capacity_at(1) <= 0):
             return self._without_capacity(view, lag, arrivals, throughput)
+        outlook.larger = self._larger(outlook, outlook.rate_at(outlook.horizon + outlook.start_time))
         up = outlook.start_time
         rate_ahead = outlook.rate_at(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
         backlog_after_rescale = max(0.0, lag + ((outlook.level + rate_ahead) / 2 - capacity) * up)
         backlog_after_rescale = min(
-            backlog_after_rescale + min(capacity, outlook.level) * outlook.replay + rate_ahead * outlook.stall_up,
+            backlog_after_rescale
+            + min(capacity, outlook.level) * outlook.replay
+            + rate_ahead * outlook.stall(outlook.larger),
             LARGEST,
         )
         age = min(backlog_after_rescale / rate_ahead, LARGEST) if rate_ahead > 0 else 0.0
@@ -349,14 +371,16 @@ class Adaptive:
     ) -> Recommendation:
         """The size above the present one at which workers and lateness together cost least."""
         view = outlook.view
+        if (limited := plateau.describe(outlook.memory)) is not None:
+            return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
         worked_off = max(0.0, outlook.downtime - TUNING.recovered_share * objective) / TUNING.up_recovery_s
-        wanted = outlook.rate_at(outlook.horizon + outlook.start_time) * (1 + self.headroom + worked_off)
-        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.capacity_at(size) >= wanted)
-        late = backlog_after_rescale - TUNING.lateness_share * objective * rate_ahead
+        least = self._larger(outlook, outlook.rate_at(outlook.horizon + outlook.start_time), worked_off)
         best, price = least, math.inf
         for size in range(least, maximum + 1):
+            longer = outlook.stall(size) - outlook.stall(outlook.larger)
+            late = backlog_after_rescale + rate_ahead * (longer - TUNING.lateness_share * objective)
             spare = outlook.capacity_at(size) / (1 + self.headroom / 2) - rate_ahead
             lasts = 0.0 if late <= 0 else late / spare if spare > 0 else math.inf
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
@@ -383,6 +407,12 @@ class Adaptive:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
+
+    def _larger(self, outlook: _Outlook, rate: float, worked_off: float = 0.0) -> int:
+        """The smallest size above the present one that can process a rate, and work off something besides."""
+        maximum, wanted = outlook.view.limits.maximum, rate * (1 + self.headroom + worked_off)
+        least = min(outlook.view.current + 1, maximum)
+        return smallest(least, maximum, lambda size: outlook.capacity_at(size) >= wanted)
 
     def _rise_expected(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether the season alone will soon need more than the size can process."""
@@ -522,6 +552,9 @@ class Adaptive:
             trend_share = 1.0 if seasonality.is_far_above(level, season) else 1.0 - trust
         restart = _profiled_time(profile, "stall", self.restart)
         stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
+        ready, stall = restart_time(view.learned, Direction.UP), stall_time(view.learned, Direction.UP)
+        if ready is not None:
+            ready = max(ready - (restart if stall is None else stall), 0.0)
         outlook = _Outlook(
             view=view,
             memory=memory,
@@ -533,9 +566,9 @@ class Adaptive:
             trends=forecast.trends(memory, trend_share),
             season=season,
             season_trust=trust,
-            start_time=restart_time(view.learned, Direction.UP)
-            or _profiled_time(profile, "start_up", self.start_up) + restart,
+            ready_time=_profiled_time(profile, "start_up", self.start_up) if ready is None else ready,
             stall_up=stall_up,
+            stall_growth=memory.get("stall.up_growth", 0.0),
             stall_down=stall_down,
             replay=0.0,
             forecast=external,
