@@ -92,7 +92,8 @@ class Access:
     async def check(self, request: web.Request) -> None:
         """Refuse a request that must not be answered. Raises HTTPForbidden or HTTPUnauthorized."""
         if _is_foreign(request):
-            raise await self._refusal(request, _ANONYMOUS, web.HTTPForbidden, "it comes from a page of another site")
+            why = "it comes from a page of another site"
+            raise await self._refusal(request, self.caller(request), web.HTTPForbidden, why)
         if request.method in _SAFE or request.path.endswith(READING):
             if self._read_needs_token and request.path not in PUBLIC and not request.path.startswith(PUBLIC[-1]):
                 await self._holder(request)

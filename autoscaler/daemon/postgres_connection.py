@@ -83,7 +83,8 @@ class Database:
         if not given or _PORTS.fullmatch(str(given.get("port", ""))) is None or "@" in str(given.get("dbname", "")):
             raise StoreError(
                 "daemon.state is no URL of PostgreSQL: expected postgresql://USER:PASSWORD@HOST/DATABASE, with special "
-                "characters of the password as %40 and so on"
+                "characters of the password as %40 and so on, and parameters that libpq knows, such as "
+                "?sslmode=verify-full"
             )
         mask.hide(str(given.get("password", "")))
         self._parameters: dict[str, Any] = {**_PARAMETERS, **given}

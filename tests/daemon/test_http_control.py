@@ -408,6 +408,17 @@ async def test_a_page_of_another_site_is_refused(
     await house.ask(method, "/api/v1/controls", status=status, headers=sent, json=body)
 
 
+async def test_a_refused_page_is_audited_with_the_token_that_it_has(house: House) -> None:
+    headers = {"Origin": "https://evil.example"}
+    body = {"action": "resume", "clusters": ["a"]}
+    await house.ask("POST", "/api/v1/controls", status=403, headers=headers, json=body)
+    await house.ask("POST", "/api/v1/controls", None, status=403, headers=headers, json=body)
+    assert [(entry["by"], entry["accepted"]) for entry in await house.audit()] == [
+        ("(no valid token)", False),
+        ("alice", False),
+    ]
+
+
 async def test_a_link_to_us_on_another_site_can_be_followed_and_changes_nothing(house: House) -> None:
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     await house.ask("GET", "/api/v1/clusters", None, headers=headers)

@@ -16,7 +16,7 @@ from autoscaler.injob import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive import OptionsError
 from autoscaler.injob.reactive.choice import Choice
 from autoscaler.injob.reactive.cluster import Executors
-from autoscaler.injob.reactive.job import _share, _takes_two
+from autoscaler.injob.reactive.job import _share, _takes
 from autoscaler.injob.reactive.scheduler import Failed
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Query, Snapshot, State
 from autoscaler.schedulers.slots import Bounds
@@ -35,29 +35,41 @@ def test_the_share_of_new_executors_counts_tasks_since_they_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "two"),
+    ("build", "number"),
     [
-        (lambda spark: spark, False),
-        (lambda spark, parallelism: (spark, parallelism), True),
-        (lambda spark, parallelism=1: (spark, parallelism), True),
-        (lambda *arguments: arguments, True),
+        (lambda spark: spark, 1),
+        (lambda spark, parallelism: (spark, parallelism), 2),
+        (lambda spark, parallelism=1: (spark, parallelism), 2),
+        (lambda spark, parallelism, maxima=None: (spark, parallelism, maxima), 3),
+        (lambda *arguments: arguments, 3),
     ],
 )
-def test_build_is_given_the_parallelism_if_it_takes_it(build: Callable[..., Any], two: bool) -> None:
-    assert _takes_two(build) is two
+def test_build_is_given_the_parallelism_and_where_there_are_maxima_these_if_it_takes_them(
+    build: Callable[..., Any], number: int
+) -> None:
+    assert _takes(build, maxima=True) == number
+    assert _takes(build) == min(number, 2)
 
 
 @pytest.mark.parametrize(
     ("build", "says"),
     [
         (lambda: None, "build takes \\(\\), expected the session"),
-        (lambda a, b, c: (a, b, c), "build takes \\(a, b, c\\)"),
+        (
+            lambda a, b, c: (a, b, c),
+            "build takes \\(a, b, c\\), expected the session and, if it needs it, the parallelism$",
+        ),
         ("query", "build is 'query', expected a function"),
     ],
 )
 def test_what_cannot_be_called_with_a_session_is_refused(build: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
-        _takes_two(build)
+        _takes(build)
+
+
+def test_a_build_of_too_many_arguments_is_told_of_the_maxima() -> None:
+    with pytest.raises(TypeError, match=r"if it needs it, the parallelism and the maxima$"):
+        _takes(lambda a, b, c, d: (a, b, c, d), maxima=True)
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,33 @@ def test_state_with_fewer_partitions_than_the_most_slots_is_found(
     assert [one.name for one in found] == names
 
 
+SHARED = Options(proportions={"counts": (0, 0.5, 0.5), "other": (0, 0.5, 1)})
+
+
+def test_partitions_as_many_as_a_query_may_use_are_enough() -> None:
+    assert findings(cluster(query(state_partitions=2, source_partitions=2)), SHARED) == ()
+    found = findings(cluster(query(state_partitions=1, source_partitions=1)), SHARED)
+    assert [(one.name, one.what) for one in found] == [
+        (
+            "state partitions",
+            "counts has 1 of them since its first batch, for up to 2 slots: 1 slot never works on its state",
+        ),
+        ("source partitions", "counts reads 1 of them with 2 slots: 1 slot never reads"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "widest", "found"), [("counts", 2, False), ("counts", 3, True), ("other", 9, False)])
+def test_a_stage_that_is_wider_than_the_maximum_of_its_query_is_found(name: str, widest: int, found: bool) -> None:
+    facts = cluster(query(name=name, widest=widest))
+    assert findings(facts, Options()) == ()
+    shown = findings(facts, SHARED)
+    assert len(shown) == found
+    for one in shown:
+        assert (one.severity, one.name) == (Severity.INFO, "proportions")
+        assert one.what.startswith("counts has a stage of 3 tasks, and its max is 2 of 4 slots: it has more of them")
+        assert '.coalesce(maxima["counts"])' in one.advice
+
+
 ALLOWED = Options(repartition_state="allowed")
 
 
@@ -346,8 +373,8 @@ def test_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
     assert (facts.master, facts.slots, facts.local) == ("local[2]", 2, True)
     assert facts.conf["spark.network.timeout"] == "10s"
     assert sorted(facts.queries, key=lambda one: one.name) == [
-        QueryFacts(name="forgetful", has_checkpoint=False, source_partitions=2, state_partitions=None),
-        QueryFacts(name="kept", has_checkpoint=True, source_partitions=2, state_partitions=3),
+        QueryFacts(name="forgetful", has_checkpoint=False, source_partitions=2, widest=2),
+        QueryFacts(name="kept", has_checkpoint=True, source_partitions=2, state_partitions=3, widest=3),
     ]
     assert [one.name for one in findings(facts, Options())] == ["checkpoint", "spark.master"]
     assert facts.repartitions

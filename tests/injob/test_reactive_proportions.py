@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from autoscaler.injob import JobFailedError, ReactiveJob, reactive_conf
 from autoscaler.injob.reactive import Options, OptionsError
 from autoscaler.injob.reactive.cluster import Pools
 from autoscaler.injob.reactive.proportions import Pool, pools, problems, shares
+from autoscaler.injob.reactive.proportions import most as maxima
 from autoscaler.injob.reactive.snapshot import State
 from tests.e2e.test_local_target import until
 from tests.injob.test_reactive_job import rate, spark
@@ -42,6 +46,12 @@ def test_a_minimum_is_at_least_one_slot_and_is_rounded_down() -> None:
     proportions = {"a": (0.5, 0.6, 1.0), "b": (0.01, 0.3, 0.3), "c": (0.0, 0.1, 0.1)}
     assert pools(proportions, 7) == {"a": Pool(600, 3), "b": Pool(300, 1), "c": Pool(100, 0)}
     assert pools({"a": (0.29, 1.0, 1.0)}, 100) == {"a": Pool(1000, 29)}
+
+
+def test_a_maximum_is_rounded_down_and_at_least_one_task() -> None:
+    proportions = {"a": (0.0, 0.6, 0.6), "b": (0.0, 0.1, 0.1), "c": (0.0, 0.29, 0.29)}
+    assert maxima(proportions, 5) == {"a": 3, "b": 1, "c": 1}
+    assert maxima(proportions, 100) == {"a": 60, "b": 10, "c": 29}
 
 
 @pytest.mark.parametrize(
@@ -194,3 +204,106 @@ def test_a_pool_is_replaced_only_where_it_differs(fair: Any) -> None:
     made.set({"a": Pool(500, 2)})
     assert root.getSchedulableByName("query a").minShare() == 2
     assert fair.range(10).count() == 10
+
+
+def counts(spark: Any, name: str, directory: Path, most: int | None) -> Any:
+    """A query that counts values in two stages of eight partitions, in so many tasks; the sink is a table."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 40).option("numPartitions", 8).load()
+    slow = "reflect('java.lang.Thread', 'sleep', bigint(20)) as slept"
+    values = source.selectExpr("value % 10 as key", slow)
+    values = values if most is None else values.coalesce(most)
+    found = values.groupBy("key").agg({"slept": "count"}).toDF("key", "count").selectExpr("key", "count", slow)
+    found = found if most is None else found.coalesce(most)
+    writer = found.writeStream.format("memory").queryName(name).outputMode("complete")
+    return writer.option("checkpointLocation", str(directory / name)).start()
+
+
+def beside(spark: Any, directory: Path) -> Any:
+    """A query that has next to nothing to do."""
+    return rate(spark).queryName("other").option("checkpointLocation", str(directory / "other")).start()
+
+
+def most_tasks(spark: Any, enough: Callable[[], bool]) -> int:
+    """The most tasks of the query `clicks` that were seen to run at once."""
+    pool = spark.sparkContext._jsc.sc().taskScheduler().rootPool().getSchedulableByName("query clicks")
+    found, deadline = 0, time.monotonic() + 120
+    while not enough():
+        assert time.monotonic() < deadline, found
+        for _ in range(20):
+            found = max(found, pool.runningTasks())
+            time.sleep(0.005)
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("keeps", "busiest"), [(True, 2), (False, 4)])
+def test_a_query_whose_stages_have_no_more_tasks_than_its_maximum_has_no_more_slots_that_nobody_wants(
+    fair: Any, tmp_path: Path, *, keeps: bool, busiest: int
+) -> None:
+    fair.conf.set("spark.sql.shuffle.partitions", 8)
+
+    def build(spark: Any, slots: int, maxima: Any) -> Any:
+        assert (slots, maxima) == (4, {"clicks": 2, "other": 4})
+        return [counts(spark, "clicks", tmp_path, maxima["clicks"] if keeps else None), beside(spark, tmp_path)]
+
+    job = ReactiveJob(fair, build, proportions={"clicks": (0, 0.5, 0.5), "other": (0, 0.5, 1)})
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().state is State.EXECUTING)
+        clicks = job.snapshot().queries[0].id
+        found = most_tasks(fair, lambda: sum(one.query == clicks for one in job.snapshot().commits) >= 5)
+        said = [one.what for one in job.preflight() if one.name == "proportions"]
+    finally:
+        job.cancel()
+        thread.join(60)
+    assert found == busiest
+    assert [one.partition(":")[0] for one in said] == [
+        f"clicks has a stage of {wide} tasks, and its max is 2 of 4 slots" for wide in ([] if keeps else [8])
+    ]
+
+
+@pytest.mark.e2e
+def test_queries_that_keep_to_their_maxima_are_restarted_where_these_change_with_the_slots(
+    fair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fair.conf.set("spark.sql.shuffle.partitions", 8)
+    given: list[tuple[int, int]] = []
+
+    def build(spark: Any, slots: int, maxima: Any) -> Any:
+        given.append((slots, maxima["clicks"]))
+        return [counts(spark, "clicks", tmp_path, maxima["clicks"]), beside(spark, tmp_path)]
+
+    def ran(times: int) -> bool:
+        return len(given) == times and job.snapshot().state is State.EXECUTING and len(job._batches) == 2
+
+    job = ReactiveJob(
+        fair,
+        build,
+        proportions={"clicks": (0, 0.5, 0.5), "other": (0, 0.5, 1)},
+        cooldown=0,
+        executing_stabilization=0,
+    )
+    seen = job._executors.seen
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: ran(1))
+        monkeypatch.setattr(job._executors, "seen", lambda: tuple(replace(one, slots=2) for one in seen()))
+        job._look_closely()
+        until(lambda: ran(2))
+        monkeypatch.setattr(job._executors, "seen", seen)
+        job._look_closely()
+        until(lambda: ran(3))
+    finally:
+        job.stop()
+        thread.join(60)
+    assert given == [(4, 2), (2, 1), (4, 2)]
+    why = [step.why for step in job.snapshot().timeline if step.state is State.RESTARTING]
+    assert why[0] == "clicks may have 1 task at once instead of 2, and other may have 2 tasks at once instead of 4"
+    assert why[1].startswith("clicks, other may have more tasks at once: `build` is called with the new maxima")
+    rows = fair.table("clicks").collect()
+    (count,) = {row["count"] for row in rows}
+    assert len(rows) == 10
+    batches = [one for one in (tmp_path / "clicks" / "commits").iterdir() if one.name.isdecimal()]
+    assert count == 4 * len(batches)

@@ -27,7 +27,7 @@ from autoscaler.injob.reactive.scheduler import (
     Event,
     Failed,
     Passed,
-    Repartition,
+    Rebuild,
     Required,
     Scheduler,
     Slots,
@@ -143,7 +143,7 @@ def test_added_slots_that_the_next_batch_uses_restart_nothing() -> None:
 
 def test_state_is_repartitioned_between_two_runs_on_the_same_slots() -> None:
     job = executing(4)
-    assert job.play(Repartition(10, 4, "there are 2 partitions")) is State.RESTARTING
+    assert job.play(Rebuild(10, 4, "there are 2 partitions")) is State.RESTARTING
     assert job.actions == [StopQueries(last_commit=True, partitions=4)]
     assert job.play(Stopped(15, "there are 4 partitions")) is State.CREATING
     assert job.actions[1:] == [Build(4)]
@@ -160,7 +160,7 @@ def test_state_is_not_repartitioned_while_the_job_does_something_else() -> None:
     job = executing(4)
     job.play(Failed(10, "x"))
     job.actions.clear()
-    assert job.play(Repartition(10, 4, "there are 2 partitions")) is State.RESTARTING
+    assert job.play(Rebuild(10, 4, "there are 2 partitions")) is State.RESTARTING
     assert job.actions == []
     assert job.play(Stopped(11), Passed(20), Built(21)) is State.EXECUTING
 
@@ -354,7 +354,7 @@ STORIES: list[tuple[Choice, dict[str, Any], list[Event]]] = [
     (RESTART, {"restart": Restart.NONE, "lower": 2}, [Slots(0, 3), Built(1), Slots(2, 4), Committed(3), Slots(4, 1)]),
     (RESTART, {"resource_wait": 5.0}, [Passed(0), Passed(6)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), Failed(3, "it is over", hopeless=True)]),
-    (RESTART, {}, [Slots(0, 4), Built(1), Repartition(2, 4, "few"), Stopped(3, "more"), Built(4)]),
+    (RESTART, {}, [Slots(0, 4), Built(1), Rebuild(2, 4, "few"), Stopped(3, "more"), Built(4)]),
     (RESTART, {}, [Passed(0), StopAsked(1)]),
     (RESTART, {}, [Passed(0), CancelAsked(1)]),
 ]
@@ -389,7 +389,7 @@ EVENTS = st.one_of(
             CancelAsked,
             Passed,
             lambda at: Failed(at, "x"),
-            lambda at: Repartition(at, 4, "few"),
+            lambda at: Rebuild(at, 4, "few"),
         ],
     ),
     st.builds(lambda hopeless: lambda at: Failed(at, "x", hopeless), st.booleans()),
@@ -470,6 +470,12 @@ def measured(**changes: Any) -> Measured:
         ({"widest": 1, "takes_parallelism": True}, True, "a batch has 1 task at most and there are 3 slots"),
         ({"widest": 1, "takes_parallelism": True, "deployed": 3}, False, "a restart does not change that"),
         ({"widest": 0, "takes_parallelism": True}, False, "no restart is needed"),
+        (
+            {"held": ("a", "b"), "restart": 2.0},
+            True,
+            "a, b may have more tasks at once: `build` is called with the new max",
+        ),
+        ({"held": ("a",), "batches": 1}, None, "1 of 2 batches"),
     ],
 )
 def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(

@@ -25,6 +25,7 @@ class Measured:
         batches: that have been committed since the last executor was added.
         share: the part of the tasks since then that ran on executors added since the start.
         fair: the part of the slots that they have.
+        held: queries whose stages have as many tasks as their maximum allows, which is higher with these slots.
         restart: seconds that a restart has taken in this job; None: there was none.
     """
 
@@ -37,6 +38,7 @@ class Measured:
     batches: int
     share: float
     fair: float
+    held: tuple[str, ...] = ()
     restart: float | None = None
 
 
@@ -63,6 +65,9 @@ def choose(measured: Measured, *, enough: int = 2) -> Choice:
     if measured.batches < enough:
         return Choice(None, f"{measured.batches} of {enough} batches have run since executors were added")
     costs = "" if measured.restart is None else f"; a restart takes {measured.restart:.0f} s here"
+    if measured.held:
+        names = ", ".join(measured.held)
+        return Choice(True, f"{names} may have more tasks at once: `build` is called with the new maxima{costs}")
     if 0 < measured.widest < measured.slots:
         few = f"a batch has {counted(measured.widest, 'task')} at most and there are {measured.slots} slots"
         if not measured.takes_parallelism or measured.deployed >= measured.slots:

@@ -72,21 +72,9 @@ class Executors:
         before, self._active = self._active, self._summaries.count(self._summary, "active", True)
         return bool(self._active != before)
 
-    def widest_stage(self, runs: Iterable[str]) -> int:
-        """Tasks of the widest stage among the last Spark jobs of the queries; 0 if there is none.
-
-        Args:
-            runs: the queries' run ids, which are the groups of their Spark jobs.
-        """
-        tracker = self._context.statusTracker()
-        widest = 0
-        for run in runs:
-            for number in sorted(tracker.getJobIdsForGroup(run))[-LAST_JOBS:]:
-                job = tracker.getJobInfo(number)
-                for stage in job.stageIds if job else ():
-                    info = tracker.getStageInfo(stage)
-                    widest = max(widest, info.numTasks if info else 0)
-        return widest
+    def widest_stage(self, run: str) -> int:
+        """Tasks of the widest stage among the last Spark jobs of a query's run; 0 if there is none."""
+        return widest_stage(self._context.statusTracker(), run)
 
     def runs_job(self, run: str) -> bool:
         """Whether a Spark job of a query runs: the work of a batch, after its planning."""
@@ -153,6 +141,13 @@ class Executors:
         info = spark.ExecutorDecommissionInfo("beyond the bounds of the reactive job", option.empty())
         # The number of executors to hold is set by itself: this must not lower it once more.
         self._jvm_context.schedulerBackend().decommissionExecutor(name, info, False, False)
+
+
+def widest_stage(tracker: Any, run: str) -> int:  # noqa: ANN401 - a StatusTracker
+    """Tasks of the widest stage among the last Spark jobs of a query's run, their group; 0 if there is none."""
+    jobs = (tracker.getJobInfo(number) for number in sorted(tracker.getJobIdsForGroup(run))[-LAST_JOBS:])
+    stages = (tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds)
+    return max((stage.numTasks for stage in stages if stage), default=0)
 
 
 def _mapper(jvm: Any) -> Any:  # noqa: ANN401 - an ObjectMapper

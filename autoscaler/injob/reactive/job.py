@@ -31,7 +31,7 @@ from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
-from autoscaler.injob.reactive.proportions import pools
+from autoscaler.injob.reactive.proportions import most, pools
 from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
@@ -45,7 +45,7 @@ from autoscaler.injob.reactive.scheduler import (
     Event,
     Failed,
     Passed,
-    Repartition,
+    Rebuild,
     Required,
     Scheduler,
     Slots,
@@ -123,8 +123,9 @@ class ReactiveJob:
 
     Args:
         spark: the session, in the driver's own process.
-        build: called at each start with the session and, if it takes it, the slots; starts the queries with a
-            `checkpointLocation` and returns one, or several in a list.
+        build: called at each start with the session and, if it takes them, the slots and, where there are proportions,
+            the tasks that each query may have at once, by its name; starts the queries with a `checkpointLocation` and
+            returns one, or several in a list.
         conf: options of Flink's adaptive scheduler and restart strategies, by Flink's names.
         rest: host and port of the REST API, such as `127.0.0.1:8081`; None: there is none.
         token: what clients of the REST API that change anything send as bearer token.
@@ -152,12 +153,13 @@ class ReactiveJob:
         self._options = Options.of(conf or {}, **options)
         self._policy = policy
         self._server = None if rest is None else _server(self, rest, token)
-        self._takes_parallelism = _takes_two(build)
+        self._takes = _takes(build, maxima=self._options.proportions is not None)
         # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
         self._meters = Meters(spark, lambda: self._snapshot.executors)
         self._proportions = self._options.proportions or {}
+        self._most: Mapping[str, int] = {}
         self._pools = Pools(spark, self._proportions)
         if self._proportions and (problem := self._pools.problem()):
             raise OptionsError(problem)
@@ -190,9 +192,8 @@ class ReactiveJob:
         self._tried = 0
         self._file: KeptFile | None = None
         self._resume_at = math.inf
-        self._unlimited = False
+        self._unlimited = self._unkept = False
         self._failing_since: float | None = None
-        self._unkept = False
         self._required: dict[str, Bounds] = {}
         self._repartitions = self._options.repartition_state == "allowed" and hasattr(
             spark, "_streamingCheckpointManager"
@@ -329,6 +330,7 @@ class ReactiveJob:
             self._looked_closely = time.monotonic()
             self._poll_executors()
             self._poll_queries()
+        self._poll_most()
         if self._repartitions:
             self._poll_partitions()
         if self._file is None and self._running and time.monotonic() >= self._resume_at:
@@ -528,7 +530,9 @@ class ReactiveJob:
 
     def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
         """The queries that `build` has started. Raises BuildError, and whatever it raises."""
-        found = _queries(self._build(*((self._spark, parallelism) if self._takes_parallelism else (self._spark,))))
+        maxima = most(self._proportions, parallelism)
+        self._most = maxima if self._takes == len(_ARGUMENTS) else {}
+        found = _queries(self._build(*(self._spark, parallelism, maxima)[: self._takes]))
         known = {one.id: one for one in self._snapshot.queries}
         if self._proportions and {live.name for live in found} != self._proportions.keys():
             raise BuildError(
@@ -749,21 +753,24 @@ class ReactiveJob:
             )
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
-        runs = [str(live.runId) for _, live in self._running]
+        runs = {query.name: str(live.runId) for query, live in self._running}
         # A query that is idle has no batches, and needs no slots.
-        batches = min((number for run in runs if (number := self._batches.get(run, 0))), default=0)
-        widest = self._executors.widest_stage(runs) if batches else 0
+        batches = min((number for run in runs.values() if (number := self._batches.get(run, 0))), default=0)
+        stages = {name: self._executors.widest_stage(run) if batches else 0 for name, run in runs.items()}
+        widest = max(stages.values(), default=0)
+        maxima = most(self._proportions, slots)
         choice = choose(
             Measured(
                 slots=slots,
                 deployed=self._scheduler.job.parallelism,
-                takes_parallelism=self._takes_parallelism,
+                takes_parallelism=self._takes > 1,
                 widest=widest,
                 tried=self._tried,
                 tasks=sum(one.done - self._tasks.get(one.id, 0) for one in executors),
                 batches=batches,
                 share=_share(executors, new, self._tasks),
                 fair=sum(one.slots for one in new) / max(1, slots),
+                held=tuple(name for name, held in self._most.items() if held <= stages[name] and held < maxima[name]),
                 restart=self._restart_took,
             )
         )
@@ -780,6 +787,19 @@ class ReactiveJob:
         except Exception:
             log.exception("the job's own policy failed: it is not restarted for added slots")
             return False
+
+    def _poll_most(self) -> None:
+        """Restart the job where slots were lost and its queries may have fewer tasks at once than they have."""
+        if self._scheduler.state is not State.EXECUTING:
+            return
+        maxima = most(self._proportions, self._scheduler.job.parallelism)
+        fewer = [
+            f"{name} may have {counted(maxima[name], 'task')} at once instead of {held}"
+            for name, held in self._most.items()
+            if maxima[name] < held
+        ]
+        if fewer:
+            self._handle(Rebuild(time.monotonic(), 0, ", and ".join(fewer)))
 
     # how many partitions the state has
 
@@ -805,7 +825,7 @@ class ReactiveJob:
             return
         self._stable = (slots, now)
         if self._permits(slots, Choice(True, due.why)):
-            self._handle(Repartition(now, due.partitions, due.why))
+            self._handle(Rebuild(now, due.partitions, due.why))
 
     def _repartition(self, action: StopQueries, running: Iterable[tuple[Query, Any]]) -> str:
         """Repartition the state of queries that are stopped, and say how that went."""
@@ -872,19 +892,26 @@ def _share(executors: Sequence[Executor], new: Sequence[Executor], before: Mappi
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def _takes_two(build: Callable[..., Any]) -> bool:
-    """Whether `build` takes the parallelism as well. Raises TypeError where it cannot be called."""
+_ARGUMENTS: tuple[Any, ...] = (None, 1, {})
+"""What `build` may be given: the session, the slots, and the tasks that each query may have at once."""
+
+
+def _takes(build: Callable[..., Any], *, maxima: bool = False) -> int:
+    """How many of its arguments `build` takes; the maxima only where there are some.
+
+    Raises:
+        TypeError: it cannot be called with a session.
+    """
+    expected = "the session and, if it needs it, the parallelism" + (" and the maxima" if maxima else "")
     if not callable(build):
-        raise TypeError(f"build is {build!r}, expected a function of the session and, if it needs it, the parallelism")
-    for arguments in ((None, 1), (None,)):
+        raise TypeError(f"build is {build!r}, expected a function of {expected}")
+    for number in range(len(_ARGUMENTS) if maxima else 2, 0, -1):
         try:
-            inspect.signature(build).bind(*arguments)
+            inspect.signature(build).bind(*_ARGUMENTS[:number])
         except TypeError:
             continue
-        return len(arguments) > 1
-    raise TypeError(
-        f"build takes {inspect.signature(build)}, expected the session and, if it needs it, the parallelism"
-    )
+        return number
+    raise TypeError(f"build takes {inspect.signature(build)}, expected {expected}")
 
 
 def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` returns

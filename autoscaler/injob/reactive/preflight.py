@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autoscaler.injob.reactive import proportions
+from autoscaler.injob.reactive.cluster import widest_stage
 from autoscaler.injob.reactive.conf import ROCKSDB
 from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
@@ -58,6 +60,7 @@ class QueryFacts:
         has_checkpoint: whether it has a checkpoint of its own; None: unknown.
         source_partitions: tasks of its first stage; None: unknown, as before the first batch.
         state_partitions: partitions of its state, fixed by its first batch; None: unknown, or it has none.
+        widest: tasks of the widest stage of its last batches; 0: unknown.
         real_time: whether it runs in real-time mode.
     """
 
@@ -65,6 +68,7 @@ class QueryFacts:
     has_checkpoint: bool | None = None
     source_partitions: int | None = None
     state_partitions: int | None = None
+    widest: int = 0
     real_time: bool = False
 
 
@@ -152,10 +156,10 @@ def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
 
 
 def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
-    most = options.most_slots or facts.slots
     if _allows_repartition(options) and facts.repartitions:
         return
     for query in facts.queries:
+        most = _most(query, options.most_slots or facts.slots, options)
         if query.state_partitions is not None and query.state_partitions < most and not query.real_time:
             yield _warning(
                 "state partitions",
@@ -165,6 +169,11 @@ def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
                 "or begin with a new checkpoint: that gets as many as spark.sql.shuffle.partitions says, two or three "
                 "times the most slots",
             )
+
+
+def _most(query: QueryFacts, slots: int, options: Options) -> int:
+    """Of so many slots those that a query may use."""
+    return proportions.most(options.proportions or {}, slots).get(query.name, slots)
 
 
 def _idle(slots: int, verb: str) -> str:
@@ -194,8 +203,8 @@ def _allows_repartition(options: Options) -> bool:
 
 
 def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
-    slots = min(facts.slots, options.most_slots or facts.slots)
     for query in facts.queries:
+        slots = _most(query, min(facts.slots, options.most_slots or facts.slots), options)
         if query.source_partitions is not None and query.source_partitions < slots and not query.real_time:
             yield _warning(
                 "source partitions",
@@ -203,6 +212,20 @@ def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
                 f"{_idle(slots - query.source_partitions, 'read')}",
                 "give the source more partitions (Kafka: minPartitions), two or three times the most slots, or set "
                 f"preferred_slots={query.source_partitions}",
+            )
+
+
+def _most_tasks(facts: Facts, options: Options) -> Iterator[Finding]:
+    for query in facts.queries:
+        most = _most(query, facts.slots, options)
+        if most < facts.slots and query.widest > most:
+            yield Finding(
+                Severity.INFO,
+                "proportions",
+                f"{query.name} has a stage of {query.widest} tasks, and its max is {most} of {facts.slots} slots: it "
+                "has more of them while no other query wants them",
+                "if it never may, let `build` take the maxima, and end each stage with "
+                f'.coalesce(maxima["{query.name}"])',
             )
 
 
@@ -332,6 +355,7 @@ _CHECKS = (
     _frozen_partitions,
     _repartition,
     _source_partitions,
+    _most_tasks,
     _locality,
     _real_time,
     _decommission,
@@ -377,6 +401,7 @@ def _read_query(context: Any, query: Any) -> QueryFacts:  # noqa: ANN401 - untyp
         has_checkpoint=not execution.resolvedCheckpointRoot().rsplit("/", 1)[-1].startswith(TEMPORARY),
         source_partitions=_first_stage(context.statusTracker(), str(query.runId)),
         state_partitions=min(state, default=None),
+        widest=widest_stage(context.statusTracker(), str(query.runId)),
         real_time=execution.trigger().toString().startswith("RealTimeTrigger"),
     )
 

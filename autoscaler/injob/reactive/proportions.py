@@ -1,7 +1,8 @@
 """How the queries of one job share its slots: proportions, and the pools of Spark's FAIR scheduler that make them.
 
 Each query has a pool. Spark divides the slots among the pools that have tasks by their weights, those first that run
-fewer tasks than their minimum. Slots that no other pool wants are used by the one that does: Spark has no upper limit.
+fewer tasks than their minimum. Slots that no other pool wants are used by the one that does: a pool has no upper limit.
+What never has more tasks at once than its maximum has slots is a query whose stages have no more tasks: `most`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ def pools(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> 
         )
         for name, share in shares(proportions).items()
     }
+
+
+def most(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> dict[str, int]:
+    """The tasks that each query may have at once when the job has so many slots: max rounded down, 1 or more."""
+    return {name: max(1, math.floor(one[2] * slots + EPSILON)) for name, one in proportions.items()}
 
 
 def shown(proportions: Mapping[str, tuple[float, float, float]]) -> str:

@@ -95,8 +95,8 @@ class Required:
 
 
 @dataclass(frozen=True, slots=True)
-class Repartition:
-    """State that has fewer partitions is to be repartitioned into so many."""
+class Rebuild:
+    """The queries are to be built anew. State that has fewer `partitions` is repartitioned into so many before."""
 
     at: float
     partitions: int
@@ -110,7 +110,7 @@ class Passed:
     at: float
 
 
-Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Repartition | Passed
+Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Rebuild | Passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class _Turn:
         self.set(job=replace(here.job, slots=here.job.parallelism))
         self.advance(flink.Slots(self.at, slots, spare=True))
 
-    def repartition(self, event: Repartition) -> None:
+    def rebuild(self, event: Rebuild) -> None:
         if self.scheduler.state is State.EXECUTING:
             self.enter(State.RESTARTING, event.why)
             self.set(restarts=self.scheduler.restarts + 1, stopping=True, deployed=True)
@@ -383,7 +383,7 @@ _HANDLERS: Mapping[type[Event], Callable[[_Turn, Any], None]] = {
     StopAsked: _Turn.stop_asked,
     CancelAsked: _Turn.cancel_asked,
     Required: _Turn.required,
-    Repartition: _Turn.repartition,
+    Rebuild: _Turn.rebuild,
     Passed: _Turn.passed,
 }
 
