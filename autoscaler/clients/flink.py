@@ -290,6 +290,33 @@ class Aggregate:
     sum: float
 
 
+class SubtaskTimes(Answer):
+    """Milliseconds that a subtask has spent since it started; NaN where Flink does not measure it.
+
+    0 in all three: the JobManager has none of its metrics yet.
+    """
+
+    busy: Annotated[Figure, Field(alias="accumulated-busy-time")] = math.nan
+    idle: Annotated[Figure, Field(alias="accumulated-idle-time")] = math.nan
+    backpressured: Annotated[Figure, Field(alias="accumulated-backpressured-time")] = math.nan
+
+
+class Subtask(Answer):
+    """One subtask of a vertex, and the TaskManager that it runs on."""
+
+    number: Annotated[Count, Field(alias="subtask")]
+    attempt: Count = 0
+    status: str
+    taskmanager: Annotated[str, Field(alias="taskmanager-id")]
+    times: Annotated[SubtaskTimes, Field(alias="metrics")]
+
+
+class Subtasks(Answer):
+    """The subtasks of a vertex (`/jobs/<id>/vertices/<id>`)."""
+
+    subtasks: tuple[Subtask, ...]
+
+
 class MetricValue(Answer):
     """One metric; without `value` it is only a name in a list."""
 
@@ -470,6 +497,10 @@ class FlinkApi(JsonClient):
         `vertex_metric_names`.
         """
         return await self._aggregates(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", names)
+
+    async def subtasks(self, jid: str, vertex: str) -> tuple[Subtask, ...]:
+        """The subtasks of a vertex, each with its TaskManager and its times."""
+        return (await self.get(f"/jobs/{jid}/vertices/{vertex}", Subtasks)).subtasks
 
     async def requirements(self, jid: str) -> dict[str, Requirement]:
         """Least and most parallelism by vertex; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""

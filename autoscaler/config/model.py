@@ -234,7 +234,7 @@ class Cluster:
     Attributes:
         interval: time between two ticks.
         timeout: within this the metrics, the engine and the target must answer; below the interval.
-        max_values: a reading of more numbers, or of more parts, counts as missing.
+        max_values: a reading of more numbers, or of more parts, counts as missing, unless its mean is known.
         time_zone: of those who cause its load, an IANA name.
     """
 

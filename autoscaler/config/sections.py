@@ -63,7 +63,7 @@ class ClusterSection:
         capacity: how capacity, the records/s a size can process when busy, is learned.
         max_age: an older reading counts as missing; at least the timeout.
         max_ahead: a reading further in the future counts as missing.
-        max_values: a reading of more numbers, or of more parts, counts as missing.
+        max_values: a reading of more numbers, or of more parts, counts as missing, unless its mean is known.
         lookback: how much of the past the policies see; raised to what the policies need.
         time_zone: the time zone of those who cause the load, such as Europe/Berlin: of policies with a parameter
             `timezone` that is left out, and of the typical week of `autoscaler profile --config`.

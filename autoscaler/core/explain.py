@@ -468,7 +468,10 @@ def _replicas(number: int) -> str:
 
 
 def _value(reading: Reading) -> str:
-    if isinstance(reading.value, tuple):
+    if isinstance(reading.value, tuple) and reading.mean is not None:
+        workers = count_of(len(reading.value), "worker")
+        text = f"{format_number(reading.mean)} (mean; {format_number(max(reading.value))} at the hottest of {workers})"
+    elif isinstance(reading.value, tuple):
         text = f"{', '.join(map(format_number, reading.value))} (one per replica)"
     else:
         text = format_number(reading.value)

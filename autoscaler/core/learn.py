@@ -97,9 +97,10 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
     begin = past[-1].at - spec.capacity.sustained
     for observation in reversed(past):
         saturation = observation.metrics.get(spec.capacity.saturation)
-        if saturation is None or isinstance(saturation.value, tuple):
+        share = None if saturation is None else saturation.averaged
+        if share is None or isinstance(share, tuple):
             return False
-        if not spec.capacity.saturated_at <= saturation.value <= SHARE.most:
+        if not spec.capacity.saturated_at <= share <= SHARE.most:
             return False
         if observation.at <= begin:
             return True

@@ -150,6 +150,9 @@ class Reading:
         parts: what it is made of, where known: name of a vertex or replica -> name of a number -> number.
         over: the value is a mean over so long before `at`, though it is read more often; zero where it is not one, or
             where that is unknown.
+        mean: the mean over the whole job of a value with one number per worker, where the source knows both. The
+            numbers are then of all workers that the job uses, however many replicas are up, and may be of their
+            busiest part.
     """
 
     value: float | tuple[float, ...]
@@ -157,10 +160,18 @@ class Reading:
     partitions: int | None = None
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=no_entries)
     over: timedelta = timedelta(0)
+    mean: float | None = None
+
+    @property
+    def averaged(self) -> float | tuple[float, ...]:
+        """What a policy that averages replicas uses: the mean where the source knows it, else the value."""
+        return self.value if self.mean is None else self.mean
 
     def finite(self) -> bool:
         """Whether every number in it is finite, and there is at least one."""
         value = self.value
+        if self.mean is not None and not math.isfinite(self.mean):
+            return False
         if self.parts and not all(math.isfinite(number) for part in self.parts.values() for number in part.values()):
             return False
         if isinstance(value, tuple):
@@ -170,6 +181,8 @@ class Reading:
     def within(self, least: float, most: float) -> bool:
         """Whether it is finite and every value is in this range. What its parts are is unknown: they are in `ANY`."""
         value = self.value
+        if self.mean is not None and not least <= self.mean <= most:
+            return False
         if self.parts and not all(-MOST <= number <= MOST for part in self.parts.values() for number in part.values()):
             return False
         if isinstance(value, tuple):
@@ -991,5 +1004,5 @@ class View:
         reading = self.metrics.get(name)
         if reading is None:
             return None
-        value = reading.value
+        value = reading.averaged
         return sum(value) / len(value) if isinstance(value, tuple) else value

@@ -108,7 +108,8 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
         try:
             least, most, _ = ranges.get(name, ANY)
             value = reading.value
-            plain = type(value) is float and not reading.parts  # most are; NaN is in no range
+            # Most are a number and nothing else; NaN is in no range.
+            plain = type(value) is float and not reading.parts and reading.mean is None
             possible = least <= value <= most if plain else reading.within(least, most)  # type: ignore[operator]
             known = reading.partitions is None or reading.partitions >= 1
             if possible and oldest <= reading.at <= newest and known:
@@ -164,6 +165,7 @@ def _problem(spec: ClusterSpec, known: Range, reading: Reading, at: datetime) ->
     least, most, expected = known
     if not reading.within(least, most):
         numbers = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+        numbers = numbers if reading.mean is None else (*numbers, reading.mean)
         wrong = [number for number in numbers if not least <= number <= most]
         return f"{wrong[0]:g}, expected {expected}" if wrong else f"a part of it is not {ANY.expected}"
     if reading.at < at - spec.max_age:

@@ -492,5 +492,5 @@ def _escaped(value: str) -> str:
 
 
 def _mean(reading: Reading) -> float:
-    value = reading.value
+    value = reading.averaged
     return sum(value) / len(value) if isinstance(value, tuple) else value

@@ -92,6 +92,8 @@ class Observer:
         for name in cluster.metrics:
             reading = answers.get(f"metric {name}")
             if isinstance(reading, Reading):
+                if reading.mean is not None and _length(reading.value) > cluster.max_values:
+                    reading = replace(reading, value=reading.mean, mean=None)
                 count = max(_length(reading.value), *_lengths(reading.parts))
                 if count > cluster.max_values:
                     missing[name] = f"{count:,} values, more than the {cluster.max_values:,} of max_values"

@@ -66,7 +66,9 @@ _SPARK_FAILED = (PySparkException, Py4JError)
 
 _BAD = "_bad"
 _METRICS = "_metrics"
-_METRIC = "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string>"
+_METRIC = (
+    "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string,mean:double>"
+)
 _BOUND = "struct<replicas:int,reason:string>"
 _ENGINE = (
     "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
@@ -495,7 +497,7 @@ def _numbers(text: Column) -> Column:
 
 def _number(name: str, of_many: Callable[[Column], Column]) -> Column:
     metric = F.col(_METRICS)[name]
-    return F.coalesce(metric["value"], of_many(metric["values"]))
+    return F.coalesce(of_many(metric["values"]), metric["value"])
 
 
 def _sum(values: Column) -> Column:
@@ -506,7 +508,7 @@ def _metric(_: Column, metric: Column) -> Column:
     text = metric["value"]
     many = text.startswith("[")
     return F.struct(
-        F.when(~many, text.try_cast("double")).alias("value"),
+        F.when(many, metric["mean"]).otherwise(text.try_cast("double")).alias("value"),
         F.when(many, _numbers(text)).alias("values"),
         metric["at"].alias("at"),
         metric["partitions"].alias("partitions"),

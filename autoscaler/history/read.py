@@ -270,6 +270,7 @@ def _metric(row: _Row) -> Reading:
         row["partitions"],
         {part: dict(numbers or ()) for part, numbers in row["parts"] or ()},
         timedelta(seconds=row["over"] or 0.0),
+        None if values is None else row["value"],
     )
 
 

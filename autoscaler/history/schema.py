@@ -31,7 +31,7 @@ def struct(**columns: DataType) -> StructType:
 
 
 METRIC = struct(
-    value=_number,  # null where there is one number per replica
+    value=_number,  # where there is one number per worker: the mean of the whole job, or null where it is unknown
     values=ArrayType(_number),  # null where there is one number
     at=_time,
     partitions=_whole,

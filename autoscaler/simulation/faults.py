@@ -443,7 +443,8 @@ def _scaled(reading: Reading, factor: float, most: float = math.inf) -> Reading:
     """A reading times a factor, but not above `most`."""
     value = reading.value
     if isinstance(value, tuple):
-        return replace(reading, value=tuple([min(factor * part, most) for part in value]))
+        mean = None if reading.mean is None else min(factor * reading.mean, most)
+        return replace(reading, value=tuple([min(factor * part, most) for part in value]), mean=mean)
     return replace(reading, value=min(factor * value, most))
 
 

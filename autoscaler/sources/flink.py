@@ -20,13 +20,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, FlinkParameters, Job, Vertex
+from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, FlinkParameters, Job, Subtask, Vertex
 from autoscaler.core import dataflow
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Shared
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, RefusedError, Shared
 from autoscaler.schedulers.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
 BUSY, IDLE, BACKPRESSURED = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
@@ -48,6 +48,7 @@ MEAN_SPAN = 65.0  # Flink's own rates are means over 60 s, and too low before a 
 MAX_GAP = 60.0
 MAX_GAP_WINDOWS = 4
 UNSATURATED = 0.9
+LESS_THAN_MEAN = 0.05  # by how much the hottest subtask may be below the mean of the busiest vertex
 COUNT_TOLERANCE = 0.05  # how far a count of subtasks may be from a whole number
 NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record
 KAFKA, PULSAR = ".KafkaSourceReader.topic.", ".PulsarConsumer."
@@ -228,6 +229,29 @@ class Track:
         return dataflow.rate(points)
 
 
+class SubtaskId(NamedTuple):
+    """One attempt of a subtask; a restarted one is another."""
+
+    taskmanager: str
+    number: int
+    attempt: int
+
+
+class SubtaskClock(NamedTuple):
+    """What a subtask has counted since it started, in milliseconds."""
+
+    busy: float
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubtasksSample:
+    """The running subtasks of one vertex at one time, on the event loop's clock in seconds."""
+
+    at: float
+    subtasks: Mapping[SubtaskId, SubtaskClock]
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a job's metrics are computed from.
@@ -236,6 +260,7 @@ class Snapshot:
         job: the job as it is now.
         at: when its metrics were true, on the event loop's clock.
         tracks: vertex -> its samples.
+        subtasks: those of the vertex with the hottest subtask over the window, oldest first, where they are known.
         workers: metrics over the TaskManagers, where they were requested.
         checkpoints: where they were requested.
     """
@@ -243,6 +268,7 @@ class Snapshot:
     job: Job
     at: float
     tracks: Mapping[str, Track] = field(default_factory=dict)
+    subtasks: Sequence[SubtasksSample] = ()
     workers: Mapping[str, Aggregate] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
 
@@ -401,6 +427,31 @@ def saturation(snapshot: Snapshot, _: FlinkQuery) -> float:
 def utilization(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Busy share of the slots: that of the busiest vertex, mean over its subtasks."""
     return _most(snapshot, BUSY, NOW_BUSY, Aggregator.AVG)
+
+
+def worker_shares(samples: Sequence[SubtasksSample]) -> tuple[float, ...]:
+    """Busy share over the samples of the busiest subtask of each TaskManager, in the order of their ids.
+
+    The busiest and not the mean of a TaskManager's slots: a subtask that is busy all the time holds up those before
+    it, however idle its neighbours are. All samples are of the same subtasks; nothing with fewer than two of them, or
+    while one of the subtasks has counted less than a second.
+    """
+    if len(samples) < 2:  # noqa: PLR2004 - a rate lies between two
+        return ()
+    shares: dict[str, float] = {}
+    for subtask, last in samples[-1].subtasks.items():
+        first = samples[0].subtasks[subtask]
+        if last.age - first.age < MIN_RATE_SPAN:
+            return ()
+        busy_for = min(1.0, max(0.0, (last.busy - first.busy) / (last.age - first.age)))
+        shares[subtask.taskmanager] = max(busy_for, shares.get(subtask.taskmanager, 0.0))
+    return tuple(shares[worker] for worker in sorted(shares))
+
+
+def hottest_vertex(tracks: Iterable[Track]) -> str | None:
+    """The vertex with the busiest subtask, by Flink's own shares over the window; None where none reports it."""
+    known = [(busy(track, Aggregator.MAX), track.vertex.id) for track in tracks if track.samples]
+    return max([one for one in known if not math.isnan(one[0])], default=(0.0, None))[1]
 
 
 def _most(snapshot: Snapshot, total: str, now: str, aggregator: Aggregator) -> float:
@@ -803,6 +854,18 @@ def trim_sample(known: Sample) -> Sample:
     return replace(known, metrics=kept)
 
 
+def make_subtasks_sample(subtasks: Iterable[Subtask], at: float) -> SubtasksSample | None:
+    """Make a sample of the subtasks that run; None when the times of one of them are not known."""
+    found = {}
+    for one in subtasks:
+        if one.status == "RUNNING":
+            age = one.times.busy + one.times.idle + one.times.backpressured
+            if not 0 < age < math.inf:
+                return None
+            found[SubtaskId(one.taskmanager, one.number, one.attempt)] = SubtaskClock(one.times.busy, age)
+    return SubtasksSample(at, found) if found else None
+
+
 def continues(before: Sample, after: Sample) -> bool:
     """Whether no counter has decreased: else subtasks have restarted in between."""
     if (before.clock is None) != (after.clock is None) or before.count != after.count:
@@ -859,6 +922,11 @@ class FlinkSource:
         self._samples: dict[str, deque[Sample]] = {}
         self._names: dict[str, tuple[float, frozenset[str]]] = {}
         self._partitions: dict[str, int] = {}
+        self._subtasks: dict[str, deque[SubtasksSample]] = {}
+        self._hottest: str | None = None
+        self._sampled: str | None = None
+        self._asked_by_worker = False
+        self._shows_subtasks = True
         self._polling: asyncio.Task[Snapshot] | None = None
         self._polled_for: datetime | None = None
         self._missed = False
@@ -872,6 +940,7 @@ class FlinkSource:
     async def collect(self, query: FlinkQuery, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError."""
         metric = Metric(query.metric)
+        self._asked_by_worker |= metric is Metric.UTILIZATION
         try:
             async with asyncio.timeout(self._limit):
                 snapshot = await self._snapshot(metric, now)
@@ -882,7 +951,11 @@ class FlinkSource:
             raise AnswerError(f"job {snapshot.job.name!r}: {metric} came out as {value}")
         known = parts(snapshot, query) if metric is Metric.VERTICES else {}
         over = timedelta(seconds=averaging_span(snapshot) if metric in RATE_METRICS else 0.0)
-        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - snapshot.at)), parts=known, over=over)
+        at = now - timedelta(seconds=max(0.0, time.monotonic() - snapshot.at))
+        shares = worker_shares(snapshot.subtasks) if metric is Metric.UTILIZATION else ()
+        if shares and max(shares) > value - LESS_THAN_MEAN:
+            return Reading(shares, at, mean=value)
+        return Reading(value, at, parts=known, over=over)
 
     async def _snapshot(self, metric: Metric, now: datetime) -> Snapshot:
         if metric in WORKER_METRICS:
@@ -939,10 +1012,45 @@ class FlinkSource:
             self._samples.clear()
             self._names.clear()
             self._partitions.clear()
-        tracks = await asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices))
+            self._subtasks.clear()
+            self._hottest, self._shows_subtasks = None, True
+        # Of the vertex that was hottest at the last poll, so that nothing waits for it; a rate needs two polls anyway.
+        tracks, subtasks = await asyncio.gather(
+            asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices)),
+            self._sample_subtasks(job, self._hottest, at),
+        )
+        self._hottest = hottest_vertex(tracks)
         # A TaskManager that hangs keeps its last figures: they are no younger for being gathered again.
         newest = [track.samples[-1].at for track in tracks if track.samples]
-        return Snapshot(job, min([at, *newest]), {track.vertex.id: track for track in tracks})
+        return Snapshot(job, min([at, *newest]), {track.vertex.id: track for track in tracks}, subtasks)
+
+    async def _sample_subtasks(self, job: Job, vertex: str | None, at: float) -> tuple[SubtasksSample, ...]:
+        """Those of a vertex over the window; none where they cannot be read now, so that utilization is a mean."""
+        if vertex is None or not (self._asked_by_worker and self._shows_subtasks):
+            return ()
+        try:
+            found = make_subtasks_sample(await self._api.subtasks(job.jid, vertex), at)
+        except (RefusedError, AnswerError):
+            self._shows_subtasks = False  # a scheduler inside a Spark job shows none
+            return ()
+        except EdgeError:
+            return ()
+        if found is None:
+            return ()
+        samples = self._subtasks.setdefault(vertex, deque())
+        paused = self._missed or self._sampled != vertex
+        self._sampled = vertex
+        if samples:
+            before, after = samples[-1].subtasks, found.subtasks
+            if before == after:
+                return tuple(samples)  # the JobManager has gathered nothing new since
+            same = before.keys() == after.keys() and all(before[key].age <= after[key].age for key in after)
+            if not same or (paused and at - samples[-1].at > max(MAX_GAP, MAX_GAP_WINDOWS * self._window)):
+                samples.clear()
+        samples.append(found)
+        while len(samples) > 2 and samples[1].at <= at - self._window:  # noqa: PLR2004 - a rate lies between two
+            samples.popleft()
+        return tuple(samples)
 
     async def _track(self, job: Job, vertex: Vertex, at: float) -> Track:
         counted = {state: count for state, count in vertex.tasks.items() if count}

@@ -3,6 +3,7 @@
 `data/<version>/<scene>.json` maps a path to the status and the answer that it had. Scenes: `waiting` (no TaskManager
 yet), `running` (one or two), `rescaled` (after a TaskManager was added; two source subtasks have come to their end),
 `plain` (default scheduler, no checkpoints) and `failed` (the same after its only TaskManager was lost).
+`data/2.3/subtasks.json` is an answer to `/jobs/<id>/vertices/<id>` of another job, on two TaskManagers of two slots.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class FakeFlink:
         metrics: vertex -> metric -> {min, max, avg, sum}.
         numbers: the job's own metrics.
         workers: the TaskManagers' metrics.
+        shown: vertex -> its subtasks as `/jobs/<id>/vertices/<id>` shows them; of others there is none.
     """
 
     def __init__(self, version: str = "2.3", scene: str = "running") -> None:
@@ -76,6 +78,7 @@ class FakeFlink:
         self.metrics: dict[str, dict[str, dict[str, float]]] = {}
         self.numbers: dict[str, str] = {}
         self.workers: dict[str, dict[str, float]] = {}
+        self.shown: dict[str, list[dict[str, Any]]] = {}
         for path, known in recorded.items():
             if "/subtasks/metrics?get=" in path:
                 self.metrics[path.split("/")[4]] = {one.pop("id"): one for one in known["answer"]}
@@ -122,6 +125,31 @@ class FakeFlink:
             "avg": mean,
             "sum": total,
         }
+
+    def place(self, vertex: str, *taskmanagers: str) -> None:
+        """Show the subtasks of a vertex, one on each of these, which may be named for several."""
+        self.shown[vertex] = [
+            {
+                "subtask": number,
+                "status": "RUNNING",
+                "attempt": 0,
+                "taskmanager-id": taskmanager,
+                "metrics": {
+                    "accumulated-backpressured-time": 0,
+                    "accumulated-idle-time": 9000 + number,
+                    "accumulated-busy-time": 1000.0,
+                },
+            }
+            for number, taskmanager in enumerate(taskmanagers)
+        ]
+
+    def work_unevenly(self, seconds: float, vertex: str, *shares: float) -> None:
+        """Let the subtasks of a vertex be busy for these shares of the time that `pass_time` lets pass."""
+        for subtask, share in zip(self.shown[vertex], shares, strict=True):
+            subtask["metrics"]["accumulated-busy-time"] += 1000 * seconds * share
+            subtask["metrics"]["accumulated-idle-time"] += 1000 * seconds * (1 - share)
+        total = 1000 * sum(shares)
+        self.report(vertex, "busyTimeMsPerSecond", total, 1000 * max(shares), count=len(shares))
 
     def pass_time(self, seconds: float, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
         """Let time pass.
@@ -170,6 +198,9 @@ class FakeFlink:
                 [{"id": name, "value": value} for name, value in self._own().items() if name in names]
             )
         known = self.answers.get(path)
+        vertex = path.removeprefix(f"/jobs/{self.jid}/vertices/")
+        if vertex in self.shown:
+            known = {"status": 200, "answer": {"id": vertex, "subtasks": self.shown[vertex]}}
         if known is None:
             return web.json_response({"errors": [f"Not found: {path}"]}, status=404)
         return web.json_response(known["answer"], status=known["status"])

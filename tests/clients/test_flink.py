@@ -24,7 +24,7 @@ from autoscaler.clients.flink import (
 )
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
 from autoscaler.schedulers.flink_durations import seconds
-from tests.clients.flink_stub import SOURCE, VERSIONS, FakeFlink, Shared, serve
+from tests.clients.flink_stub import DATA, SOURCE, VERSIONS, FakeFlink, Shared, serve
 
 
 class Rig:
@@ -88,6 +88,16 @@ async def test_metrics_of_subtasks_are_aggregated_by_flink(rig: Rig) -> None:
     rig.shared.forget()
     busy = await api.vertex_metrics(rig.flink.jid, SOURCE, ["busyTimeMsPerSecond"])
     assert math.isnan(busy["busyTimeMsPerSecond"].avg)
+
+
+async def test_subtasks_have_the_taskmanager_they_run_on_and_their_times(newest: Rig) -> None:
+    path = f"/jobs/{newest.flink.jid}/vertices/{SOURCE}"
+    newest.flink.answers[path] = {"status": 200, "answer": json.loads((DATA / "2.3" / "subtasks.json").read_text())}
+    found = await (await newest.api()).subtasks(newest.flink.jid, SOURCE)
+    assert [subtask.number for subtask in found] == [0, 1, 2, 3]
+    assert [subtask.taskmanager for subtask in found] == ["127.77.7.3-2"] * 2 + ["127.77.7.2-1"] * 2
+    assert {(subtask.attempt, subtask.status) for subtask in found} == {(0, "RUNNING")}
+    assert (found[0].times.busy, found[0].times.idle, found[0].times.backpressured) == (265.0, 529.0, 0.0)
 
 
 async def test_one_unknown_name_gives_an_empty_answer_as_in_flink(newest: Rig) -> None:

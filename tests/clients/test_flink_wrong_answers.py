@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from autoscaler.core.model import EngineStatus, Reading
 from autoscaler.engines.flink import Flink as Engine
 from autoscaler.ports import EdgeError
 from autoscaler.sources.flink import NEEDS_VERTEX, Flink, FlinkQuery, Metric
-from tests.clients.flink_stub import VERSIONS, FakeFlink, Shared, serve
+from tests.clients.flink_stub import VERSIONS, WORK, FakeFlink, Shared, serve
 
 ROUNDS = 15
 JUNK: tuple[Any, ...] = (
@@ -77,3 +77,23 @@ async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
                 assert isinstance(reading, EdgeError) or (isinstance(reading, Reading) and reading.finite()), query
             described = await asyncio.gather(engine.describe(), engine.diagnose(), return_exceptions=True)
             assert all(isinstance(one, EdgeError | EngineStatus | list) for one in described), described
+
+
+async def test_wrong_subtasks_never_make_a_wrong_share() -> None:
+    chance = random.Random(5)  # noqa: S311 - a table that is the same each time, not a secret
+    counted = []
+    for _ in range(4 * ROUNDS):
+        flink, shared, now = FakeFlink(), Shared(), datetime(2026, 1, 1, tzinfo=UTC)
+        flink.place(WORK, "a", "b")
+        async with serve(flink) as url, shared.stack, Flink(url=url).connect(shared) as source:
+            for poll in range(4):
+                flink.pass_time(10, {}, {WORK: (0.5, 0.0)})
+                flink.work_unevenly(10, WORK, 0.2, 0.8)
+                if poll == 3:
+                    replace(flink.shown, chance.choice(places(flink.shown)), copy.deepcopy(chance.choice(JUNK)))
+                shared.forget()
+                now += timedelta(seconds=15)
+                reading = await source.collect(FlinkQuery(metric=Metric.UTILIZATION), now)
+                assert reading.within(0.0, 1.0)
+        counted.append(isinstance(reading.value, tuple))
+    assert {True, False} == set(counted), "some of what is wrong does not matter"

@@ -26,7 +26,7 @@ class TestFlinkSource(SourceContract):
     def plugin(self, url: str) -> Flink:
         return Flink(url=url, job="recorded")
 
-    @pytest.fixture(params=[Metric.LAG, Metric.SATURATION])
+    @pytest.fixture(params=[Metric.LAG, Metric.SATURATION, Metric.UTILIZATION])
     def query(self, request: pytest.FixtureRequest) -> FlinkQuery:
         return FlinkQuery(metric=request.param)
 

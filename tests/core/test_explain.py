@@ -279,6 +279,7 @@ def test_a_decision_with_nothing_in_it_can_be_explained() -> None:
 def test_readings_are_explained_one_by_one() -> None:
     metrics = {
         "cpu": Reading((0.25, 0.5), NOW - timedelta(days=3, hours=4)),
+        "hot": Reading((0.25, 0.5, 1.0), NOW, mean=0.4375),
         "odd": Reading(math.nan, NOW + 90 * SECOND),
         "small": Reading(0.000123456, NOW - timedelta(minutes=3, seconds=20)),
     }
@@ -289,6 +290,7 @@ def test_readings_are_explained_one_by_one() -> None:
         ("target", "The target has 1 replica, all of them up."),
         ("engine", "The job is in an unknown state: at most 128 usable."),
         ("cpu", "0.25, 0.5 (one per replica), 3 d 4 h ago"),
+        ("hot", "0.4375 (mean; 1 at the hottest of 3 workers), just now"),
         ("odd", "nan, 1 min 30 s in the future"),
         ("small", "0.0001235, 3 min 20 s ago"),
     ]

@@ -169,6 +169,28 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
 
 
 @pytest.mark.parametrize(
+    ("numbers", "mean", "says"),
+    [
+        ((0.5, 1.0), 0.75, None),
+        ((0.5,), 0.75, None),  # of fewer workers than replicas, or of more
+        ((0.5,) * 9, 0.75, None),
+        ((0.5, 1.0), -0.5, "-0.5, expected a share from 0 to 1"),
+        ((0.5, 1.0), math.nan, "not a finite number: (0.5, 1.0)"),
+        (0.5, math.nan, "not a finite number: 0.5"),
+        ((0.5, -0.1), 0.75, "-0.1, expected a share from 0 to 1"),
+    ],
+)
+def test_numbers_of_workers_with_their_mean_are_trusted_as_a_whole(
+    numbers: float | tuple[float, ...], mean: float, says: str | None
+) -> None:
+    reading = Reading(numbers, T0, mean=mean)
+    observation = Observation(at=T0, desired=4, ready=4, metrics={"ask": Reading(1.0, T0), "busy": reading})
+    state, _ = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
+    assert state.past[-1].missing == ({} if says is None else {"busy": says})
+    assert state.past[-1].metrics.get("busy") == (reading if says is None else None)
+
+
+@pytest.mark.parametrize(
     ("value", "counted"),
     [
         ((5.0, -1.0, 9.0), (5.0, 0.0, 9.0)),  # exporters show -1 for a partition without a committed offset
@@ -663,6 +685,14 @@ def test_a_cluster_without_a_job_may_go_to_0_but_not_one_whose_job_is_down(job: 
     ],
 )
 def test_capacity_is_learned_only_when_saturated_whole_and_known(observation: Observation, learns: bool) -> None:
+    state, _ = decide(spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(0))), observation)
+    assert bool(state.learned.capacity) is learns
+
+
+@pytest.mark.parametrize(("mean", "learns"), [(0.97, True), (0.5, False)])
+def test_a_job_is_saturated_by_the_mean_of_its_workers_where_that_is_known(mean: float, learns: bool) -> None:
+    busy = {"throughput": Reading(90.0, T0), "saturation": Reading((1.0, 0.9), T0, mean=mean)}
+    observation = replace(seen(0, 2), metrics=busy)
     state, _ = decide(spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(0))), observation)
     assert bool(state.learned.capacity) is learns
 

@@ -213,6 +213,25 @@ def test_the_number_of_values_is_a_setting_of_the_cluster() -> None:
     virtual_time.run(main())
 
 
+def test_of_too_many_workers_whose_mean_is_known_the_mean_is_read() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.clusters["a"] = replace(world.clusters["a"], max_values=3)
+
+        class Collects:
+            async def collect(self, _: object, now: Any) -> Reading:
+                return Reading((1.0,) * (3 if len(world.store.records) < 2 else 4), now, mean=0.5)
+
+        world.source_plugin = Fake(Collects())  # type: ignore[arg-type]
+        await world.start()
+        await world.until(30)
+        await world.fleet.stop()
+        found = [record.observation.metrics["load"] for record in world.store.records[:3]]
+        assert [(reading.value, reading.mean) for reading in found] == [((1.0,) * 3, 0.5)] * 2 + [(0.5, None)]
+
+    virtual_time.run(main())
+
+
 def test_our_own_errors_are_cut_too() -> None:
     async def main() -> None:
         world = World("a")

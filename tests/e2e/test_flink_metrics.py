@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from autoscaler.core.model import EngineStatus, JobState, Phase
+from autoscaler.core.model import EngineStatus, JobState, Phase, Reading
 from autoscaler.engines.flink import Flink as FlinkPlugin
 from autoscaler.engines.flink import FlinkEngine
 from autoscaler.ports import EdgeError, UnavailableError
@@ -34,10 +34,11 @@ T = TypeVar("T")
 
 
 class Rig:
-    """A cluster with its source and engine."""
+    """A cluster with its source and engine, and the last reading of each metric."""
 
     def __init__(self, cluster: FlinkCluster, source: FlinkSource, engine: FlinkEngine) -> None:
         self.cluster, self.source, self.engine = cluster, source, engine
+        self.readings: dict[str, Reading] = {}
 
     async def read(self, *metrics: str, **query: float) -> dict[str, float]:
         """What can be read of these now."""
@@ -51,8 +52,9 @@ class Rig:
             if isinstance(reading, EdgeError):
                 continue
             assert not isinstance(reading, BaseException), reading
-            assert isinstance(reading.value, float)
-            values[metric] = reading.value
+            assert isinstance(reading.averaged, float)
+            values[metric] = reading.averaged
+            self.readings[metric] = reading
         return values
 
     async def comes_to(self, expected: dict[str, Callable[[float], bool]]) -> dict[str, float]:
@@ -89,9 +91,9 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     shared = Shared()
-    with flink_cluster(tmp_path, cost=COST) as cluster:
+    with flink_cluster(tmp_path, cost=COST, **getattr(request, "param", {})) as cluster:
         cluster.start_job_manager()
         for number in (1, 2):
             cluster.start_task_manager(number)
@@ -139,6 +141,21 @@ async def test_the_numbers_are_those_of_the_job(rig: Rig) -> None:
     others = (Metric.HEAP, Metric.GC, Metric.CPU, Metric.CHECKPOINT_AGE, Metric.CHECKPOINT_DURATION)
     found = await rig.comes_to(dict.fromkeys(others, lambda _: True))
     assert 0 < found[Metric.HEAP] < 1
+
+
+@pytest.mark.parametrize("rig", [{"partitions": 3}], indirect=True)
+async def test_a_worker_with_more_partitions_than_the_other_is_seen_as_the_hottest(rig: Rig) -> None:
+    rig.cluster.offer(20.0)
+    hot, cool = 20 * 2 / 3 / PER_SLOT, 20 / 3 / PER_SLOT
+    deadline = time.monotonic() + PATIENCE
+    shares: tuple[float, ...] = ()
+    while sorted(shares) != pytest.approx([cool, hot], rel=0.2):
+        assert time.monotonic() < deadline, f"last seen: {shares}"
+        await asyncio.sleep(2)
+        if await rig.read(Metric.UTILIZATION):
+            value = rig.readings[Metric.UTILIZATION].value
+            shares = value if isinstance(value, tuple) else ()
+    assert rig.readings[Metric.UTILIZATION].mean == pytest.approx((cool + hot) / 2, rel=0.2)
 
 
 async def test_a_stopped_worker_gives_its_slots_up_at_once_and_nothing_is_made_up(rig: Rig) -> None:

@@ -59,7 +59,8 @@ def full(cluster: str, at: datetime) -> Record:
         ready=None,
         metrics={
             "lag": Reading(12.5, at - timedelta(microseconds=1), 12, {"map": {"rate": 1.0, "busy": 0.1}}),
-            "utilization": Reading((0.1, 0.30000000000000004), at, over=timedelta(seconds=59.999999)),
+            "utilization": Reading((0.1, 0.30000000000000004), at, over=timedelta(seconds=59.999999), mean=0.2),
+            "saturation": Reading((0.1, 0.5), at),
             "arrivals": Reading(math.inf, at),
         },
         missing={"throughput": "no sample", "engine": ""},

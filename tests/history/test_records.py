@@ -69,7 +69,8 @@ def _reading(dice: Random, at: datetime) -> Reading:
     many = dice.random() < 0.4
     value = tuple(_number(dice) for _ in range(dice.randrange(4))) if many else _number(dice)
     parts = {f"part {part}": {name: _number(dice) for name in "ab"} for part in range(dice.randrange(3))}
-    return Reading(value, at - _span(dice), dice.choice([None, 12]), parts, _span(dice))
+    mean = value[0] if isinstance(value, tuple) and len(value) == 2 else None
+    return Reading(value, at - _span(dice), dice.choice([None, 12]), parts, _span(dice), mean)
 
 
 def _limit(dice: Random, at: datetime) -> Control:

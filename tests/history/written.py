@@ -65,7 +65,7 @@ def _first(seen: Observation, name: str) -> float | None:
 def _metric(reading: Reading) -> dict[str, Any]:
     several = isinstance(reading.value, tuple)
     return {
-        "value": None if several else reading.value,
+        "value": reading.mean if several else reading.value,
         "values": list(reading.value) if isinstance(reading.value, tuple) else None,
         "at": reading.at,
         "partitions": reading.partitions,

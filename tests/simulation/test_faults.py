@@ -277,6 +277,25 @@ def test_late_readings_have_the_values_and_the_time_stamps_of_then() -> None:
     assert not seen[5].missing
 
 
+def test_a_doubled_reading_of_workers_has_a_doubled_mean_and_shares_stay_shares() -> None:
+    at = START + timedelta(minutes=1)
+    metrics = {
+        "lag": Reading((10.0, 30.0), at, mean=20.0),
+        "cpu": Reading((0.25, 1.0), at, mean=0.5),
+    }
+    seen = Observation(at=at, desired=2, ready=2, metrics=metrics)
+    for text, most in (("doubled:60m", 2.0), ("noise:10%", 1.5)):
+        found = Injector(parse(text), 1, _spec()).seen(seen, 60.0).metrics
+        for name, reading in found.items():
+            assert isinstance(reading.value, tuple)
+            assert reading.mean is not None
+            known = metrics[name]
+            assert reading.mean == pytest.approx((known.mean or 0.0) * reading.value[0] / known.value[0])  # type: ignore[index]
+            assert reading.mean <= (known.mean or 0.0) * most
+        if text.startswith("doubled"):
+            assert found["lag"].mean == 40.0
+
+
 def test_noise_deviates_by_its_share_and_shares_stay_shares() -> None:
     seen = _seen("noise:10%", hours=10)
     off = [each.metrics["lag"].value / tick - 1 for tick, each in enumerate(seen) if tick]  # type: ignore[operator]

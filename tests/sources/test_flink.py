@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -371,6 +371,215 @@ async def test_a_vertex_that_has_come_to_its_end_is_left_out(rig: Rig) -> None:
         await rig.collect("throughput")
 
 
+# utilization by worker
+
+HOT = (1.0, 0.2, 0.4, 0.4)
+"""Busy shares of the subtasks of `WORK`: a hot key keeps one busy all the time."""
+
+
+def mean_alone(reading: Reading) -> float:
+    """The value of a reading without numbers of workers."""
+    assert reading.mean is None
+    assert isinstance(reading.value, float)
+    return reading.value
+
+
+async def show_work(rig: Rig, *taskmanagers: str, shares: Sequence[float] = HOT, polls: int = 3) -> None:
+    """Have so many subtasks of `WORK` as there are shares, shown on these TaskManagers if any, and poll."""
+    known = rig.flink.vertex(WORK)
+    known["tasks"]["RUNNING"] = known["parallelism"] = len(shares)
+    for name, reported in rig.flink.metrics[WORK].items():
+        rig.flink.report(WORK, name, reported["avg"] * len(shares))
+    if taskmanagers:
+        rig.flink.place(WORK, *taskmanagers)
+    for _ in range(polls):
+        await work_on(rig, shares)
+
+
+class Clock:
+    """The source's clock: nothing passes but what `work_on` lets pass."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def work_on(
+        self, rig: Rig, shares: Sequence[float] = HOT, others: Mapping[str, float] | None = None
+    ) -> Reading:
+        self.now += 10
+        return await work_on(rig, shares, others)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    known = Clock()
+    monkeypatch.setattr("autoscaler.sources.flink.time", known)
+    return known
+
+
+async def work_on(rig: Rig, shares: Sequence[float] = HOT, others: Mapping[str, float] | None = None) -> Reading:
+    """Poll utilization after 10 s in which the subtasks of `WORK` were busy for these shares."""
+    mean = sum(shares) / len(shares)
+    rig.flink.pass_time(10, all_of(500), {WORK: (mean, 0.0)} | {v: (share, 0.0) for v, share in (others or {}).items()})
+    if WORK in rig.flink.shown:
+        rig.flink.work_unevenly(10, WORK, *shares)
+    rig.tick()
+    return await rig.collect("utilization")
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+async def test_utilization_is_that_of_the_busiest_subtask_of_each_taskmanager(release: str) -> None:
+    async for rig in _rig(release):
+        await show_work(rig, "tm-b", "tm-b", "tm-a", "tm-a")
+        found = await rig.collect("utilization")
+        assert found.value == pytest.approx((0.4, 1.0)), "in the order of their ids"
+        assert found.mean == pytest.approx(0.5), "of the slots, and not of the TaskManagers"
+        assert await rig.value("saturation") == pytest.approx(0.5)
+        assert await rig.value("busy", vertex=WORK) == pytest.approx(0.5)
+
+
+async def test_a_hot_subtask_shows_where_another_vertex_is_busier_on_the_mean(rig: Rig, clock: Clock) -> None:
+    await show_work(rig, "a", "b", "c", "d")
+    rig.flink.place(SOURCE, "a", "b")
+    for _ in range(4):
+        found = await clock.work_on(rig, others={SOURCE: 0.75})
+    assert found.value == pytest.approx(HOT)
+    assert found.mean == pytest.approx(0.75), "of the busiest vertex, as without the subtasks"
+
+
+async def test_the_shares_of_workers_are_of_the_window(rig: Rig, clock: Clock) -> None:
+    await rig.open(window=timedelta(seconds=35))  # polls 10 s apart span 40 s
+    await show_work(rig, "a", "b", "c", "d", shares=[0.2] * 4, polls=1)
+    for _ in range(6):
+        await clock.work_on(rig, shares=[0.2] * 4)
+    found = [await clock.work_on(rig) for _ in range(4)]
+    assert [max(one.value) for one in found if isinstance(one.value, tuple)] == pytest.approx([0.4, 0.6, 0.8, 1.0])
+    assert [one.mean for one in found] == pytest.approx([0.275, 0.35, 0.425, 0.5]), "over the same window"
+
+
+async def test_before_two_polls_of_subtasks_utilization_is_the_mean(rig: Rig) -> None:
+    await show_work(rig, "a", "b", "c", "d", polls=0)
+    found = [await work_on(rig) for _ in range(3)]
+    assert [one.mean for one in found] == [None, None, pytest.approx(0.5)]
+    assert found[1].value == pytest.approx(0.5)
+    assert found[2].value == pytest.approx(HOT)
+
+
+async def test_where_subtasks_are_not_shown_utilization_is_the_mean_and_they_are_requested_once(rig: Rig) -> None:
+    await show_work(rig, polls=1)
+    rig.flink.asked.clear()
+    for _ in range(3):
+        found = await work_on(rig)
+        assert mean_alone(found) == pytest.approx(0.5)
+    assert rig.flink.asked.count(f"/jobs/{rig.flink.jid}/vertices/{WORK}") == 1
+
+
+async def test_subtasks_cost_one_request_a_poll_and_none_where_utilization_is_not_read(rig: Rig) -> None:
+    path = f"/jobs/{rig.flink.jid}/vertices/{WORK}"
+    await show_work(rig, "a", "b", polls=0, shares=(0.5, 0.5))
+    for metrics, expected in ((["lag", "busy"], 0), (["lag", "utilization", "saturation"], 1)):
+        for _ in range(2):
+            rig.flink.pass_time(10, all_of(500), {WORK: (0.5, 0.0)})
+            rig.tick()
+            rig.flink.asked.clear()
+            await asyncio.gather(*(rig.collect(metric) for metric in metrics))
+        assert rig.flink.asked.count(path) == expected
+        assert len(rig.flink.asked) <= 4 + 3 + expected
+
+
+async def test_a_restarted_subtask_starts_the_window_of_workers_anew(rig: Rig) -> None:
+    await show_work(rig, "a", "b", "c", "d")
+    rig.flink.shown[WORK][1] |= {"attempt": 1, "taskmanager-id": "e"}
+    assert (await work_on(rig)).mean is None
+    assert (await work_on(rig)).value == pytest.approx((1.0, 0.4, 0.4, 0.2))
+
+
+@pytest.mark.parametrize("status", [503, 429])
+async def test_subtasks_that_cannot_be_read_now_leave_the_mean_and_all_other_metrics(rig: Rig, status: int) -> None:
+    async def unavailable(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"errors": ["busy"]}, status=status)
+
+    await show_work(rig, "a", "b", "c", "d")
+    path = f"/jobs/{rig.flink.jid}/vertices/{WORK}"
+    rig.flink.special[path] = unavailable
+    found = await work_on(rig)
+    assert mean_alone(found) == pytest.approx(0.5)
+    assert await rig.value("throughput") == pytest.approx(500)
+    del rig.flink.special[path]
+    assert (await work_on(rig)).value == pytest.approx(HOT), "at once: the counters go on"
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"accumulated-busy-time": "NaN", "accumulated-idle-time": 0, "accumulated-backpressured-time": 0},
+        {"accumulated-busy-time": 0.0, "accumulated-idle-time": 0, "accumulated-backpressured-time": 0},
+        {"read-bytes": 0},
+    ],
+    ids=["not measured", "not gathered yet", "not reported"],
+)
+async def test_a_subtask_without_times_leaves_the_mean(rig: Rig, metrics: dict[str, Any]) -> None:
+    await show_work(rig, "a", "b", "c", "d")
+    rig.flink.work_unevenly = lambda *_: None  # type: ignore[method-assign]
+    rig.flink.shown[WORK][2]["metrics"] = metrics
+    found = await work_on(rig)
+    assert mean_alone(found) == pytest.approx(0.5)
+
+
+async def test_subtasks_that_have_finished_do_not_count(rig: Rig) -> None:
+    await show_work(rig, "a", "b", "c", "d")
+    rig.flink.shown[WORK][3]["status"] = "FINISHED"
+    for _ in range(2):
+        found = await work_on(rig)
+    assert found.value == pytest.approx(HOT[:3])
+
+
+async def test_no_subtask_that_runs_leaves_the_mean(rig: Rig) -> None:
+    await show_work(rig, "a", "b", "c", "d")
+    for one in rig.flink.shown[WORK]:
+        one["status"] = "INITIALIZING"
+    found = await work_on(rig)
+    assert mean_alone(found) == pytest.approx(0.5)
+
+
+async def test_counters_that_stand_still_are_not_a_new_sample_and_then_leave_the_mean(rig: Rig, clock: Clock) -> None:
+    """A TaskManager hangs: how busy its subtasks are is not known."""
+    await show_work(rig, "a", "b", "c", "d")
+    kept = {**rig.flink.shown[WORK][0]["metrics"]}
+    rig.tick()
+    assert (await rig.collect("utilization")).value == pytest.approx(HOT), "nothing was gathered"
+    for _ in range(4):
+        rig.flink.pass_time(10, all_of(500), {WORK: (0.5, 0.0)})
+        rig.flink.work_unevenly(10, WORK, *HOT)
+        rig.flink.shown[WORK][0]["metrics"] = {**kept}
+        clock.now += 10
+        rig.tick()
+        found = await rig.collect("utilization")
+    assert mean_alone(found) == pytest.approx(0.5)
+
+
+async def test_the_subtasks_of_a_vertex_that_was_the_hottest_do_not_hide_the_one_that_is(
+    rig: Rig, clock: Clock
+) -> None:
+    await show_work(rig, "a", "b", "c", "d", shares=[0.2] * 4)
+    for _ in range(4):
+        found = await clock.work_on(rig, shares=[0.2] * 4, others={SUM: 0.95})
+    assert mean_alone(found) == pytest.approx(0.95), "it shows no subtasks"
+
+
+async def test_a_vertex_that_was_not_the_hottest_for_long_starts_a_new_window(rig: Rig, clock: Clock) -> None:
+    await show_work(rig, "a", "b", "c", "d", polls=2)
+    rig.flink.place(SUM, *["e"] * rig.flink.subtasks(SUM))
+    for seconds in (10, 10, 10, 150):
+        clock.now += seconds - 10
+        await clock.work_on(rig, shares=[0.1] * 4, others={SUM: 0.95})
+    found = [await clock.work_on(rig) for _ in range(6)]
+    hot = [one.value for one in found if isinstance(one.value, tuple) and len(one.value) == 4]
+    assert hot
+    assert hot == [pytest.approx(HOT)] * len(hot), "nothing of the time before"
+
+
 # capacity by Flink's rules
 
 RATES = all_of(400)
@@ -730,9 +939,10 @@ async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
 
     # Jobs, the job, the settings, how old the metrics are; two a vertex; checkpoints; three of TaskManagers.
     assert await ask() <= 4 + 2 * 3 + 1 + 3
-    rig.flink.pass_time(10, all_of(5), {})
-    rig.tick()
-    assert await ask() <= 4 + 3 + 1 + 3
+    for subtasks in (1, 0):  # of the busiest vertex, which this JobManager does not show
+        rig.flink.pass_time(10, all_of(5), {})
+        rig.tick()
+        assert await ask() <= 4 + 3 + 1 + 3 + subtasks
 
 
 async def test_clusters_that_share_a_source_each_poll_at_their_own_time(rig: Rig) -> None:

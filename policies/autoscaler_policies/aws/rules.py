@@ -178,7 +178,7 @@ def datapoints(
         trusted = reading is not None and -spec.max_ahead <= seen.at - reading.at <= spec.max_age
         if reading is None or not trusted or not reading.finite() or index < 0:
             continue
-        value = reading.value
+        value = reading.averaged if how is Aggregation.AVERAGE else reading.value
         number = _AGGREGATE[how](value) if isinstance(value, tuple) else value
         values[index].append(number / max(_up(seen), 1) if per_replica else number)
     return tuple(_AGGREGATE[how](found) if found else None for found in values)

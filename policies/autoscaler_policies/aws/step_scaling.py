@@ -154,7 +154,7 @@ class AwsStep:
             return sized(view, max(size, current), inputs, f"{act} gives {size}")
         if size == ready:
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} changes nothing")
-        if isinstance(reading.value, tuple) and len(reading.value) < view.ready:
+        if isinstance(reading.averaged, tuple) and len(reading.averaged) < view.ready:
             return missing(view, self.metric)
         if ready < current or shrinking(view, self.period):
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} waits for replicas that come or go")

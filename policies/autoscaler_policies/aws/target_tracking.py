@@ -119,7 +119,7 @@ class AwsTargetTracking:
         lows = [point for point in points[: self.low_periods] if point is not None and point < goal * self.low]
         if len(lows) < self.low_periods:
             return sized(view, current, inputs, f"{what}: no alarm, {replicas(current)} stay")
-        if isinstance(reading.value, tuple) and len(reading.value) < view.ready:
+        if isinstance(reading.averaged, tuple) and len(reading.averaged) < view.ready:
             return missing(view, self.metric)
         if ready < current or shrinking(view, self.period):
             return sized(view, current, inputs, f"{what}: waits for replicas that come or go")

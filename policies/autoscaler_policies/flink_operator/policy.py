@@ -763,8 +763,8 @@ def _total(reading: Reading | None) -> float:
 
 
 def _busiest(reading: Reading) -> float:
-    """The busy share of the busiest replica; NaN where it is none."""
-    value = reading.value
+    """The busy share of the busiest replica, or the mean where the source knows it; NaN where it is none."""
+    value = reading.averaged
     if isinstance(value, tuple):
         value = max(value) if value and all(0 <= one <= BUSIEST for one in value) else dataflow.NAN
     return min(value, 1.0) if 0 <= value <= BUSIEST else dataflow.NAN

@@ -393,7 +393,8 @@ def _written(name: str, entries: Sequence[tuple[int, timedelta]], now: float) ->
 
 
 def _numbers(reading: Reading) -> tuple[float, ...]:
-    return reading.value if isinstance(reading.value, tuple) else (reading.value,)
+    averaged = reading.averaged
+    return averaged if isinstance(averaged, tuple) else (averaged,)
 
 
 def _units(number: float, scale: int) -> int:
@@ -421,7 +422,8 @@ def _silent(view: View, reading: Reading) -> int:
     if reported:
         up = [part for part in reported.values() if part.get(READY, 1.0)]
         return sum(USAGE not in part for part in up) + max(view.ready - len(up), 0)
-    return max(view.ready - len(reading.value), 0) if isinstance(reading.value, tuple) else 0
+    averaged = reading.averaged
+    return max(view.ready - len(averaged), 0) if isinstance(averaged, tuple) else 0
 
 
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
@@ -429,13 +431,13 @@ def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
     reported = _replicas(reading)
     if reported:
         return _parts(view, reported)
-    request = scale
-    if isinstance(reading.value, tuple):
-        pods = [Pod(_units(number, scale), request) for number in reading.value]
+    request, averaged = scale, reading.averaged
+    if isinstance(averaged, tuple):
+        pods = [Pod(_units(number, scale), request) for number in averaged]
         silent = view.ready - len(pods)
     else:
         # The mean of all that are up.
-        pods = [Pod(_units(reading.value, scale), request, count=view.ready)] if view.ready else []
+        pods = [Pod(_units(averaged, scale), request, count=view.ready)] if view.ready else []
         silent = 0
     return _complete(view, pods, silent, request)
 

@@ -343,19 +343,18 @@ def _read(trigger: Trigger, view: View) -> _Lag:
     reading = view.metrics.get(trigger.metric)
     if reading is None:
         return _Lag(None, 0.0, None, None, complete=False)
+    averaged = reading.averaged
     parts = {part: numbers for part, numbers in reading.parts.items() if "lag" in numbers or OFFSET in numbers}
     if parts:
         lags = [_part_lag(trigger, numbers) for numbers in parts.values()]
         stand = [trigger.exclude_persistent_lag and _stands(trigger, view, reading, part) for part in parts]
-    elif isinstance(reading.value, tuple):
-        lags = [number if number >= 0 else None for number in reading.value]
+    elif isinstance(averaged, tuple):
+        lags = [number if number >= 0 else None for number in averaged]
         stand = [False] * len(lags)
     else:
-        known = reading.value >= 0
+        known = averaged >= 0
         partitions = reading.partitions or source_partitions(view.spec, view.engine, view.past)
-        return _Lag(
-            reading.value if known else None, reading.value, partitions, _bound(trigger, partitions, None), known
-        )
+        return _Lag(averaged if known else None, averaged, partitions, _bound(trigger, partitions, None), known)
     there = [lag for lag in lags if lag is not None]
     counted = [lag for lag, stands in zip(lags, stand, strict=True) if lag is not None and not stands]
     partitions = reading.partitions or len(lags)

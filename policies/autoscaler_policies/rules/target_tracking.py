@@ -30,7 +30,8 @@ class TargetTracking:
     size = ceil(replicas x value / target), and no change while value / target is within the tolerance: the
     algorithm of https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 
-    A metric with one number per replica is averaged whatever the mode. Replicas without a number count as 0
+    A metric with one number per replica is averaged whatever the mode; where the source knows the mean of the whole
+    job, that is what counts. Replicas without a number count as 0
     towards more replicas; towards fewer those that are up count as being at the target. Where that turns the
     direction round, the size stays. The direction is kept for single numbers too: a value above the target
     never asks for fewer replicas, and one below never for more.
@@ -77,7 +78,7 @@ class TargetTracking:
         reading = view.metrics.get(self.metric)
         if reading is None:
             return missing(view, self.metric)
-        current, ready, value = view.current, view.ready, reading.value
+        current, ready, value = view.current, view.ready, reading.averaged
         if isinstance(value, tuple):
             ratio, count = self._fill(value, current, ready)
             usage = finite(sum(value) / len(value))

@@ -85,7 +85,7 @@ class Rule:
             return max(value)
         if self.aggregate is Aggregate.MIN:
             return min(value)
-        return finite(sum(value) / len(value))
+        return finite(sum(value) / len(value)) if reading.mean is None else reading.mean
 
     def beyond(self, number: float) -> bool:
         """Whether a number is beyond the bound; the bound itself is not."""
@@ -242,7 +242,7 @@ class Threshold:
     def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
         """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
         reading = view.metrics.get(rule.metric)
-        if reading is None or (isinstance(reading.value, tuple) and len(reading.value) < ready):
+        if reading is None or (isinstance(reading.averaged, tuple) and len(reading.averaged) < ready):
             absent.append(rule.metric)
             return None
         number = rule.number(reading)

@@ -32,11 +32,12 @@ def each(view: View, name: str) -> tuple[float, ...]:
 
 
 def busy(view: View, name: str) -> tuple[float, ...] | None:
-    """The busy shares of a metric, 0 to 1: one per replica, or one of them all; None when it has none."""
+    """The busy shares of a metric, 0 to 1: one per replica, or the mean of them all; None when it has none."""
     reading = view.metrics.get(name)
     if reading is None:
         return None
-    values = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+    averaged = reading.averaged
+    values = averaged if isinstance(averaged, tuple) else (averaged,)
     if not values or min(values) < 0 or max(values) > BUSIEST:
         return None
     return tuple([min(value, 1.0) for value in values])
