@@ -28,6 +28,8 @@ def local_spark(directory: Path, slots: int, conf: Mapping[str, str] | None = No
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
         settings = {
+            # The settings that a process starts its Java with are defaults of all its sessions.
+            "spark.scheduler.mode": "FIFO",
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
