@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from autoscaler.web import self_contained
 from tests.e2e.page_world import (
+    EXPIRED,
     PICTURES,
     READ,
     WRITE,
@@ -383,6 +384,33 @@ def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house:
             eventually(lambda: len(names(tab)) == len(QUIET) + 3)
     finally:
         house.reload(text)
+
+
+def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens: Opener, house: World) -> None:
+    since = "The token of carol has expired, at 2026-01-31 00:00:00 UTC"
+    with opens() as tab:
+        tab.open()
+        tab.enter(EXPIRED)
+        dialog = tab.page.get_by_role("dialog", name="Access")
+        expect(dialog.get_by_role("alert")).to_have_text(f"{since}.")
+        assert tab.page.evaluate("sessionStorage.token ?? null") is None
+        # One that expires while the page is open is still there.
+        tab.page.evaluate("token => { sessionStorage.token = token }", EXPIRED)
+        tab.page.reload()
+        tab.page.locator("#link.live").wait_for()
+        expect(tab.page.locator("#access")).to_have_text("Access: read only")
+        expect(tab.page.locator("#access")).to_have_attribute(
+            "title", f"{since}: enter another one with rights: write."
+        )
+        text = house.config.read_text()
+        house.reload(text.replace("daemon:\n", "daemon:\n  read_needs_token: true\n"))
+        try:
+            eventually(lambda: tab.page.request.get(f"{tab.url}/api/v1/clusters").status == 401)
+            tab.page.reload()
+            expect(tab.page.locator("#link-text")).to_have_text("refused")
+            expect(tab.page.locator("#banner")).to_have_text(f"{since}. Enter a token at “Access”.")
+        finally:
+            house.reload(text)
 
 
 def test_a_token_stays_in_its_tab(tab: Tab) -> None:
