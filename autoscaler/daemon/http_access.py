@@ -172,10 +172,10 @@ class Access:
         if not _credentials(request):
             why = "this needs a token: send it as Authorization: Bearer TOKEN"
             raise web.HTTPUnauthorized(text=why, headers=_CHALLENGE)
-        found, why = self._presented(request), self.problem(request)
-        if found is None or why is not None:
+        found, problem = self._presented(request), self.problem(request)
+        if found is None or problem is not None:
             by = _ANONYMOUS if found is None else found.name
-            raise await self._refusal(request, by, web.HTTPUnauthorized, why or "")
+            raise await self._refusal(request, by, web.HTTPUnauthorized, problem or "")
         return found
 
     def _valid(self, request: web.Request) -> _Token | None:
