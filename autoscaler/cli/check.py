@@ -13,6 +13,7 @@ from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_js
 from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, readings
+from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.one_shot import Checked, check
 from autoscaler.ports import ConfigurationError, Finding, Severity
 from autoscaler.trace.codec import to_json
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_json({"ok": False, "problems": list(error.problems)})
             return USAGE
         raise
+    expired = (f"{config.path}: {problem}" for problem in config.daemon.expired(utc_now()))
+    config = dataclasses.replace(config, warnings=(*config.warnings, *expired))
     if arguments.online:
         return _online(config, as_json=arguments.json)
     names = sorted(config.clusters)

@@ -1,7 +1,7 @@
 """Converts nodes to values: sections of the file, dataclasses of the core, and parameters of plug-ins.
 
-A dataclass is read from a mapping, its fields by their types: str, int, float, bool, timedelta, Secret, Path,
-enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
+A dataclass is read from a mapping, its fields by their types: str, int, float, bool, timedelta, datetime, Secret,
+Path, enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
 field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
 
 Not pydantic, because every problem names its line, all problems of a file are reported together, and the value of a
@@ -22,7 +22,7 @@ import warnings
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,9 @@ log = logging.getLogger("autoscaler.config")
 Reader: TypeAlias = Callable[[Node, str], Any]
 
 _LONGEST_ODD = 40
+TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2}))?"
+"""A date, or a time with its zone, as `read_time` reads it."""
+
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
@@ -433,9 +436,10 @@ class Builder:
             if not value.strip() or "\0" in value:
                 raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken string")
             return self._directory / os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for no home
-        if hint is timedelta and isinstance(node, Scalar) and value is not None and not isinstance(value, bool):
+        read = _TIMES.get(hint)
+        if read and isinstance(node, Scalar) and value is not None and not isinstance(value, bool):
             try:
-                return parse_duration(node.text)
+                return read(node.text)
             except ValueError as error:
                 raise self.fail(node, path, str(error)) from error
         if hint is Secret and isinstance(node, Scalar) and value is not None:
@@ -537,6 +541,7 @@ _NAMES: abc.Mapping[Any, str] = {
     float: "a number",
     bool: "true or false",
     timedelta: "a duration like 30s, 5m or 1h30m",
+    datetime: "a date like 2026-12-31, or a time with its zone like 2026-12-31T18:00:00+01:00",
     Secret: "a string or ${NAME}",
     Path: "a path",
     TextTemplate: "a text with expressions such as ${cluster}",
@@ -566,6 +571,21 @@ def type_hints(cls: type[Any]) -> dict[str, Any]:
         except Exception as error:  # annotations are foreign code
             raise PluginError(f"the types of {cls.__qualname__} cannot be resolved: {error}") from error
     return _HINTS[cls]
+
+
+def read_time(text: str) -> datetime:
+    """Read a time of ISO 8601 with its zone, or a date: its beginning in UTC. Raises ValueError."""
+    message = f"expected {_NAMES[datetime]}, not {text[:_LONGEST_ODD]!r}"
+    if not re.fullmatch(TIME, text):
+        raise ValueError(message)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:  # a day that the month has not
+        raise ValueError(message) from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+_TIMES: abc.Mapping[Any, Callable[[str], Any]] = {timedelta: parse_duration, datetime: read_time}
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:

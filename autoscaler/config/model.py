@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
@@ -58,12 +58,14 @@ class TokenSpec:
         rights: `write` may pause, hold, limit, resume and have decided now; `read` may only read.
         token: the token itself, 16 characters or more: `${NAME}`.
         token_file: in its place a file that has it in its only line. It is read again at SIGHUP.
+        expires: from when on it is refused, a date (from its beginning in UTC) or a time with its zone. Default: never.
     """
 
     name: str
     rights: Rights
     token: Secret | None = None
     token_file: Path | None = None
+    expires: datetime | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.@-]{1,63}", self.name):
@@ -206,10 +208,23 @@ class DaemonSpec:
         if self.history <= timedelta(0):
             raise ParameterError("history", "must be above 0s")
 
+    def expired(self, now: datetime) -> tuple[str, ...]:
+        """The tokens that are refused by now because they have expired, each as `path: message`."""
+        return tuple(
+            f"daemon.tokens[{index}].expires: {describe_expiry(token.name, token.expires)}"
+            for index, token in enumerate(self.tokens)
+            if token.expires is not None and token.expires <= now
+        )
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine reaches `listen`."""
         return _is_loopback(self.listen.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+
+
+def describe_expiry(name: str, expires: datetime) -> str:
+    """Says that a token has expired, and when."""
+    return f"the token of {name} has expired, at {expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _is_loopback(host: str) -> bool:

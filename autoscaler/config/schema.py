@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections import abc
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -36,6 +36,7 @@ _SCALARS: abc.Mapping[Any, Schema] = {
     Path: {"type": "string", "minLength": 1},
     Secret: {"type": "string"},
     TextTemplate: {"type": "string"},
+    datetime: {"type": "string", "pattern": f"^{build.TIME}$|{_REFERENCE}"},
     timedelta: {"$ref": "#/$defs/duration"},
     type(None): {"type": "null"},
 }

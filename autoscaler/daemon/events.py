@@ -7,6 +7,7 @@ disconnected, and asks anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -80,8 +81,18 @@ class Events:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = MAX_LISTENERS if descriptors < 0 else max(1, min(MAX_LISTENERS, descriptors // 2))
 
-    async def listen(self, request: web.Request, response: web.StreamResponse, hello: Mapping[str, object]) -> None:
-        """Send events until the client leaves, is too far behind, or this is closed. Raises HTTPServiceUnavailable."""
+    async def listen(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        hello: Mapping[str, object],
+        seconds: float | None = None,
+    ) -> None:
+        """Send events until the client leaves, is too far behind, its seconds are over, or this is closed.
+
+        Raises:
+            HTTPServiceUnavailable: too many listen.
+        """
         if len(self._listeners) >= self.limit:
             text = (
                 f"{self.limit} clients listen, and no more can: close some pages, or let the daemon have more file "
@@ -105,7 +116,9 @@ class Events:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER)
             listener.greeted = True  # before: the write waits only after it has written
             await response.write(_event("hello", hello))
-            await listener.done
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await listener.done
         finally:
             self._listeners.remove(listener)
 
@@ -211,6 +224,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         "by": access.holder(request),
         "writable": access.may_write(request),
         "tokens": access.has_writers,
+        "problem": access.problem(request),
     }
-    await request.app[EVENTS].listen(request, response, hello)
+    # With a token that expires meanwhile nothing more is sent: whoever asks again is told.
+    await request.app[EVENTS].listen(request, response, hello, access.time_left(request))
     return response

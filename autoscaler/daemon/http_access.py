@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from autoscaler.config.load import load_certificate, server_context
-from autoscaler.config.model import DaemonSpec, Rights
+from autoscaler.config.model import DaemonSpec, Rights, describe_expiry
 from autoscaler.core.foreign import foreign_text, shorten
 from autoscaler.ports import AuditEntry, StoreError
 
@@ -32,6 +32,9 @@ MAX_REFUSALS = 10
 REFUSALS_PERIOD = 3600.0
 """In seconds."""
 
+EXPIRY_POLL = 10.0
+"""Seconds between two looks for tokens that have expired, which are only for the log."""
+
 _LONGEST_PATH = 200
 _SAFE = frozenset({"GET", "HEAD"})
 _ANONYMOUS = "(no valid token)"
@@ -42,6 +45,10 @@ class _Token:
     name: str
     rights: Rights
     digest: bytes
+    expires: datetime | None
+
+    def has_expired(self, now: datetime) -> bool:
+        return self.expires is not None and self.expires <= now
 
 
 class Access:
@@ -85,9 +92,25 @@ class Access:
     def _use(self, spec: DaemonSpec) -> None:
         # Those of a command that connects to nothing have no value.
         self._tokens = tuple(
-            _Token(each.name, each.rights, _digest(each.token)) for each in spec.tokens if each.token is not None
+            _Token(each.name, each.rights, _digest(each.token), each.expires)
+            for each in spec.tokens
+            if each.token is not None
         )
         self._read_needs_token = spec.read_needs_token
+
+    async def log_expiries(self) -> None:
+        """Log each token once when it has expired, until this is cancelled.
+
+        A clock that is put right must not miss one: the time is looked at again and again, not waited for.
+        """
+        logged: set[_Token] = set()
+        while True:
+            now = self._utc()
+            for token in self._tokens:
+                if token.expires is not None and token.has_expired(now) and token not in logged:
+                    log.warning("a token has expired", extra={"error": describe_expiry(token.name, token.expires)})
+                    logged.add(token)
+            await asyncio.sleep(EXPIRY_POLL)
 
     async def check(self, request: web.Request) -> None:
         """Refuse a request that must not be answered. Raises HTTPForbidden or HTTPUnauthorized."""
@@ -117,13 +140,29 @@ class Access:
 
     def may_write(self, request: web.Request) -> bool:
         """Whether a request has a token that may change something."""
-        token = self._presented(request)
+        token = self._valid(request)
         return token is not None and token.rights is Rights.WRITE
 
     def holder(self, request: web.Request) -> str | None:
         """The name of the token that a request has, or None where it has none, or none of ours."""
-        token = self._presented(request)
+        token = self._valid(request)
         return None if token is None else token.name
+
+    def problem(self, request: web.Request) -> str | None:
+        """Why the token that a request has is refused where one is needed, or None."""
+        if not _credentials(request):
+            return None
+        token = self._presented(request)
+        if token is None:
+            return "the token is not one of daemon.tokens"
+        if token.expires is not None and token.has_expired(self._utc()):
+            return describe_expiry(token.name, token.expires)
+        return None
+
+    def time_left(self, request: web.Request) -> float | None:
+        """Seconds until the token that a request has expires; None: it does not, or it has none that is valid."""
+        token = self._valid(request)
+        return None if token is None or token.expires is None else (token.expires - self._utc()).total_seconds()
 
     def caller(self, request: web.Request) -> str:
         """The name of the token that a request has which was checked."""
@@ -134,11 +173,15 @@ class Access:
         if not _credentials(request):
             why = "this needs a token: send it as Authorization: Bearer TOKEN"
             raise web.HTTPUnauthorized(text=why, headers=_CHALLENGE)
-        found = self._presented(request)
-        if found is None:
-            why = "the token is not one of daemon.tokens"
-            raise await self._refusal(request, _ANONYMOUS, web.HTTPUnauthorized, why)
+        found, problem = self._presented(request), self.problem(request)
+        if found is None or problem is not None:
+            by = _ANONYMOUS if found is None else found.name
+            raise await self._refusal(request, by, web.HTTPUnauthorized, problem or "")
         return found
+
+    def _valid(self, request: web.Request) -> _Token | None:
+        token = self._presented(request)
+        return None if token is None or token.has_expired(self._utc()) else token
 
     def _presented(self, request: web.Request) -> _Token | None:
         digest = _digest(_credentials(request))

@@ -340,6 +340,7 @@ class Notifications:
         self._receivers: dict[str, tuple[NotificationSpec, Connection, Receiver]] = {}
         self._events: Receiver | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._failing: WeakKeyDictionary[LogState, str] = WeakKeyDictionary()
 
     def apply(self, specs: Mapping[str, NotificationSpec]) -> None:
         """Have these receivers. One that has not changed goes on; of one that has, what waits is sent as before."""
@@ -380,8 +381,15 @@ class Notifications:
                     self._tell(controller, now, (NotificationKind.OWNER_CHANGED, f"controlled by {copy and copy.name}"))
             for message in news(controller, before, after):
                 self._tell(controller, now, message)
-        except Exception:
-            log.exception("notifications of a cluster cannot be made", extra={"cluster": controller.name})
+        except Exception as error:
+            # The same defect at each tick would fill the log.
+            what = format_error(error)
+            if self._failing.get(controller.logged) != what:
+                self._failing[controller.logged] = what
+                log.exception("notifications of a cluster cannot be made", extra={"cluster": controller.name})
+        else:
+            if self._failing.pop(controller.logged, None) is not None:
+                log.info("notifications of a cluster are made again", extra={"cluster": controller.name})
 
     def _tell(self, controller: Controller, now: datetime, message: Message) -> None:
         kind, text = message

@@ -109,7 +109,7 @@ def _json(meaning: str, schema: str) -> Schema:
 
 _REFUSALS: Mapping[int, str] = {
     400: "A value or the body is not what was expected; nothing has changed.",
-    401: "There is no token, or not one of daemon.tokens.",
+    401: "There is no token, not one of daemon.tokens, or one that has expired.",
     403: "The token may only read, there are no tokens at all, or a page of another site asks.",
     404: "There is no such cluster, fleet or file.",
     413: "The body is too large.",

@@ -210,6 +210,7 @@ class Daemon:
         """
         mask.hide(*self._config.secrets)
         refreshing: asyncio.Task[None] | None = None
+        expiring = asyncio.create_task(self.access.log_expiries(), name="expiry of tokens")
         try:
             daemon = self._config.daemon
             if self.ownership.me is None:
@@ -254,6 +255,8 @@ class Daemon:
             await self.fleet.cancel()
             log.warning("cancelled")
             raise
+        finally:
+            expiring.cancel()
         log.info("stopped")
 
     async def _stop_clusters(self) -> None:

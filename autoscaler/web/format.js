@@ -49,6 +49,11 @@ export function seconds(value) {
   return instant(value).getTime() / 1000;
 }
 
+/** A text as the beginning of a sentence. */
+export function sentence(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
 export function plural(count, word) {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }

@@ -1,7 +1,7 @@
 // The start: which page is shown, the theme, the state of the connection, and keys that work everywhere.
 
 import { setText } from "./dom.js";
-import { duration, time } from "./format.js";
+import { duration, sentence, time } from "./format.js";
 import { follow, recording, state, subscribe, token, whyReadOnly } from "./source.js";
 import { markAllGuarded, openToken, showOrders } from "./orders.js";
 import { showFleet } from "./fleet.js";
@@ -53,7 +53,7 @@ function showLink() {
   if (state.problem) {
     const next = state.link === "refused" ? "Enter a token at “Access”." : `Trying again in ${duration((state.retryAt - Date.now()) / 1000)}.`;
     const old = state.heardAt ? ` What is shown is of ${time(state.heardAt / 1000)} UTC.` : "";
-    setText(banner, `${state.problem[0].toUpperCase()}${state.problem.slice(1)}. ${next}${old}`);
+    setText(banner, `${sentence(state.problem)}. ${next}${old}`);
   }
   const access = document.getElementById("access");
   access.hidden = state.link === "file";

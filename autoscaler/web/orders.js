@@ -1,7 +1,7 @@
 // What people order: the dialogs for it, the token that it takes, and the page of what is in force and who did what.
 
 import { announce, el, field, table } from "./dom.js";
-import { time } from "./format.js";
+import { sentence, time } from "./format.js";
 import { fetchAudit, fetchOrders, follow, recording, sendOrder, state, token, whyReadOnly } from "./source.js";
 
 const ACTIONS = {
@@ -111,7 +111,7 @@ export function openToken() {
     const before = token.get();
     token.set(text);
     await follow();
-    const problem = state.link === "refused" || state.link === "stale" ? state.problem : text && !state.hello?.by ? "The token is not one of daemon.tokens." : null;
+    const problem = state.link === "refused" || state.link === "stale" ? state.problem : text && state.hello?.problem ? `${sentence(state.hello.problem)}.` : null;
     if (!problem) return;
     token.set(before);
     follow();

@@ -1,7 +1,7 @@
 // Where the data comes from: a daemon, or the element `run` of this very file. The pages do not know which.
 
 import { announce } from "./dom.js";
-import { plural, seconds } from "./format.js";
+import { plural, seconds, sentence } from "./format.js";
 
 const SILENT = 40_000; // the daemon says something every 15 s
 const PATIENCE = 30_000;
@@ -131,8 +131,9 @@ export function whyReadOnly() {
   if (hello?.writable) return null;
   if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";
   if (!token.get()) return "Reading needs no token, ordering does: enter one with rights: write.";
+  if (hello?.problem) return `${sentence(hello.problem)}: enter another one with rights: write.`;
   if (hello?.by) return `The token of ${hello.by} may only read: enter one with rights: write.`;
-  return "The token is not one of daemon.tokens: enter one with rights: write.";
+  return "Enter a token with rights: write.";
 }
 
 let following = null;

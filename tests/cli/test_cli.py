@@ -86,6 +86,19 @@ def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.Ca
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
+def test_check_says_which_tokens_have_expired_and_that_the_file_is_fine(
+    good: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALICE", "a" * 16)
+    tokens = "tokens: [{name: alice, rights: write, token: '${ALICE}', expires: 2026-01-31}]"
+    good.write_text(good.read_text().replace("daemon: {", f"daemon: {{{tokens}, ", 1))
+    assert cli.main(["check", str(good)]) == 0
+    warning = f"{good}: daemon.tokens[0].expires: the token of alice has expired, at 2026-01-31 00:00:00 UTC"
+    assert capsys.readouterr().out.startswith(f"warning: {warning}\n{good} is valid")
+    assert cli.main(["check", str(good), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [warning]
+
+
 @pytest.mark.parametrize("command", [["check"], ["run"], ["plan"], ["status"], ["check", "--online"]])
 def test_a_bad_file_gives_all_problems_and_code_2(
     command: list[str], bad: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,45 @@ def test_tokens_arrive_with_what_their_files_have_and_are_hidden(accepted: Accep
     assert config.daemon.read_needs_token
     assert config.secrets >= {"a" * 16, "b" * 16}
     assert not any(part in repr(config) for part in ("aaaa", "bbbb"))
+
+
+@pytest.mark.parametrize(
+    ("written", "expires"),
+    [
+        ("2027-03-31", "2027-03-31T00:00:00+00:00"),
+        ("'2027-03-31'", "2027-03-31T00:00:00+00:00"),
+        ("2027-03-31T18:00:00+02:00", "2027-03-31T16:00:00+00:00"),
+        ("2027-03-31 18:00Z", "2027-03-31T18:00:00+00:00"),
+        ("null", None),
+    ],
+)
+def test_a_token_may_expire_on_a_date_or_at_a_time_with_its_zone(
+    accepted: Accepted, good: str, written: str, expires: str | None
+) -> None:
+    tokens = f"[{{name: a, rights: read, token: '${{LONG}}', expires: {written}}}]"
+    [token] = accepted(f"daemon: {{tokens: {tokens}}}\n{good}", ENVIRONMENT).daemon.tokens
+    assert token.expires == (None if expires is None else datetime.fromisoformat(expires))
+
+
+@pytest.mark.parametrize("written", ["2027-03-31T18:00:00", "2027-02-30", "20270331", "tomorrow", "90d", "true"])
+def test_an_expiry_that_is_no_time_or_without_a_zone_is_refused(refused: Refused, good: str, written: str) -> None:
+    tokens = f"[{{name: a, rights: read, token: '${{LONG}}', expires: {written}}}]"
+    [problem] = refused(f"daemon: {{tokens: {tokens}}}\n{good}", ENVIRONMENT)
+    expected = "expected a date like 2026-12-31, or a time with its zone like 2026-12-31T18:00:00+01:00"
+    shown = written if written == "true" else repr(written)
+    assert problem == f"1: daemon.tokens[0].expires: {expected}, not {shown}"
+
+
+def test_those_tokens_have_expired_whose_time_has_come(tmp_path: Path) -> None:
+    now = datetime(2027, 3, 31, 16, tzinfo=UTC)
+    times = {"a": now, "b": now + timedelta(seconds=1), "c": None, "d": now - timedelta(days=9)}
+    tokens = tuple(
+        TokenSpec(name=name, rights=Rights.READ, token=Secret(name * 16), expires=at) for name, at in times.items()
+    )
+    assert DaemonSpec(directory=tmp_path, tokens=tokens).expired(now) == (
+        "daemon.tokens[0].expires: the token of a has expired, at 2027-03-31 16:00:00 UTC",
+        "daemon.tokens[3].expires: the token of d has expired, at 2027-03-22 16:00:00 UTC",
+    )
 
 
 def test_a_command_that_connects_to_nothing_needs_neither_the_tokens_nor_the_certificate(

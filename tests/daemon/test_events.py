@@ -18,9 +18,10 @@ import aiohttp
 import pytest
 
 from autoscaler.daemon import events, http_api
+from autoscaler.daemon.observer import utc_now
 from autoscaler.ports import UnavailableError
 
-from .test_http_control import PATIENCE, READ, WRITE, House, running
+from .test_http_control import PATIENCE, READ, TOKENS, WRITE, House, running
 from .test_peers import TOKEN, Two, copies
 
 QUICK = timedelta(milliseconds=50)
@@ -90,6 +91,26 @@ async def test_the_greeting_says_what_the_token_may_do(house: House) -> None:
         async with listening(house.session, house.daemon.url, token) as (_, hello):
             assert (hello["by"], hello["writable"], hello["tokens"]) == (by, writable, True)
             assert hello["version"]
+
+
+async def test_a_stream_ends_when_its_token_expires_and_the_next_greeting_says_so(tmp_path: Path) -> None:
+    expires = utc_now() + timedelta(minutes=5)
+    tokens = tuple(replace(each, expires=expires if each.name == "alice" else None) for each in TOKENS)
+    async with running(tmp_path, tokens=tokens) as house:
+        # As seen by who may ask, the time is almost up.
+        house.daemon.access._utc = lambda: expires - timedelta(seconds=0.5)
+        async with listening(house.session, house.daemon.url) as (client, hello):
+            assert (hello["by"], hello["writable"], hello["problem"]) == ("alice", True, None)
+            async with asyncio.timeout(PATIENCE), listening(house.session, house.daemon.url, READ) as (other, _):
+                await client.ended()
+                await house.ask("POST", "/api/v1/clusters/a/decide")
+                assert (await other.event())[0] == "rows"
+        house.daemon.access._utc = lambda: expires
+        async with listening(house.session, house.daemon.url) as (_, hello):
+            assert (hello["by"], hello["writable"], hello["tokens"]) == (None, False, True)
+            assert hello["problem"] == f"the token of alice has expired, at {expires:%Y-%m-%d %H:%M:%S} UTC"
+        async with listening(house.session, house.daemon.url, "x" * 32) as (_, hello):
+            assert hello["problem"] == "the token is not one of daemon.tokens"
 
 
 async def test_only_rows_that_have_changed_are_sent(house: House) -> None:

@@ -435,6 +435,50 @@ async def test_tokens_are_those_of_the_configuration_that_was_loaded_last(house:
     await house.order(201, "b" * 32, action="resume", clusters=["a"])
 
 
+EXPIRED = "the token of alice has expired, at 2027-03-31 16:00:00 UTC"
+
+
+async def test_a_token_is_refused_from_its_expiry_on_and_the_answer_says_since_when(tmp_path: Path) -> None:
+    expires = datetime.fromisoformat("2027-03-31T18:00:00+02:00")
+    tokens = (replace(TOKENS[0], expires=expires), TOKENS[1])
+    async with running(tmp_path, tokens=tokens, read_needs_token=True) as house:
+        body = {"action": "pause", "clusters": ["a"]}
+        house.daemon.access._utc = lambda: expires - timedelta(seconds=1)
+        await house.order(201, **body)
+        house.daemon.access._utc = lambda: expires
+        assert (await house.order(401, **body))["error"] == EXPIRED
+        assert (await house.ask("GET", "/api/v1/clusters", WRITE, 401))["error"] == EXPIRED
+        assert (await house.ask("GET", "/api/v1/clusters", "x" * 32, 401))["error"] != EXPIRED
+        await house.ask("GET", "/api/v1/clusters", READ)
+        _, _, refused, _ = (await house.ask("GET", "/api/v1/audit", READ))["entries"]
+        assert (refused["by"], refused["accepted"]) == ("alice", False)
+        assert refused["detail"].endswith(EXPIRED)
+
+
+async def test_a_token_that_expires_is_logged_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expires = datetime.fromisoformat("2027-03-31T16:00:00Z")
+    times = iter([expires - timedelta(seconds=1)] * 5 + [expires] * 5)
+    looked = asyncio.Event()
+
+    def utc() -> datetime:
+        found = next(times, None)
+        if found is None:
+            looked.set()
+        return found or expires
+
+    monkeypatch.setattr(http_access, "EXPIRY_POLL", 0.0)
+    async with running(tmp_path, tokens=(replace(TOKENS[0], expires=expires),)) as house:
+        access = house.daemon.access
+        access._utc = utc
+        async with asyncio.timeout(PATIENCE):
+            await looked.wait()
+        lines = [record for record in caplog.records if record.getMessage() == "a token has expired"]
+        assert [vars(line)["error"] for line in lines] == [EXPIRED]
+        await house.ask("GET", "/api/v1/clusters", None)
+
+
 @pytest.fixture
 def ca() -> trustme.CA:
     return trustme.CA()

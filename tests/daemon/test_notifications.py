@@ -18,6 +18,7 @@ from autoscaler.config.model import Metric, NotificationSpec
 from autoscaler.config.template import TextTemplate
 from autoscaler.core.model import Control, ControlKind
 from autoscaler.daemon import notifications
+from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.notifications import Notifications
@@ -423,18 +424,37 @@ def test_what_happens_is_shown_on_a_target_that_can_unless_it_is_shown_elsewhere
     run(main)
 
 
-def test_a_defect_of_ours_ends_no_controller(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def defect(*_: object) -> None:
-        raise ZeroDivisionError
+def test_a_defect_of_ours_ends_no_controller_and_is_logged_once_for_each_cluster_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    see = notifications.see
+    raised: list[Exception] = [ZeroDivisionError()]
+
+    def defect(controller: Controller, *rest: Any) -> Any:
+        if raised and controller.name != "fine":
+            raise raised[0]
+        return see(controller, *rest)
+
+    def lines() -> list[tuple[str, str]]:
+        found = [(each.getMessage(), vars(each)["cluster"]) for each in caplog.records if each.name == LOGGER]
+        caplog.clear()
+        return found
 
     monkeypatch.setattr(notifications, "see", defect)
+    made, broken = "notifications of a cluster are made again", "notifications of a cluster cannot be made"
 
     async def main() -> None:
-        world = Told("a")
+        world = Told("a", "b", "fine")
         await world.start()
         await world.until(100)
-        assert len(world.ticks("a")) == 10
-        assert logged(caplog)[0] == "notifications of a cluster cannot be made"
+        assert [len(world.ticks(name)) for name in ("a", "b", "fine")] == [10, 10, 10]
+        assert sorted(lines()) == [(broken, "a"), (broken, "b")]
+        raised[0] = KeyError("another")
+        await world.until(150)
+        assert sorted(lines()) == [(broken, "a"), (broken, "b")]
+        raised.clear()
+        await world.until(200)
+        assert sorted(lines()) == [(made, "a"), (made, "b")]
         await world.stop()
 
     run(main)

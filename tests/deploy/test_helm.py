@@ -132,6 +132,17 @@ def test_the_monitor_has_the_labels_and_the_scheme_that_the_values_say() -> None
     assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "b"
 
 
+def test_the_rules_are_those_of_the_file_with_the_address_of_the_runbooks_and_the_labels_of_the_values() -> None:
+    values = (
+        "enabled=true,prometheusRule.labels.release=prometheus,prometheusRule.runbooks=https://docs.acme.example/a/"
+    )
+    rule = render(f"--set=prometheusRule.{values}", release="b")["PrometheusRule", "streaming", "b-autoscaler"]
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    text = (DEPLOY.parent / "prometheus" / "rules.yaml").read_text()
+    assert rule["spec"] == yaml.safe_load(text.replace("docs.example.com/autoscaler", "docs.acme.example/a"))
+    assert not any(kind == "PrometheusRule" for kind, _, _ in render())
+
+
 def test_what_the_values_say_is_in_the_pod(tmp_path: Path) -> None:
     values = {
         "image": {"repository": "registry.example.com/autoscaler", "tag": "1.2.3@sha256:" + "a" * 64},
@@ -238,3 +249,7 @@ def test_a_packaged_chart_has_the_manifests_in_it_and_renders_the_same(tmp_path:
     assert package.stat().st_size < 60_000
     rendered = helm("template", "autoscaler", package).stdout
     assert rendered == helm("template", "autoscaler", CHART).stdout
+    option = "--set=prometheusRule.enabled=true"
+    assert (
+        helm("template", "autoscaler", package, option).stdout == helm("template", "autoscaler", CHART, option).stdout
+    )

@@ -39,6 +39,18 @@ def test_each_alert_is_seen_to_fire_and_not_to_fire() -> None:
     assert fires == {test["alertname"] for test in quiet["alert_rule_test"]} == alerts().keys()
 
 
+def test_the_documented_command_puts_another_address_before_each_runbook(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "observability.md").read_text()
+    [command] = re.findall(r"^sed -i '(.*)' deploy/prometheus/rules\.yaml$", page, flags=re.MULTILINE)
+    assert f"sed -i '{command}' rules.yaml" in RULES.read_text()
+    copy = tmp_path / "rules.yaml"
+    # Without the comment, which has both addresses.
+    copy.write_text("".join(line for line in RULES.read_text().splitlines(keepends=True) if not line.startswith("#")))
+    subprocess.run(["sed", "-i", command, copy], check=True)
+    assert copy.read_text().count("https://docs.acme.example/autoscaler/runbooks.html#") == len(alerts())
+    assert "docs.example.com" not in copy.read_text()
+
+
 def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
     text = (ROOT / "docs" / "runbooks.md").read_text()
     sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))

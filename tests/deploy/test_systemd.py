@@ -205,7 +205,7 @@ def test_the_times_fit_the_daemon_s() -> None:
 def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
     service = settings(UNIT)
     assert service["Type"] == "notify"
-    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert service["ExecReload"] == '/bin/sh -c "kill -HUP $MAINPID"'
     # 2: the configuration is not usable.
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", "2")
     assert (service["MemoryDenyWriteExecute"], service["MemoryMax"]) == ("yes", "1G")

@@ -39,7 +39,7 @@ T = TypeVar("T")
 expect.set_options(timeout=30_000)  # milliseconds: CI has two cores, and other tests beside these
 
 PATIENCE = 60.0
-WRITE, READ = "w" * 32, "r" * 32
+WRITE, READ, EXPIRED = "w" * 32, "r" * 32, "e" * 32
 PICTURES = os.environ.get("AUTOSCALER_PAGE_PICTURES")
 """A directory for pictures of the page; without it none are made."""
 
@@ -52,6 +52,7 @@ daemon:
   tokens:
     - {{name: alice, rights: write, token: "${{PAGE_WRITE}}"}}
     - {{name: grafana, rights: read, token: "${{PAGE_READ}}"}}
+    - {{name: carol, rights: write, token: "${{PAGE_EXPIRED}}", expires: 2026-01-31}}
 sources:
   web: {{type: http, url: "{url}", fresh: 200ms, timeout: {timeout}ms}}
 clusters:
@@ -144,7 +145,7 @@ class World:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PAGE_WRITE": WRITE, "PAGE_READ": READ}
+        return {**os.environ, "PAGE_WRITE": WRITE, "PAGE_READ": READ, "PAGE_EXPIRED": EXPIRED}
 
     def add(self, name: str, *, size: int, most: int, least: int = 1) -> None:
         times = {"interval": self.interval, "timeout": self.interval * 8 // 10}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from playwright.sync_api import Browser, expect
 
 from autoscaler.web import self_contained
 from tests.e2e.page_world import (
+    EXPIRED,
     PICTURES,
     READ,
     WRITE,
@@ -385,6 +389,33 @@ def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house:
         house.reload(text)
 
 
+def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens: Opener, house: World) -> None:
+    since = "The token of carol has expired, at 2026-01-31 00:00:00 UTC"
+    with opens() as tab:
+        tab.open()
+        tab.enter(EXPIRED)
+        dialog = tab.page.get_by_role("dialog", name="Access")
+        expect(dialog.get_by_role("alert")).to_have_text(f"{since}.")
+        assert tab.page.evaluate("sessionStorage.token ?? null") is None
+        # One that expires while the page is open is still there.
+        tab.page.evaluate("token => { sessionStorage.token = token }", EXPIRED)
+        tab.page.reload()
+        tab.page.locator("#link.live").wait_for()
+        expect(tab.page.locator("#access")).to_have_text("Access: read only")
+        expect(tab.page.locator("#access")).to_have_attribute(
+            "title", f"{since}: enter another one with rights: write."
+        )
+        text = house.config.read_text()
+        house.reload(text.replace("daemon:\n", "daemon:\n  read_needs_token: true\n"))
+        try:
+            eventually(lambda: tab.page.request.get(f"{tab.url}/api/v1/clusters").status == 401)
+            tab.page.reload()
+            expect(tab.page.locator("#link-text")).to_have_text("refused")
+            expect(tab.page.locator("#banner")).to_have_text(f"{since}. Enter a token at “Access”.")
+        finally:
+            house.reload(text)
+
+
 def test_a_token_stays_in_its_tab(tab: Tab) -> None:
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("May order")
@@ -574,15 +605,24 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
             tab.picture("phone")
 
 
-def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_path: Path) -> None:
+RUN = r'<script type="application/json" id="run">(.*?)</script>'
+"""What a file with a run has recorded."""
+
+
+def simulated(directory: Path, load: str) -> Path:
+    """The page of a simulated run, in a file."""
     example = Path(__file__).parents[2] / "examples" / "flink-kubernetes.yaml"
-    command = [sys.executable, "-m", "autoscaler", "simulate", str(example), "--load", "steps6h", "--open"]
+    command = [sys.executable, "-m", "autoscaler", "simulate", str(example), "--load", load, "--open"]
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    environment["TMPDIR"] = str(tmp_path)
+    environment["TMPDIR"] = str(directory)
     printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found = re.search(r"page: (\S+\.html)", printed.stdout + printed.stderr)
     assert found is not None
-    with tab_of(browser, Path(found[1]).as_uri()) as tab:
+    return Path(found[1])
+
+
+def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_path: Path) -> None:
+    with tab_of(browser, simulated(tmp_path, "steps6h").as_uri()) as tab:
         tab.page.goto(tab.url)
         expect(tab.page.locator("#link-text")).to_have_text("a recorded run")
         expect(tab.page.get_by_role("heading", level=1)).to_have_text("clicks")
@@ -597,6 +637,69 @@ def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_pa
         tab.page.evaluate("scrollTo(0, 0)")
         tab.picture("file")
         assert [url for url in tab.requested if not url.startswith(("file:", "data:"))] == []
+
+
+MOMENTS = 5
+FRAME = {"width": 400, "height": 1080}
+OVERLAPS = """() => {
+    const clock = document.querySelector(".charts .clock").getBoundingClientRect();
+    return [...document.querySelectorAll(".charts .key")].some((each) => {
+        const key = each.getBoundingClientRect();
+        return key.left < clock.right && clock.left < key.right && key.top < clock.bottom && clock.top < key.bottom;
+    });
+}"""
+
+
+def until(recorded: dict[str, Any], share: float) -> dict[str, Any]:
+    """A recorded run of one cluster as it was after a share of it."""
+    [row], [name] = recorded["clusters"], recorded["series"]
+    series = recorded["series"][name]
+    count = max(2, round(share * len(series["at"])))
+    now = series["at"][count - 1]
+
+    def before(text: str) -> bool:
+        return bool(datetime.fromisoformat(text).timestamp() <= now)
+
+    cut = {key: value[:count] for key, value in series.items() if isinstance(value, list)}
+    changes = {key: [each for each in series[key] if before(each["at"])] for key in ("decisions", "rescales")}
+    for each in changes["rescales"]:
+        if each["ended_at"] is not None and not before(each["ended_at"]):
+            each |= {"ended_at": None, "outcome": None}
+    at = datetime.fromtimestamp(now, UTC).isoformat()
+    figures = {key: series[key][count - 1] for key in ("load", "capacity", "lag", "backlog_time", "current", "desired")}
+    decisions = [each for each in recorded["decisions"][name] if before(each["decision"]["at"])]
+    shown = {**row, **(decisions[-1] if decisions else {}), **figures, "at": at, "ready": series["ready"][count - 1]}
+    return {
+        **recorded,
+        "clusters": [shown],
+        "series": {name: {**series, **cut, **changes, "until": at}},
+        "decisions": {name: decisions},
+    }
+
+
+def test_a_run_as_a_strip_of_pictures_shows_more_from_left_to_right(browser: Browser, tmp_path: Path) -> None:
+    recorded = json.loads(re.findall(RUN, simulated(tmp_path, "steps6h").read_text(), re.DOTALL)[0])
+    marks, pictures = [], []
+    for number in range(MOMENTS):
+        file = tmp_path / f"{number}.html"
+        file.write_text(self_contained(until(copy.deepcopy(recorded), (number + 1) / MOMENTS)))
+        with tab_of(browser, file.as_uri(), viewport=FRAME) as tab:
+            tab.page.goto(tab.url)
+            figures = tab.page.locator("figure[data-marks]")
+            expect(figures).to_have_count(3)
+            marks.append(int(figures.first.get_attribute("data-marks") or 0))
+            assert not tab.page.evaluate(OVERLAPS)
+            pictures.append(tab.page.screenshot())
+    assert marks == sorted(marks)
+    assert marks[-1] > marks[0]
+    assert len(set(pictures)) == MOMENTS
+    if PICTURES:
+        sources = [f"data:image/png;base64,{b64encode(each).decode()}" for each in pictures]
+        images = "".join(f"<img src='{each}' style='float:left; margin-right:8px'>" for each in sources)
+        width = MOMENTS * (FRAME["width"] + 8) - 8
+        with tab_of(browser, "", viewport={"width": width, "height": FRAME["height"]}) as tab:
+            tab.page.set_content(f"<body style='margin:0; width:{width + 8}px; overflow:hidden'>{images}")
+            tab.picture("strip")
 
 
 def test_html_in_a_recorded_run_is_shown_as_text_and_does_nothing(browser: Browser, tmp_path: Path) -> None:

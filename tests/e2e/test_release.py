@@ -26,6 +26,7 @@ from tests.e2e.kube_server import missing
 
 pytestmark = pytest.mark.e2e
 
+UNIT = "autoscaler.service"
 NAMES = {
     f"reactive_autoscaler-{VERSION}-py311-none-any.whl",
     f"reactive_autoscaler-{VERSION}.tar.gz",
@@ -140,6 +141,28 @@ def dpkg(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def judge(root: Path) -> None:
+    """Hold the unit to systemd's checker where the package has put it: what it names must be there."""
+    if shutil.which("systemd-analyze") is None:
+        missing("not installed: systemd-analyze")
+    analyze = ["systemd-analyze", f"--root={root}", "--no-pager"]
+    # That root has no systemd: that its targets are missing is not our affair.
+    done = subprocess.run(
+        [*analyze, "verify", "--man=no", UNIT], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = [line for line in done.stderr.splitlines() if UNIT in line]
+    assert [line for line in said if not line.endswith(".target not found.")] == []
+    judged = subprocess.run(
+        [*analyze, "security", "--offline=true", "--threshold=15", UNIT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert "Overall exposure level for autoscaler.service" in judged.stdout
+
+
 def test_the_package_is_installed_runs_under_its_unit_s_command_and_is_removed(
     released: Path, scratch: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +172,7 @@ def test_the_package_is_installed_runs_under_its_unit_s_command_and_is_removed(
     shipped = (ROOT / "deploy" / "systemd" / "autoscaler.service").read_text()
     unit = (scratch / "usr" / "lib" / "systemd" / "system" / "autoscaler.service").read_text()
     assert unit == shipped
+    judge(scratch)
     command = re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)
     assert command
     state, settings = tmp_path / "state", tmp_path / "settings"
