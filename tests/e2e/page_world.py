@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +27,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from autoscaler import config
+from autoscaler.core.model import ClusterState
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.demo.processes import free_port
 from autoscaler.ports import Record
@@ -197,16 +198,40 @@ def remember_a_day(world: World, name: str) -> Record:
     load = SYNTHETIC["diurnal24h"](1).scaled(11_000)
     simulated = replace(spec, interval=timedelta(seconds=15))
     result = run(simulated, PLANTS["k8s"], load, 1, record=records.append, start=start)
+    _save(world, name, result.state, records)
+    return records[-1]
 
+
+def _save(world: World, name: str, state: ClusterState, records: Sequence[Record]) -> None:
     async def save() -> None:
         async with open_state_store(world.directory / "var", decisions=100_000) as store:
             for begin in range(0, len(records), 200):
                 each = records[begin : begin + 200]
-                await asyncio.gather(*(store.save(name, replace(result.state, at=r.decision.at), r) for r in each))
+                await asyncio.gather(*(store.save(name, replace(state, at=r.decision.at), r) for r in each))
 
     with ThreadPoolExecutor(1) as other:  # Playwright has a loop of its own in this one
         other.submit(asyncio.run, save()).result()
+
+
+def remember_a_week(world: World, name: str) -> Record:
+    """Give a cluster a week behind it at a decision a minute: seven times one simulated day. Returns the last."""
+    spec = config.load(world.config, world.environment).clusters[name].spec
+    end = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=60)  # noqa: TID251 - real daemons follow
+    day: list[Record] = []
+    load = SYNTHETIC["diurnal24h"](1).scaled(11_000)
+    simulated = replace(spec, interval=timedelta(minutes=1))
+    result = run(simulated, PLANTS["k8s"], load, 1, record=day.append, start=end - timedelta(days=1))
+    records = [_later(record, timedelta(days=-back)) for back in range(6, -1, -1) for record in day]
+    _save(world, name, result.state, records)
     return records[-1]
+
+
+def _later(record: Record, by: timedelta) -> Record:
+    return replace(
+        record,
+        observation=replace(record.observation, at=record.observation.at + by),
+        decision=replace(record.decision, at=record.decision.at + by),
+    )
 
 
 @contextmanager
