@@ -671,7 +671,7 @@ def test_a_week_is_drawn_from_a_small_answer(browser: Browser, tmp_path: Path) -
             known = [value for value in series["load"] if value is not None]
             assert len(known) > 0.95 * len(series["at"])
             assert max(known) > 3 * min(known)  # the days are seen
-            assert len(body) < 150_000
+            assert drawn["bytes"] < 50_000
             assert int(figures.first.get_attribute("data-marks") or 0) > 30
             assert len(redrawn) == 10
             clock = tab.page.locator(".charts .clock").first
