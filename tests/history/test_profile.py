@@ -324,8 +324,9 @@ def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
     cluster = f"{{target: {{type: advice}}, max: 9, policies: {{p: {schedule}}}"
     config = tmp_path / "config.yaml"
     asked: dict[str, str] = {}
-    berlin, cairo = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo"))
-    config.write_text(f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}}}")
+    berlin, cairo, utc = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo", "UTC"))
+    clusters = f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}, d: {utc}}}"
+    config.write_text(f"{clusters}\ndaemon: {{time_zone: America/Lima}}\n")
     open_dataset(str(tmp_path / "dataset"), make=True)
 
     def compute(*_: object, **options: Any) -> None:
@@ -336,7 +337,8 @@ def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
     monkeypatch.setattr("autoscaler.history.profile_job.profiles", compute)
     arguments = ("--out", tmp_path / "p", "--config", config, "--time-zone", "b=Asia/Tokyo")
     assert _run(tmp_path / "dataset", *arguments) == 1
-    assert asked == {"a": "Europe/Berlin", "b": "Asia/Tokyo"}
+    # By the empty name those of all others, such as members of fleets.
+    assert asked == {"": "America/Lima", "a": "Europe/Berlin", "b": "Asia/Tokyo", "d": "UTC"}
 
 
 @pytest.fixture
