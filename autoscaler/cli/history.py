@@ -115,8 +115,15 @@ def run(options: argparse.Namespace) -> int:
     dataset = open_dataset(options.dataset, make=True)
     if not options.reimport and not _changed(found, _ledger(dataset)):
         return _report(options, found, len(found.files), None)
-    with spark_options.open_session(options, "history") as spark:
+    with spark_options.open_session(options, "history", little=_is_little(found)) as spark:
         return _import(options, dataset, found, rename, spark)
+
+
+def _is_little(found: _Found) -> bool:
+    from autoscaler.history.dataset import ROWS_PER_FILE
+    from autoscaler.history.ingest_records import rows_at_most
+
+    return rows_at_most(list(found.files)) <= ROWS_PER_FILE
 
 
 def _is_url(path: str) -> bool:

@@ -79,7 +79,7 @@ def register(commands: Commands) -> None:
         help="the typical week is one of this time zone, such as Europe/Berlin, and moves with its clocks: of one "
         "cluster, or of all (default: UTC); may be repeated",
     )
-    add("--config", type=Path, metavar="CONFIG", help="a configuration file: each `time_zone` of its clusters is used")
+    add("--config", type=Path, metavar="CONFIG", help="a configuration file: its time zones are used")
     add_rename(parser)
     add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
@@ -97,6 +97,13 @@ def _time_zone(text: str) -> tuple[str, str]:
     return cluster, zone
 
 
+def _configured_zones(path: Path) -> dict[str, str]:
+    """The time zone of each cluster that has another one than most; of the others by the empty name."""
+    config = configuration.load(path)
+    usual = config.daemon.time_zone
+    return {"": usual} | {name: each.time_zone for name, each in config.clusters.items() if each.time_zone != usual}
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     spark_options.require_pyspark("profile")
@@ -107,9 +114,7 @@ def run(options: argparse.Namespace) -> int:
         raise wrong("--to must be after --from")
     if options.table is not None:
         spark_options.table_url(options.table)
-    clusters = {} if options.config is None else configuration.load(options.config).clusters
-    configured = {name: each.time_zone for name, each in clusters.items() if each.time_zone != "UTC"}
-    zones = configured | dict(options.time_zone)
+    zones = ({} if options.config is None else _configured_zones(options.config)) | dict(options.time_zone)
     with spark_options.open_session(options, "profile", reads=options.dataset) as spark:
         dataset = open_dataset(options.dataset)
         with _computed(spark, dataset, options, zones) as rows, show_progress(spark, f"profiling {options.dataset}"):

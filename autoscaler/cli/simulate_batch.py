@@ -45,6 +45,7 @@ class Setup:
         names: metric of the cluster -> the simulated cluster's name of it.
         seed: of every random draw.
         deadline: within which a policy wants a job to be done, the least of several; None: there is none.
+        time_zone: the cluster's.
     """
 
     spec: ClusterSpec
@@ -53,6 +54,7 @@ class Setup:
     names: Mapping[str, str]
     seed: int
     deadline: timedelta | None
+    time_zone: str
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         _show(setup, runs, requests, options)
     if options.plot is not None:
-        simulate_plot.draw_jobs(setup.spec.name, done, options.plot)
+        simulate_plot.draw_jobs(setup.spec.name, setup.time_zone, done, options.plot)
     return 0
 
 
@@ -91,6 +93,7 @@ def _setup(options: argparse.Namespace) -> Setup:
         names=simulate_setup.plant_metrics(options.config, cluster, dict(options.metric), METRICS),
         seed=options.seed,
         deadline=min(deadlines, default=None),
+        time_zone=cluster.time_zone,
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.simulate_setup import Setup
@@ -16,6 +18,11 @@ from autoscaler.simulation.batch import BatchRun
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.plant import START, STEP
 from autoscaler.simulation.scoring import ages, needed
+
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+MOST_TIMES = 10
+"""Labels of a time axis."""
+APART = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080))
 
 
 def check(path: Path) -> None:
@@ -71,8 +78,8 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
     style.limit(delay, hours[-1], plant.slo, f"objective {plant.slo:g} s")
     delay.set_ylabel("age of the oldest\nrecord, seconds")
     delay.set_ylim(bottom=0)
-    delay.set_xlabel("hours")
     delay.set_xlim(0, len(hours) * STEP / 3600)
+    _label_times(delay, prepared.cluster.time_zone, HOUR, "hours")
     for axes in (rates, workers):
         style.legend(axes)
     score = run.score()
@@ -83,8 +90,8 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
     _save(figure, path, title)
 
 
-def draw_jobs(name: str, run: BatchRun, path: Path) -> None:
-    """Draw a run under batch jobs into a PNG file: tasks against slots, and workers.
+def draw_jobs(name: str, time_zone: str, run: BatchRun, path: Path) -> None:
+    """Draw a run of a cluster under batch jobs into a PNG file: tasks against slots, and workers.
 
     Raises:
         AutoscalerError: the file cannot be written.
@@ -107,11 +114,27 @@ def draw_jobs(name: str, run: BatchRun, path: Path) -> None:
     workers.set_ylabel("workers")
     workers.set_ylim(bottom=0)
     workers.yaxis.set_major_locator(MaxNLocator(integer=True))
-    workers.set_xlabel("minutes")
+    _label_times(workers, time_zone, MINUTE, "minutes")
     for axes in (tasks, workers):
         style.legend(axes)
     longest = max((seconds for seconds in run.times if seconds is not None), default=0.0)
     _save(figure, path, f"{name}: {run.worker_seconds:.0f} worker-seconds, longest job {longest:.0f} s")
+
+
+def _label_times(axes: Any, time_zone: str, unit: timedelta, name: str) -> None:  # noqa: ANN401 - matplotlib has no types
+    """Label the time axis, in units since the begin: in UTC by their number, else by the local time."""
+    if time_zone == "UTC":
+        axes.set_xlabel(name)
+        return
+    from matplotlib.ticker import MultipleLocator  # noqa: PLC0415 - it belongs to an extra
+
+    begin, end = axes.get_xlim()
+    least = (end - begin) * unit / MOST_TIMES
+    apart = next((each for each in APART if each >= least), APART[-1])
+    zone = ZoneInfo(time_zone)
+    axes.xaxis.set_major_locator(MultipleLocator(apart / unit))
+    axes.xaxis.set_major_formatter(lambda at, _: f"{(START + at * unit).astimezone(zone):%a %H:%M}")
+    axes.set_xlabel(f"time in {time_zone}")
 
 
 def _save(figure: Any, path: Path, title: str) -> None:  # noqa: ANN401 - matplotlib has no types

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,13 +75,16 @@ def require_pyspark(command: str) -> None:
 
 
 @contextmanager
-def open_session(options: argparse.Namespace, command: str, *, reads: str | None = None) -> Iterator[SparkSession]:
+def open_session(
+    options: argparse.Namespace, command: str, *, reads: str | None = None, little: bool = False
+) -> Iterator[SparkSession]:
     """The Spark session of the options, until the end of the block. Errors of Spark inside it become one line.
 
     Args:
         options: those of `add_arguments`.
         command: its name.
         reads: a dataset that the command reads: if it is on this machine and is none, that is reported at once.
+        little: whether Java has little to do; also where a dataset on this machine has few observations.
 
     Raises:
         AutoscalerError: there is no PySpark or no Java, or Spark does not start or fails.
@@ -90,23 +93,24 @@ def open_session(options: argparse.Namespace, command: str, *, reads: str | None
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from autoscaler.history.dataset import open_dataset
+    from autoscaler.history.dataset import FEW_ROWS, open_dataset
     from autoscaler.history.dataset.layout import full_disk
     from autoscaler.history.progress import print_ui_url
-    from autoscaler.history.session import session
+    from autoscaler.history.session import little_data, session
 
     if options.master is not None and options.remote is not None:
         raise AutoscalerError("--master and --remote exclude each other: a Spark Connect server has its own master")
     if reads is not None and "://" not in reads:
-        open_dataset(reads)
+        little = open_dataset(reads).has_few_rows("observations", FEW_ROWS)
     if sys.stderr.isatty():
         print_error("Starting Spark ...")
     name = f"autoscaler {command}"
-    settings = _settings(dict(options.conf))
+    settings = _settings(dict(options.conf), little=little)
     try:
         with session(name, master=options.master, remote=options.remote, settings=settings) as spark:
             print_ui_url(spark)
-            yield spark
+            with little_data(spark, dict(options.conf)) if little else nullcontext():
+                yield spark
     except (PySparkException, Py4JError) as error:
         raise AutoscalerError(full_disk(error) or f"Spark failed: {cause(error)}{_hint(error)}") from error
     except ConnectionRefusedError as error:
@@ -117,13 +121,15 @@ def open_session(options: argparse.Namespace, command: str, *, reads: str | None
         raise AutoscalerError(f"--remote needs Spark Connect: pip install 'pyspark[connect]' ({error})") from error
 
 
-def _settings(given: dict[str, str]) -> dict[str, str]:
+def _settings(given: dict[str, str], *, little: bool) -> dict[str, str]:
     """The given settings, and those that keep Spark's console quiet: a bar, and that on a terminal only."""
     from autoscaler import history
+    from autoscaler.history.session import LITTLE_JAVA
 
     log = Path(history.__path__[0]) / "log4j2.properties"
     given.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
-    given[_OPTIONS] = f"-Dlog4j2.configurationFile={log.as_uri()} {given.get(_OPTIONS, '')}".strip()
+    ours = [f"-Dlog4j2.configurationFile={log.as_uri()}", *([LITTLE_JAVA] if little else [])]
+    given[_OPTIONS] = " ".join([*ours, given.get(_OPTIONS, "")]).strip()
     return given
 
 

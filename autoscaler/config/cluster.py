@@ -102,13 +102,15 @@ class ClusterReader:
         build: reads values, and records problems and warnings.
         sources: source name -> its class, to check metrics against; None when it could not be loaded.
         owners: the targets that are taken.
+        time_zone: of clusters that name none.
     """
 
-    def __init__(self, build: Builder, sources: Mapping[str, type[Any] | None], owners: Owners) -> None:
+    def __init__(self, build: Builder, sources: Mapping[str, type[Any] | None], owners: Owners, time_zone: str) -> None:
         self._problems = build.problems
         self._build = build
         self._sources = sources
         self._owners = owners
+        self._usual_zone = time_zone
         # Path of a cluster -> line and path of its time-out, or of itself when that is left out.
         self._timeouts: dict[str, tuple[int, str]] = {}
         # Path of a cluster -> line and path of its expression.
@@ -142,7 +144,7 @@ class ClusterReader:
         self._timeouts[path] = mapping.place("timeout", path) if "timeout" in mapping.entries else (mapping.line, path)
         if "combine" in mapping.entries:
             self._expressions[path] = mapping.place("combine", path)
-        zone = read.values.get("time_zone", "UTC")
+        zone = read.values.get("time_zone", self._usual_zone)
         if "policies" in read.values:
             written = build.mapping(mapping.entries["policies"].node, join(path, "policies")).entries
             read.values["policies"] = {

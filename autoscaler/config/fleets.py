@@ -51,6 +51,7 @@ class Template:
         classes: source name -> its class, of the sources of the file; None when it could not be loaded.
         sources: the sources of the file, as far as they could be read.
         build: reads the values of that file.
+        time_zone: of clusters that name none.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Template:
         classes: Mapping[str, type[Any] | None],
         sources: Mapping[str, SourcePlugin],
         build: Builder,
+        time_zone: str,
     ) -> None:
         self._path = path
         self._section = section
@@ -68,6 +70,7 @@ class Template:
         self._classes = classes
         self._sources = sources
         self._build = build
+        self._time_zone = time_zone
         self._node = section.entries["template"].node if "template" in section.entries else None
         self._file = build.problems.file
         self._varying = varying(section, variables)
@@ -177,7 +180,7 @@ class Template:
         mapping = build.mapping(node, path, ClusterSection)
         classes = source_classes(build, mapping, path)
         sources = self._own_sources(build, mapping, path)
-        reader = ClusterReader(build, {**classes, **self._classes}, Owners())
+        reader = ClusterReader(build, {**classes, **self._classes}, Owners(), self._time_zone)
         cluster = reader.read(name or PLACEHOLDER, mapping, path, taken=("sources",))
         known = {**self._sources, **(sources or {})}
         reader.check_queries(cluster, known, path)

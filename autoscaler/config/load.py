@@ -6,6 +6,7 @@ import dataclasses
 import re
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -74,6 +75,7 @@ class _File:
         self._offline = offline
         self._classes: dict[str, type[Any] | None] = {}
         self._sources: dict[str, SourcePlugin] = {}
+        self._time_zone = "UTC"
 
     def read(self, node: Node) -> Config:
         """Read it. Raises Invalid when problems were recorded that leave nothing to go on with."""
@@ -81,10 +83,15 @@ class _File:
         root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._classes = source_classes(build, root, "")
-        clusters = ClusterReader(build, self._classes, Owners())
-        default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
+        daemon = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
+        if "daemon" in root.entries:
+            # First, as it has the default of the clusters' time zone; its problems are recorded.
+            with suppress(Invalid):
+                daemon = self._daemon(root.entries["daemon"].node, root.place("daemon", "")[1], daemon)
+        self._time_zone = daemon.time_zone
+        clusters = ClusterReader(build, self._classes, Owners(), daemon.time_zone)
         readers = {
-            "daemon": lambda node, path: self._daemon(node, path, default),
+            "daemon": lambda _node, _path: daemon,
             "sources": lambda node, path: build.entries(node, path, self._source),
             "clusters": lambda node, path: self._clusters(node, path, clusters),
             "fleets": lambda node, path: build.entries(node, path, self._fleet),
@@ -94,7 +101,6 @@ class _File:
             raise self._problems.fail(root.line, "clusters", "missing; expected a mapping, here or in fleets")
         if not read.complete:
             raise Invalid
-        daemon = read.values.get("daemon", default)
         config = Config(
             path=self._path,
             daemon=daemon,
@@ -195,7 +201,7 @@ class _File:
             self._problems.add(*mapping.place("template", path), message)
         if discovery is None or "name" not in mapping.entries or brought == ("template" in mapping.entries):
             raise Invalid
-        template = Template(path, mapping, discovery.variables, self._classes, self._sources, build)
+        template = Template(path, mapping, discovery.variables, self._classes, self._sources, build, self._time_zone)
         template.check()
         if not read.complete:
             raise Invalid

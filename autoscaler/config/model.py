@@ -17,6 +17,7 @@ from autoscaler.config.build import Plugin
 from autoscaler.config.template import TextTemplate
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.parameters import ParameterError
+from autoscaler.core.workload_profile import local_seconds
 from autoscaler.plugins import Kind
 from autoscaler.ports import (
     DiscoveryPlugin,
@@ -162,6 +163,7 @@ class DaemonSpec:
         pack: whether the files of past hours are compressed.
         notifications: receivers of events of the clusters, by a name of your choice.
         tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` say where to.
+        time_zone: the `time_zone` of clusters that have none of their own, such as Europe/Berlin.
     """
 
     directory: Path
@@ -178,6 +180,7 @@ class DaemonSpec:
     pack: bool = True
     notifications: Mapping[str, NotificationSpec] = field(default_factory=dict)
     tracing: bool = False
+    time_zone: str = "UTC"
 
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")
@@ -207,6 +210,10 @@ class DaemonSpec:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):
             raise ParameterError("history", "must be above 0s")
+        try:
+            local_seconds(0.0, self.time_zone)
+        except ValueError as error:
+            raise ParameterError("time_zone", str(error)) from error
 
     def expired(self, now: datetime) -> tuple[str, ...]:
         """The tokens that are refused by now because they have expired, each as `path: message`."""

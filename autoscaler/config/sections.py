@@ -66,7 +66,8 @@ class ClusterSection:
         max_values: a reading of more numbers, or of more parts, counts as missing, unless its mean is known.
         lookback: how much of the past the policies see; raised to what the policies need.
         time_zone: the time zone of those who cause the load, such as Europe/Berlin: of policies with a parameter
-            `timezone` that is left out, and of the typical week of `autoscaler profile --config`.
+            `timezone` that is left out, of the typical week of `autoscaler profile --config`, and of the times in
+            pictures of `simulate --plot`. Left out, it is `daemon.time_zone`.
     """
 
     target: Annotated[TargetPlugin, Plugin(Kind.TARGET)]

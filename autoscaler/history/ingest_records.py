@@ -36,6 +36,7 @@ from autoscaler.core.model import Reason
 from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, Writer, escape_glob
 from autoscaler.history.progress import is_connect
 from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
+from autoscaler.history.session import little_data
 from autoscaler.trace.codec import VERSION
 
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -161,6 +162,8 @@ def add(
     given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
     given = replace(given, damaged=_damaged(spark, [file for file in files if not _has_plausible_end(file)]))
     with dataset.writing() as writer, ExitStack() as held:
+        if "://" not in dataset.path and rows_at_most(files) <= ROWS_PER_FILE:
+            held.enter_context(little_data(spark))
         try:
             lines, keys = _shuffled_lines(spark, writer, given, held)
         except _SPARK_FAILED:
@@ -210,7 +213,7 @@ def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
     in one partition, whatever the sample was.
     """
     spark, files = lines.sparkSession, given.files
-    if _rows_at_most(files) <= ROWS_PER_FILE:
+    if rows_at_most(files) <= ROWS_PER_FILE:
         return lines.repartitionById(1, F.lit(0))
     # At random, as every n-th file may be the first of each daemon.
     sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
@@ -244,7 +247,7 @@ def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
     return lines.repartitionById(parts, part).drop("_seen", "_place")
 
 
-def _rows_at_most(files: Sequence[str]) -> float:
+def rows_at_most(files: Sequence[str]) -> float:
     """How many rows files have at most, by their sizes."""
     try:
         return sum(Path(file).stat().st_size / (LEAST_PACKED if file.endswith(".gz") else LEAST) for file in files)

@@ -7,10 +7,13 @@ costs it no more time.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +30,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Times
 from autoscaler.core.model import JobState
 from autoscaler.core.workload_profile import Profile
 from autoscaler.history.cluster_profile import ProfileOptions, build_profile
-from autoscaler.history.dataset import Dataset
+from autoscaler.history.dataset import FEW_ROWS, Dataset
 from autoscaler.history.minutes import COLUMNS, Minutes, Rescaled
 from autoscaler.history.progress import is_connect
 from autoscaler.history.schema import struct
@@ -76,9 +79,6 @@ AHEAD = 15
 PER_PARTITION = 100
 """Profiles that are fetched at a time: up to 30 MB."""
 
-FEW_ROWS = 50_000
-"""Profiles of so few observations are computed in this process: Python workers would take longer to start."""
-
 _RESCALES = tuple(column.name for column in fields(Rescaled))
 _NOTES = ("renamed_to", "renamed_from", "skew_s", "over_s")
 
@@ -125,11 +125,13 @@ def profiles(
     observations, rescales, sample = (_renamed(rows, renamed or {}) for rows in (observations, rescales, sample))
     options = ProfileOptions(made_at, objective.total_seconds(), frozenset(holidays), dict(time_zones))
 
+    notes = _notes(observations, sample)
+
     def profile(left: pa.Table, right: pa.Table) -> pa.Table:
-        return _profile(left, right, options)
+        return _profile(left, right, notes, options)
 
     minutes = _minutes(observations, options.objective)
-    others = _rescales_and_notes(rescales, _renames(observations), _reading_ages(sample))
+    others = rescales.select("cluster", *_RESCALES).withColumn("at", F.unix_micros("at") / 1e6)
     if in_workers or not dataset.has_few_rows("observations", FEW_ROWS):
         return minutes.groupBy("cluster").cogroup(others.groupBy("cluster")).applyInArrow(profile, PROFILES)
     left, right = minutes.toArrow(), others.toArrow()
@@ -216,15 +218,22 @@ def _minutes(observations: DataFrame, objective: float) -> DataFrame:
     )
 
 
-def _renames(observations: DataFrame) -> DataFrame:
-    """The names before and after of clusters that were probably renamed."""
+def _notes(observations: DataFrame, sample: DataFrame) -> dict[str, dict[str, Any]]:
+    """Cluster -> what else is known of it: see `_NOTES`."""
+    notes = {row.cluster: row.asDict() for row in _reading_ages(sample).collect()}
+    for cluster, names in _renames([row.asDict() for row in _lives(observations).collect()]).items():
+        notes.setdefault(cluster, {}).update(names)
+    return notes
+
+
+def _lives(observations: DataFrame) -> DataFrame:
+    """The begin and end of each cluster, and its arrivals on a busy day (ln): one may have a weekend, another not."""
     at = F.unix_micros("at") / 1e6
     days = observations.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
         F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_valid("arrivals")).alias("level")
     )
-    # The level is that of a busy day: one may have a weekend, and the other not. The rows are few and end in one
-    # partition: they are in one from here on, as all cores wait while a tiny stage runs.
-    lives = (
+    # The rows are few: they are in one partition from here on, as all cores wait while a tiny stage runs.
+    return (
         days.coalesce(1)
         .groupBy("cluster")
         .agg(
@@ -233,48 +242,28 @@ def _renames(observations: DataFrame) -> DataFrame:
             F.ln(F.percentile_approx("level", 0.75)).alias("level"),
         )
     )
-    # Not a self-join, which would read the whole history once for each side.
-    life = F.struct("cluster", "begin", "end", "level")
-    each = lives.agg(F.collect_list(life).alias("lives"), F.min("begin").alias("from"), F.max("end").alias("to"))
-    each = each.select(F.explode("lives").alias("life"), "from", "to").where("life.level is not null")
 
-    def matched(those: Column, time: str, *near: int, ended: bool) -> Column:
-        """The days on which clusters that end can be matched with clusters that begin."""
-        days = F.array(*(F.floor(F.col(time) / DAY_S) + day for day in near))
-        days = F.when(those, days).otherwise(F.array().cast("array<bigint>"))
-        return F.transform(days, lambda day: F.struct(day.alias("day"), F.lit(ended).alias("ended")))
 
-    places = F.concat(
-        matched(F.col("life.end") < F.col("to") - ENDED_S, "life.end", -1, 0, 1, ended=True),
-        matched(F.col("life.begin") > F.col("from") + ENDED_S, "life.begin", 0, ended=False),
-    )
-    pairs = (
-        each.select("life", F.inline(places))
-        .groupBy("day")
-        .agg(
-            F.collect_list(F.when(F.col("ended"), F.col("life"))).alias("old"),
-            F.collect_list(F.when(~F.col("ended"), F.col("life"))).alias("new"),
-        )
-        .select(F.explode("old").alias("old"), "new")
-        .select("old", F.explode("new").alias("new"))
-    )
-    old, new = F.col("old"), F.col("new")
-    off = F.abs(old["level"] - new["level"])
-    follows = (new["begin"] - old["end"]).between(*FOLLOWS_S) & (old["cluster"] != new["cluster"])
-    unknown = F.lit(None).cast("string")
-
-    def rename(cluster: Column, to: Column, of: Column) -> Column:
-        return F.struct(cluster.alias("cluster"), to.alias("to"), of.alias("of"), off.alias("off"))
-
-    both = pairs.where(follows & (off < SIMILAR)).select(
-        F.inline(
-            F.array(rename(old["cluster"], new["cluster"], unknown), rename(new["cluster"], unknown, old["cluster"]))
-        )
-    )
-    return both.groupBy("cluster").agg(
-        F.min_by("to", F.when(F.col("to").isNotNull(), F.col("off"))).alias("renamed_to"),
-        F.min_by("of", F.when(F.col("of").isNotNull(), F.col("off"))).alias("renamed_from"),
-    )
+def _renames(lives: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The names before and after of clusters that were probably renamed, those with the most similar arrivals."""
+    first, last = (of((life[when] for life in lives), default=0.0) for of, when in ((min, "begin"), (max, "end")))
+    known = [life for life in lives if life["level"] is not None]
+    ended = [life for life in known if life["end"] < last - ENDED_S]
+    begun = sorted((life for life in known if life["begin"] > first + ENDED_S), key=itemgetter("begin"))
+    pairs = []
+    for old in ended:
+        nearest = bisect_left(begun, old["end"] + FOLLOWS_S[0], key=itemgetter("begin"))
+        for new in islice(begun, nearest, None):
+            if new["begin"] - old["end"] > FOLLOWS_S[1]:
+                break
+            off = abs(old["level"] - new["level"])
+            if off < SIMILAR and new["cluster"] != old["cluster"]:
+                pairs.append((off, old["cluster"], new["cluster"]))
+    names: dict[str, dict[str, str]] = {}
+    for _, old_name, new_name in sorted(pairs, reverse=True):
+        names.setdefault(old_name, {})["renamed_to"] = new_name
+        names.setdefault(new_name, {})["renamed_from"] = old_name
+    return names
 
 
 def _reading_ages(sample: DataFrame) -> DataFrame:
@@ -286,16 +275,12 @@ def _reading_ages(sample: DataFrame) -> DataFrame:
     )
 
 
-def _rescales_and_notes(rescales: DataFrame, renames: DataFrame, ages: DataFrame) -> DataFrame:
-    """The rescales of clusters, with renames and the ages of readings."""
-    rows = rescales.select("cluster", *_RESCALES).withColumn("at", F.unix_micros("at") / 1e6)
-    return rows.join(renames.join(ages, "cluster", "full"), "cluster", "full")
-
-
 # In Python workers
 
 
-def _profile(left: pa.Table, right: pa.Table, options: ProfileOptions) -> pa.Table:
+def _profile(
+    left: pa.Table, right: pa.Table, notes: Mapping[str, Mapping[str, Any]], options: ProfileOptions
+) -> pa.Table:
     """The profile of one cluster as a row; no row where there are only rescales."""
     rows = []
     if left.num_rows:
@@ -305,11 +290,11 @@ def _profile(left: pa.Table, right: pa.Table, options: ProfileOptions) -> pa.Tab
         rescales = [
             Rescaled(**{key: row[key] for key in _RESCALES})
             for row in right.select(list(_RESCALES)).to_pylist()
-            if row["at"] is not None and None not in (row["before"], row["after"])
+            if None not in (row["before"], row["after"])
         ]
-        notes = {key: right[key][0].as_py() for key in _NOTES} if right.num_rows else {}
-        columns["minute"] = columns["minute"] - round(((notes.get("over_s") or MEAN_OVER_S) - MEAN_OVER_S) / 120.0)
-        rows.append(_row(build_profile(cluster, Minutes(**columns), rescales, options, notes)))
+        known = {key: notes.get(cluster, {}).get(key) for key in _NOTES}
+        columns["minute"] = columns["minute"] - round(((known["over_s"] or MEAN_OVER_S) - MEAN_OVER_S) / 120.0)
+        rows.append(_row(build_profile(cluster, Minutes(**columns), rescales, options, known)))
     return pa.Table.from_pylist(rows, schema=_ARROW)
 
 
@@ -358,6 +343,9 @@ def stored(rows: DataFrame) -> Iterator[DataFrame]:
     `fetched` runs a job for each partition, one after the other: so all rows are computed before, and those yielded
     have few partitions, each small enough for the driver's memory.
     """
+    if rows.isLocal():  # few, and computed already
+        yield rows
+        return
     kept = rows.persist(StorageLevel.DISK_ONLY)
     try:
         yield kept.coalesce(max(kept.count() // PER_PARTITION, 1))
@@ -371,7 +359,10 @@ def fetched(rows: DataFrame) -> Iterator[Any]:
     Not with `toLocalIterator` of the DataFrame: Spark 4.3 keeps the results of its jobs until the session ends, because
     they start after the end of their query. A few thousand profiles would fill the driver's memory.
     """
-    yield from rows.toLocalIterator() if is_connect(rows.sparkSession) else rows.rdd.toLocalIterator()
+    if rows.isLocal():
+        yield from rows.collect()
+    else:
+        yield from rows.toLocalIterator() if is_connect(rows.sparkSession) else rows.rdd.toLocalIterator()
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:

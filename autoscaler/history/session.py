@@ -17,12 +17,13 @@ import sys
 import tempfile
 import urllib.parse
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from autoscaler import plugins
@@ -46,6 +47,17 @@ SETTINGS: Mapping[str, str] = {
     # Thousands of hourly files are listed by a few tasks, not by one each.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
 }
+
+_LITTLE: Mapping[str, str] = {
+    # Steps of one partition need no shuffle between them, and leave nothing to adapt.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    # More than 32 files would be listed by a job, each time that they are read.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
+}
+LITTLE_JAVA = "-XX:TieredStopAtLevel=1"
+"""Java options for work on little data: it is done before Java's second compiler has earned what it costs."""
 
 PACKAGES = ("autoscaler", "autoscaler_policies")
 """The packages that are sent to the workers of a cluster."""
@@ -148,6 +160,25 @@ def session(
             if before is None:
                 with suppress(OSError, Py4JError):  # if its Java has ended, the first error is reported, not this one
                     spark.stop()
+
+
+@contextmanager
+def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[None]:
+    """Have Spark plan queries for little data on this machine, except for settings that are chosen."""
+    ours = {name: value for name, value in _LITTLE.items() if name not in chosen}
+    before = {name: spark.conf.get(name, None) for name in ours}
+    for name, value in ours.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        # If its Java or its server has ended, the first error is reported, not this one.
+        with suppress(OSError, Py4JError, PySparkException):
+            for name, earlier in before.items():
+                if earlier is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, earlier)
 
 
 def _submitted_master() -> str:

@@ -1,4 +1,4 @@
-"""What import, profile and back-test cost beside bare PySpark, at several sizes in one run: printed, not judged.
+"""What import, follow, profile and back-test cost beside bare PySpark, at several sizes: printed, not judged.
 
 AUTOSCALER_BENCH_CLUSTERS=1,10,50 are three sizes, of two days each; it takes five minutes.
 
@@ -12,10 +12,8 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from autoscaler import cli
@@ -43,29 +41,26 @@ spark.stop()
 """
 
 
+COUNTED = """
+import ctypes, os, resource, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: Java ends after the command that has started it
+code = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+try:
+    while os.wait():
+        pass
+except ChildProcessError:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime)
+sys.exit(code)
+"""
+
+
 def seconds(*command: object) -> float:
     """The processor time of a command and all that it starts."""
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        known: dict[psutil.Process, float] = {}
-        root = psutil.Process(process.pid)
-        while process.poll() is None:
-            # Java ends with the command, and is not waited for: its time is that of the last look.
-            for each in [root, *root.children(recursive=True)]:
-                try:
-                    times = each.cpu_times()
-                except psutil.NoSuchProcess:
-                    continue
-                known[each] = times.user + times.system
-            time.sleep(0.1)
-        assert process.stderr is not None
-        assert process.returncode == 0, process.stderr.read()
-    return sum(known.values())
+    counted = [sys.executable, "-c", COUNTED, sys.executable, *map(str, command)]
+    done = subprocess.run(counted, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +104,10 @@ def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture
         lines.append(
             f"{count:,} records: import {added:.1f} s ({1e6 * added / count:.0f} a million), bare {read:.1f} s"
         )
+        # As many files a batch as there are days: 24 batches.
+        batches = ("--available-now", "--files", DAYS)
+        hourly = ours("history", "follow", traces, place / f"hourly-{clusters}", *batches)
+        lines.append(f"{count:,} records: 24 batches {hourly / (added + start):.2f} times the whole of one import")
         scanned = seconds(place / "bare.py", "parquet", dataset / "observations") - start
         profiled = ours("profile", dataset, "--out", place / f"profiles-{clusters}") - start
         config.write_text(CONFIG.replace("  orders:", "  orders-000:"))

@@ -274,6 +274,27 @@ def test_a_picture_is_drawn(config: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("zone", "label", "first"),
+    [("UTC", "hours", "0.00"), ("Asia/Kolkata", "time in Asia/Kolkata", "Mon 05:30")],
+)
+def test_the_time_axis_of_a_picture_is_in_the_time_zone_of_the_cluster(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, label: str, first: str
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("autoscaler.plot_style.save", lambda figure, *_: drawn.append(figure))
+    with config.open("a") as file:
+        file.write(f"\ndaemon: {{time_zone: {zone}}}\n")
+    given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--plot", tmp_path / "timeline.png")
+    assert simulate(*given) == 0
+    (figure,) = drawn
+    figure.canvas.draw()
+    axis = figure.axes[-1].xaxis
+    shown = [text.get_text() for text, at in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True) if at >= 0]
+    assert axis.get_label_text() == label
+    assert shown[0] == first
+
+
 def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
     shown = capsys.readouterr().out

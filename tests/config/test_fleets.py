@@ -184,6 +184,13 @@ def test_an_empty_default_is_no_number(refused: Refused) -> None:
     ]
 
 
+def test_members_without_a_time_zone_have_that_of_the_daemon(accepted: Accepted) -> None:
+    daemon = "daemon: {time_zone: Europe/Berlin}\n"
+    assert [found.cluster.time_zone for found in expanded(accepted(daemon + FLEET))] == ["Europe/Berlin"]
+    named = FLEET.replace("      min: 1\n", "      min: 1\n      time_zone: Asia/Tokyo\n")
+    assert [found.cluster.time_zone for found in expanded(accepted(daemon + named))] == ["Asia/Tokyo"]
+
+
 def test_annotations_choose_what_the_template_lets_them(accepted: Accepted) -> None:
     config = accepted(FLEET.replace("      min: 1\n", "      min: 2\n"))
     (found,) = expanded(config, member(annotations={"autoscaler/min": "0", "autoscaler/max": "3"}))

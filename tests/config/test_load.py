@@ -17,6 +17,7 @@ from autoscaler.core.model import Behaviour, ClusterSpec, Rate, RateKind, Select
 from autoscaler.ports import ConfigurationError, Secret
 
 Accepted = Callable[..., Config]
+Refused = Callable[..., list[str]]
 
 
 def seconds(number: float) -> timedelta:
@@ -360,3 +361,20 @@ def test_a_time_zone_that_does_not_exist_is_refused_by_its_line(accepted: Accept
     assert problem.endswith(
         f":{line}: clusters.demo.time_zone: 'Europe/Atlantis' is not the name of a time zone, such as Europe/Berlin"
     )
+
+
+def test_a_cluster_without_a_time_zone_has_that_of_the_daemon_wherever_it_stands(accepted: Accepted, good: str) -> None:
+    policy = "p: {type: schedule, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}"
+    other = f"  other: {{target: {{type: advice}}, max: 4, time_zone: UTC, policies: {{{policy}}}}}\n"
+    text = good.replace("    policies:\n", f"    policies:\n      {policy}\n", 1) + other
+    config = accepted(text + "daemon: {time_zone: Europe/Berlin}\n")
+    demo, other_cluster = config.clusters["demo"], config.clusters["other"]
+    assert (demo.time_zone, other_cluster.time_zone) == ("Europe/Berlin", "UTC")
+    zones = [getattr(cluster.spec.policies[0].policy, "timezone", None) for cluster in (demo, other_cluster)]
+    assert zones == ["Europe/Berlin", "UTC"]
+
+
+def test_a_time_zone_of_the_daemon_that_does_not_exist_is_refused_once(refused: Refused, good: str) -> None:
+    line = len(good.splitlines()) + 1
+    expected = f"{line}: daemon.time_zone: 'Europe/Atlantis' is not the name of a time zone, such as Europe/Berlin"
+    assert refused(good + "daemon: {time_zone: Europe/Atlantis}\n") == [expected]

@@ -13,6 +13,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -21,7 +23,7 @@ from pyspark.testing import assertDataFrameEqual
 from autoscaler.history.dataset import BusyError, Dataset, DatasetError, Merged, open_dataset, store
 from autoscaler.history.dataset.files import LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
-from autoscaler.history.dataset.layout import COMMIT, STAGING, Change
+from autoscaler.history.dataset.layout import COMMIT, STAGING, Change, Layout
 from autoscaler.history.dataset.store import LOCK, MARKER
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -252,6 +254,27 @@ def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begi
         everything.select("cluster", "at", "desired"),
     )
     everything.unpersist()
+
+
+def test_only_files_that_may_have_rows_of_the_time_are_looked_at_for_known_ones(tmp_path: Path) -> None:
+    begin = datetime(2026, 1, 31, tzinfo=UTC)
+
+    def write(name: str, hour: int, *, statistics: bool = True) -> None:
+        times = pa.array([begin + timedelta(hours=hour, minutes=each) for each in (0, 59)], pa.timestamp("us", "UTC"))
+        pq.write_table(pa.table({"cluster": ["a", "b"], "at": times}), tmp_path / name, write_statistics=statistics)
+
+    write("at 0", 0)
+    write("at 1", 1)
+    write("at 2", 2)
+    write("unknown", 9, statistics=False)
+    (tmp_path / "damaged").write_bytes(b"PAR1")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    layout = Layout(str(tmp_path), LocalFiles(tmp_path))
+
+    found = layout.overlapping(names, begin + timedelta(minutes=59), begin + timedelta(hours=1))
+    assert found == ["at 0", "at 1", "damaged", "unknown"]
+    assert layout.count(["at 0", "unknown"]) == 4
+    assert layout.count(names) is None
 
 
 def test_a_write_error_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,17 @@ from autoscaler.core.model import Direction
 from autoscaler.core.workload_profile import Profile, seasonal_value
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.minutes import COLUMNS
-from autoscaler.history.profile_job import PROFILES, _latest, _minutes, _renames, fetched, profiles, stored, write
+from autoscaler.history.profile_job import (
+    PROFILES,
+    _latest,
+    _lives,
+    _minutes,
+    _renames,
+    fetched,
+    profiles,
+    stored,
+    write,
+)
 from autoscaler.ports import AutoscalerError
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import PLANTS
@@ -244,8 +254,8 @@ def test_who_ends_when_another_begins_with_as_much_was_renamed(
     start = datetime(2026, 1, 5, tzinfo=UTC)
     rows = [(name, start + timedelta(hours=hour), level) for name, *ends, level in lives for hour in ends]
     frame = spark.createDataFrame(rows, "cluster string, at timestamp, arrivals double")
-    renames = {row.cluster: (row.renamed_to, row.renamed_from) for row in _renames(frame).collect()}
-    assert renames == found
+    renames = _renames([row.asDict() for row in _lives(frame).collect()])
+    assert {name: (of.get("renamed_to"), of.get("renamed_from")) for name, of in renames.items()} == found
 
 
 @pytest.mark.e2e
@@ -324,8 +334,9 @@ def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
     cluster = f"{{target: {{type: advice}}, max: 9, policies: {{p: {schedule}}}"
     config = tmp_path / "config.yaml"
     asked: dict[str, str] = {}
-    berlin, cairo = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo"))
-    config.write_text(f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}}}")
+    berlin, cairo, utc = (f"{cluster}, time_zone: {zone}}}" for zone in ("Europe/Berlin", "Africa/Cairo", "UTC"))
+    clusters = f"clusters: {{a: {berlin}, b: {cairo}, c: {cluster}}}, d: {utc}}}"
+    config.write_text(f"{clusters}\ndaemon: {{time_zone: America/Lima}}\n")
     open_dataset(str(tmp_path / "dataset"), make=True)
 
     def compute(*_: object, **options: Any) -> None:
@@ -336,7 +347,8 @@ def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
     monkeypatch.setattr("autoscaler.history.profile_job.profiles", compute)
     arguments = ("--out", tmp_path / "p", "--config", config, "--time-zone", "b=Asia/Tokyo")
     assert _run(tmp_path / "dataset", *arguments) == 1
-    assert asked == {"a": "Europe/Berlin", "b": "Asia/Tokyo"}
+    # By the empty name those of all others, such as members of fleets.
+    assert asked == {"": "America/Lima", "a": "Europe/Berlin", "b": "Asia/Tokyo", "d": "UTC"}
 
 
 @pytest.fixture

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
+
+from autoscaler.history.session import little_data
 
 pytestmark = pytest.mark.e2e
 
@@ -98,3 +101,14 @@ def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of
     # Py4J's, the driver's and the block manager's ports, and Python's for the batches.
     assert len(places) >= 3 + uis
     assert {address for address, _ in places} == {"127.0.0.1"}
+
+
+def test_settings_for_little_data_are_those_of_before_when_it_is_done(spark: SparkSession) -> None:
+    names = ("spark.sql.shuffle.partitions", "spark.sql.leafNodeDefaultParallelism", "spark.sql.adaptive.enabled")
+    before = [spark.conf.get(name, None) for name in names]
+    assert before[:2] != ["1", "1"]
+    with little_data(spark, {"spark.sql.adaptive.enabled"}):
+        assert [spark.conf.get(name, None) for name in names] == ["1", "1", before[2]]
+        rows = spark.range(9).selectExpr("id % 3 AS of").groupBy("of").count().orderBy("of")
+        assert rows.rdd.getNumPartitions() == 1
+    assert [spark.conf.get(name, None) for name in names] == before

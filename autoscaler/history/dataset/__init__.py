@@ -11,9 +11,10 @@ writer completes a commit that was interrupted. Files are moved one by one, whic
 from autoscaler.history.dataset.files import BusyError, DatasetError
 from autoscaler.history.dataset.layout import ROWS_PER_FILE, escape_glob
 from autoscaler.history.dataset.merge import Merged, Writer
-from autoscaler.history.dataset.store import Dataset, open_dataset
+from autoscaler.history.dataset.store import FEW_ROWS, Dataset, open_dataset
 
 __all__ = [
+    "FEW_ROWS",
     "ROWS_PER_FILE",
     "BusyError",
     "Dataset",

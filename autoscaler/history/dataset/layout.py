@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -11,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import reduce
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from autoscaler.history.dataset.files import DatasetError, Files
+from autoscaler.history.dataset.files import DatasetError, Files, LocalFiles
 from autoscaler.history.schema import TABLES
 
 COMMIT = "_commit.json"
@@ -34,6 +38,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """The key of each table."""
 
 _ATTEMPTS = 20
+_ALWAYS = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,34 @@ class Layout:
         ]
         return reduce(DataFrame.unionByName, frames)
 
+    def count(self, names: Collection[str], enough: float = math.inf) -> int | None:
+        """The number of rows of files, by their metadata, or one above `enough`; None: only Spark can tell."""
+        if not isinstance(self.files, LocalFiles):
+            return None
+        rows = 0
+        for name in names:
+            try:
+                rows += pq.read_metadata(Path(self.path) / name).num_rows
+            except (OSError, pa.ArrowInvalid):
+                return None  # Spark reports it
+            if rows > enough:
+                break
+        return rows
+
+    def overlapping(self, names: Sequence[str], first: datetime, last: datetime) -> list[str]:
+        """Those files that may have rows of a time, both ends included, by the statistics of the column `at`."""
+        if not isinstance(self.files, LocalFiles):
+            return list(names)
+        found = []
+        for name in names:
+            try:
+                begin, end = _times(pq.read_metadata(Path(self.path) / name))
+            except (OSError, pa.ArrowInvalid):
+                begin, end = first, last  # Spark reports it
+            if begin <= last and end >= first:
+                found.append(name)
+        return found
+
     def check(self, table: str, first: date | None, last: date | None) -> None:
         """Raise DatasetError for a file of these dates that is evidently damaged, unless a writer is just moving it."""
         for name in self.current(table)[0]:
@@ -153,6 +186,19 @@ class Layout:
 
     def _changing(self) -> DatasetError:
         return DatasetError(f"{self.path}: other processes keep changing it; try again when they are done")
+
+
+def _times(metadata: pq.FileMetaData) -> tuple[datetime, datetime]:
+    """The least and greatest `at` of a file, as far as its statistics say."""
+    least, greatest = [], []
+    for group in range(metadata.num_row_groups):
+        columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
+        found = next((column.statistics for column in columns if column.path_in_schema == "at"), None)
+        if found is None or not found.has_min_max:
+            return _ALWAYS
+        least.append(found.min.replace(tzinfo=UTC))
+        greatest.append(found.max.replace(tzinfo=UTC))
+    return (min(least), max(greatest)) if least else _ALWAYS
 
 
 def unreadable(file: str, problem: str) -> DatasetError:

@@ -6,6 +6,7 @@ over, or has the files of very many writes, is rewritten as few files by the nex
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -202,6 +203,8 @@ class Writer:
     def _new(self, table: str, brought: _Counted) -> _Counted:
         """Those of the rows that a table does not have yet."""
         present = of_dates(self.layout.current(table)[0], brought.of)
+        if brought.first is not None and brought.last is not None:
+            present = self.layout.overlapping(present, brought.first, brought.last)
         if not present:
             return brought
         there = self.layout.rows(brought.fresh.sparkSession, table, present)
@@ -266,11 +269,11 @@ class Writer:
         if not observations:
             return change
         decisions = of_dates(self.layout.after(change, "decisions"), read)
-        rows = self.layout.rows
+        rows, count = self.layout.rows, self.layout.count(observations)
         found = rescales.find(
             rows(spark, "observations", observations),
             rows(spark, "decisions", decisions),
-            tasks=len(observations),
+            tasks=len(observations) if count is None else math.ceil(count / ROWS_PER_FILE),
         )
         found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
         present = rows(spark, "rescales", of_dates(self.layout.after(change, "rescales"), near))

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -32,6 +30,9 @@ from autoscaler.history.schema import TABLES, VERSION
 FORMAT = "autoscaler-history"
 MARKER = "autoscaler-history.json"
 LOCK = "_lock"
+
+FEW_ROWS = 50_000
+"""So few observations are worked on without Python workers, which take longer to start, and with few tasks."""
 
 
 def open_dataset(path: str | os.PathLike[str], *, make: bool = False) -> Dataset:
@@ -129,17 +130,8 @@ class Dataset:
 
     def has_few_rows(self, table: str, most: int) -> bool:
         """Whether a table on this machine has at most so many rows, by the metadata of its files."""
-        if not isinstance(self._layout.files, LocalFiles):
-            return False
-        rows = 0
-        for name in self._layout.current(table)[0]:
-            try:
-                rows += pq.read_metadata(Path(self.path) / name).num_rows
-            except (OSError, pa.ArrowInvalid):
-                return False  # Spark reports it
-            if rows > most:
-                return False
-        return True
+        rows = self._layout.count(self._layout.current(table)[0], most)
+        return rows is not None and rows <= most
 
     def reading(self) -> AbstractContextManager[None]:
         """Raise errors of Spark about a file of this dataset as a DatasetError that names the file."""
