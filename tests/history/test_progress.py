@@ -128,10 +128,10 @@ def test_an_invalid_property_is_refused(text: str, capsys: pytest.CaptureFixture
 
 def test_properties_are_added_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     options = parsed("--conf", "spark.driver.extraJavaOptions=-Xss4m", "--conf", "spark.a=b=c")
-    settings = spark_options._settings(dict(options.conf))
+    settings = spark_options._settings(dict(options.conf), little=False)
     assert settings["spark.a"] == "b=c"
     assert settings["spark.driver.extraJavaOptions"].startswith("-Dlog4j2.configurationFile=file:///")
     assert settings["spark.driver.extraJavaOptions"].endswith("log4j2.properties -Xss4m")
     assert settings["spark.ui.showConsoleProgress"] == "false"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert spark_options._settings({})["spark.ui.showConsoleProgress"] == "true"
+    assert spark_options._settings({}, little=False)["spark.ui.showConsoleProgress"] == "true"
