@@ -679,6 +679,9 @@ def test_a_week_is_drawn_from_a_small_answer(browser: Browser, tmp_path: Path) -
             tab.picture("week")
 
 
+RECORDED = os.environ.get("AUTOSCALER_PAGE_RUN")
+"""The page.html of a run to take in place of a simulated one, such as that of a demo."""
+
 RUN = r'<script type="application/json" id="run">(.*?)</script>'
 """What a file with a run has recorded."""
 
@@ -743,6 +746,8 @@ def until(recorded: dict[str, Any], share: float) -> dict[str, Any]:
     figures = {key: series[key][count - 1] for key in ("load", "capacity", "lag", "backlog_time", "current", "desired")}
     decisions = [each for each in recorded["decisions"][name] if before(each["decision"]["at"])]
     shown = {**row, **(decisions[-1] if decisions else {}), **figures, "at": at, "ready": series["ready"][count - 1]}
+    if share < 1:
+        shown |= {"trouble": None, "severity": 0, "missing": {}, "problem": None}  # those of the end
     return {
         **recorded,
         "clusters": [shown],
@@ -752,7 +757,8 @@ def until(recorded: dict[str, Any], share: float) -> dict[str, Any]:
 
 
 def test_a_run_as_a_strip_of_pictures_shows_more_from_left_to_right(browser: Browser, tmp_path: Path) -> None:
-    recorded = json.loads(re.findall(RUN, simulated(tmp_path, "steps6h").read_text(), re.DOTALL)[0])
+    file = Path(RECORDED) if RECORDED else simulated(tmp_path, "steps6h")
+    recorded = json.loads(re.findall(RUN, file.read_text(), re.DOTALL)[0])
     marks, pictures = [], []
     for number in range(MOMENTS):
         file = tmp_path / f"{number}.html"
