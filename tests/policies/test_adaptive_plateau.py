@@ -63,7 +63,7 @@ def test_of_steps_in_a_row_the_first_counts_and_of_one_further_down_that() -> No
     [
         *((8, 450.0, 2100.0, True), (8, 450.0, 2101.0, False)),
         *((9, 450.0, 2100.0, True), (7, 450.0, 400.0, False)),
-        *((8, 562.0, 400.0, True), (8, 563.0, 400.0, False)),
+        *((8, 517.0, 400.0, True), (8, 518.0, 400.0, False)),
     ],
 )
 def test_it_is_tried_again_after_half_an_hour_with_fewer_or_when_far_more_is_processed(

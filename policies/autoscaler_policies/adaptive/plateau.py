@@ -14,7 +14,7 @@ from autoscaler_policies.shared.recommend import format_number
 
 GROWTH = 1.5
 """Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps..."""
-GAIN = 0.25
+GAIN = 0.15
 """... and more workers do not help where they bring less than this share of what they would at best."""
 AGE_S = 1800.0
 """Throughputs further apart are of other records; and after so long it is tried again."""
