@@ -8,7 +8,7 @@ hook when it has the attribute; nothing is registered.
 """
 
 from autoscaler.core import dataflow, expression
-from autoscaler.core.capacity import effective_slots, restart_time, source_partitions, stall_growth, stall_time
+from autoscaler.core.capacity import effective_slots, restart_time, source_partitions, stall_time
 from autoscaler.core.capacity import rate as saturated_rate
 from autoscaler.core.model import (
     AMOUNT,
@@ -86,6 +86,5 @@ __all__ = [
     "restart_time",
     "saturated_rate",
     "source_partitions",
-    "stall_growth",
     "stall_time",
 ]

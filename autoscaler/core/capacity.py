@@ -5,12 +5,9 @@ Capacity is the "true processing rate" of the literature (DS2, OSDI 2018): recor
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple
 
 from autoscaler.core.censored import percentiles
 from autoscaler.core.model import (
@@ -29,10 +26,6 @@ from autoscaler.core.model import (
 
 _KEPT_DURATIONS = 8
 _KEPT_TIMES = 32
-STALL_GROWTH = 0.3
-"""The longer a job stands still the more replicas come, by this power of them, until that has been seen..."""
-STALL_GROWTH_WEIGHT = 2.0
-"""... which counts as much as so much squared deviation of ln(replicas) from its mean."""
 _UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
@@ -171,73 +164,27 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
     return seconds
 
 
-def stall_time(learned: Learned, direction: Direction, replicas: int | None = None) -> float | None:
-    """Seconds that the job stands still for a rescale in that direction; None when never seen.
-
-    Replicas that come register one after another, and each may stop the job again: eight stop it for two to three times
-    as long as one. Those that go do so at once.
-
-    Args:
-        learned: what has been seen.
-        direction: up or down.
-        replicas: how many come or go; None: the median of all that was seen.
-    """
+def stall_time(learned: Learned, direction: Direction) -> float | None:
+    """Median seconds that the job stands still for a rescale in that direction; None when never seen."""
     times = learned.times.get(direction)
-    found = _stalls(times, grows=direction is Direction.UP) if times else None
-    return found and (found.median if replicas is None else found.of(replicas))
-
-
-def stall_growth(learned: Learned, direction: Direction) -> float:
-    """With which power of the replicas that come a stall grows, 0 to 1; those that go do not make it longer."""
-    if direction is Direction.DOWN:
-        return 0.0
-    times = learned.times.get(direction)
-    found = _stalls(times, grows=direction is Direction.UP) if times else None
-    return STALL_GROWTH if found is None else found.growth
-
-
-class _Stall(NamedTuple):
-    """Seconds that a job stands still: of all, for one replica, and the power of their number that it grows with."""
-
-    median: float
-    single: float
-    growth: float
-
-    def of(self, replicas: int) -> float:
-        return self.single * math.pow(max(replicas, 1), self.growth)
+    return _median_stall(times) if times else None
 
 
 @lru_cache(maxsize=4096)  # they are asked for at every decision, and change with a rescale
 def _median_start(times: tuple[RescaleTimes, ...]) -> float | None:
-    found = percentiles([(each.ran_after, each.ran_before) for each in times])
+    found = percentiles([(after, before) for _, _, after, before in times])
     return found and found[0]
 
 
 @lru_cache(maxsize=4096)
-def _stalls(times: tuple[RescaleTimes, ...], *, grows: bool) -> _Stall | None:
-    known = []
-    for stopped_after, stopped_before, ran_after, ran_before, replicas in times:
+def _median_stall(times: tuple[RescaleTimes, ...]) -> float | None:
+    begins, ends = [], []
+    for stopped_after, stopped_before, ran_after, ran_before in times:
         if stopped_after is not None and stopped_before is not None:
-            begin, end = (stopped_after, stopped_before), (max(ran_after, stopped_after), ran_before)
-            known.append((begin, end, math.log(max(replicas, 1))))
-    found = percentiles([end for _, end, _ in known], [begin for begin, _, _ in known])
-    if found is None:
-        return None
-    if not grows:
-        return _Stall(found[0], found[0], 0.0)
-    growth = _growth([(log, (sum(end) - sum(begin)) / 2) for begin, end, log in known])
-    middle = sorted(log for _, _, log in known)[len(known) // 2]
-    return _Stall(found[0], found[0] * math.exp(-growth * middle), growth)
-
-
-def _growth(stalls: Sequence[tuple[float, float]]) -> float:
-    """Slope of ln(stall) over ln(replicas), of (ln(replicas), stall), by least squares towards `STALL_GROWTH`."""
-    logs = [(log, math.log(max(stall, 1.0))) for log, stall in stalls]
-    mean_x, mean_y = sum(x for x, _ in logs) / len(logs), sum(y for _, y in logs) / len(logs)
-    both = sum((x - mean_x) * (y - mean_y) for x, y in logs)
-    square = sum((x - mean_x) ** 2 for x, _ in logs)
-    growth = (both + STALL_GROWTH_WEIGHT * STALL_GROWTH) / (square + STALL_GROWTH_WEIGHT)
-    return min(max(growth, 0.0), 1.0)
+            begins.append((stopped_after, stopped_before))
+            ends.append((max(ran_after, stopped_after), ran_before))
+    found = percentiles(ends, begins)
+    return found and found[0]
 
 
 @lru_cache(maxsize=4096)

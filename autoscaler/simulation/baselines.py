@@ -158,7 +158,7 @@ def _without(settings: str, *, bare: bool = False, flat: bool = False) -> Baseli
 
 
 ABLATIONS: Mapping[str, Baseline] = {
-    "no forecast": _without(", forecast: forecast", flat=True),  # nor what mostly lasts of what is off from the mean
+    "no forecast": _without(", forecast: forecast", flat=True),  # nor a line that arrivals only swing around
     "no slack": _without(", slack: 1"),  # acts when the objective is reached, not before
     "no headroom": _without(", headroom: 0"),
     "no down_headroom": _without(", down_headroom: 0"),

@@ -77,7 +77,7 @@ def jumped(ago: float, interval: float, lag: float = 100.0) -> View:
         (0, 7, 100, 1),
         (0, 7.5, 100, 3),  # the next poll would be too late to wait for
         (0, 15, 100, 3),
-        (0, 2, 2000, 4),  # so much waits that every second counts
+        (0, 2, 2000, 5),  # so much waits that every second counts
     ],
 )
 def test_while_arrivals_jump_more_is_asked_for_only_if_it_is_urgent(

@@ -20,7 +20,9 @@ TREND_NAMES = tuple([(f"trend.{name}", count) for name, count in TRENDS.items()]
 SLOPE_SIGNIFICANCE = 3.0
 """A slope must be so many times its standard error (a t-test with few degrees of freedom, hence more than 2)..."""
 RISE_SIGNIFICANCE = 3.0
-"""... and rise within its time by so many times what arrivals swing by from minute to minute."""
+"""... and rise within its time by so many times what arrivals swing by from minute to minute..."""
+MINUTE_SIGNIFICANCE = 3.0
+"""... and that of the last minute by so many times within a minute."""
 MIN_POINTS = 4
 READING_S = 15.0
 """Readings closer together than this count proportionally less for how arrivals rise and swing."""
@@ -45,18 +47,35 @@ SWING_WEIGHT = 0.005
 STALE_S = 600.0
 """After so long without a reading the level begins anew."""
 
-OUTLAST_S = 300.0
-"""How much of what arrivals are off from their mean lasts is learned by the mean of so long after..."""
-OUTLAST_DECAY_S = 7200.0
-"""... and that is forgotten to 37 % within so long."""
-OUTLAST_PRIOR = 0.05
-"""Until then all of it is expected to last: worth so many minutes times the square of a share of the mean."""
-OUTLAST_DEVIATIONS = 3.0
-"""What is off by more than so many times what is usual lasts: it is no swing."""
+LINE_DECAY_S = 3600.0
+"""Weights of the readings in the long line fade to 37 % within so long."""
+DRIFT_DECAY_S = 300.0
+LINE_EXIT = 4.5
+"""The line is left when the mean over so long, or one reading, is off by so many times what that swings by..."""
+LINE_JUMP = 3.0
+"""... or arrivals jump to so far above it: a jump from below to above it may be but a swing."""
+MIN_LINE_AGE_S = 1800.0
+"""Arrivals only swing around a line that has held for so long..."""
+FLATNESS_S = 600.0
+"""... that within so long rises or falls by less than they swing by..."""
+MAX_SWING_S = 400.0
+"""... and a deviation from which decays within so long (to 37 %)."""
+SPREAD_WEIGHT = 1 / 120
+"""How much they swing around it, and for how long, is learned from a reading a minute, in two hours..."""
+INITIAL_WEIGHT = 1 / 6
+"""... and in minutes at first, when what is assumed counts as much as five readings."""
+MAX_DEVIATIONS = 4.0
+"""What is off by more than so many times the spread counts no more in it."""
+LONGEST_SWING_S = 600.0
+"""Longer swings cannot be recognised by a line through the last hour."""
 
 FORECAST_AHEAD_S = 300.0
 """Forecasts are compared with the arrivals so long after."""
 ERROR_WEIGHT = 0.2
+
+
+LINE_SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
+"""The sums that make the long line; without one of them it begins anew."""
 
 
 TIME_OF = itemgetter(0)
@@ -257,45 +276,122 @@ def find_trends(memory: dict[str, float], points: Sequence[tuple[float, float]])
         found = line(some)
         stands_out = found.slope * found.span > RISE_SIGNIFICANCE * swing * foreseen
         memory[name] = found.slope if stands_out and is_significant(some, found) else 0.0
+    slope = memory.get("arrivals.slope", 0.0)
+    memory["trend.minute"] = slope if slope * MINUTE_S > MINUTE_SIGNIFICANCE * swing * foreseen else 0.0
+    # The line through the longest time is the middle of what swings, unless there was a jump.
+    middle = found.now
+    if found.noise > 2 * swing * foreseen:
+        middle = max(level, found.now) if points[-1][1] > found.now else level
+    memory["arrivals.middle"] = max(middle, 0.0)
     if found.noise > 0 and level > 0:
         swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
         memory["arrivals.swing"] = max(swing, MIN_NOISE)
 
 
-def learn_outlasting(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
-    """Learn how much of a deviation from the mean lasts: the slope of a line through what was off before and after.
+def follow_line(memory: dict[str, float], value: float, at: float) -> None:
+    """Follow the line through the last hour, how much arrivals swing around it, and how long that lasts.
+
+    A weighted least-squares line, and a first-order autoregression of what is off from it: by how much (`line.spread`,
+    a standard deviation as a share of the line) and for how long (`line.lasts`, seconds after which 37 % are left).
+    Where arrivals leave the line it begins anew. All but a jump is judged by the readings before the present one, of
+    which a greater value must not undo what a smaller one would have found.
 
     Args:
-        memory: what is known, changed in place.
-        points: (seconds since 1970, records/s) as for `find_trends`.
+        memory: what is known, changed in place; `follow` comes first.
+        value: records/s.
+        at: when it was true, seconds since 1970. One that was seen before, or is doubtful, changes nothing.
     """
-    now = points[-1][0]
-    since = min(max(now - memory.get("outlast.seen_at", now), 0.0), MINUTE_S)
-    memory["outlast.seen_at"] = now
-    memory["outlast.mean"] = _mean(points)
-    first = bisect_right(points, now - OUTLAST_S, key=TIME_OF)
-    if now - points[0][0] < 2 * OUTLAST_S or not (mean := _mean(points[:first])):
+    since = at - memory.get("line.seen_at", -math.inf)
+    if since <= 0 or memory.get("arrivals.doubted_at") == at:
         return
-    before, after = points[first - 1][1] / mean - 1.0, _mean(points[first:]) / mean - 1.0
-    kept, weight = math.exp(-since / OUTLAST_DECAY_S), since / MINUTE_S
-    for name, product in (("weight", 1.0), ("square", before * before), ("both", before * after)):
-        memory[f"outlast.{name}"] = memory.get(f"outlast.{name}", 0.0) * kept + weight * product
+    weight, t, tt, x, tx = [memory.get(name, math.nan) for name in LINE_SUMS]
+    whole = math.isfinite(weight + t + tt + x + tx)
+    jumped = memory.get("arrivals.jumped_at") == at
+    if not whole or since > STALE_S or (jumped and _is_far_above(memory, value)) or _has_left(memory):
+        weight = t = tt = x = tx = off = drift = slope = 0.0
+        since = READING_S
+        middle = value
+        memory["line.since_at"] = memory["line.minute_at"] = at
+        memory.pop("line.minute_off", None)
+    else:
+        kept = math.exp(-since / LINE_DECAY_S)
+        tt = kept * (tt - 2 * since * t + since * since * weight)
+        tx = kept * (tx - since * x)
+        t, x, weight = kept * (t - since * weight), kept * x, kept * weight
+        spread_t = tt - t * t / weight
+        slope = (tx - t * x / weight) / spread_t if spread_t > 0 else 0.0
+        middle = max((x - slope * t) / weight, 0.0)
+        off = (value - middle) / middle if middle > 0 else 0.0
+        drift = memory.get("line.drift", 0.0)
+        drift += (1 - math.exp(-since / DRIFT_DECAY_S)) * (off - drift)
+    counts = min(since, MINUTE_S)
+    memory["line.seen_at"] = at
+    memory["line.weight"], memory["line.x"] = weight + counts, x + counts * value
+    memory["line.t"], memory["line.tt"], memory["line.tx"] = t, tt, tx
+    memory["line.now"], memory["line.slope"], memory["line.off"], memory["line.drift"] = middle, slope, off, drift
+    passed = at - memory.get("line.minute_at", at)
+    if passed >= MINUTE_S and at - memory.get("line.since_at", at) >= DRIFT_DECAY_S:
+        _learn_spread(memory, off, passed)
+        memory["line.minute_at"], memory["line.minute_off"] = at, off
 
 
-def _mean(points: Sequence[tuple[float, float]]) -> float:
-    return sum([value for _, value in points]) / len(points)
+def _is_far_above(memory: Mapping[str, float], value: float) -> bool:
+    """Whether a reading is far above the long line."""
+    middle = memory.get("line.now", 0.0)
+    return value - middle > LINE_JUMP * memory.get("line.spread", SWING) * middle
 
 
-def lasting_rate(memory: Mapping[str, float], level: float) -> float:
-    """What will arrive by the present level, records/s: as much of what it is off from the mean as mostly lasts."""
-    mean, square = memory.get("outlast.mean", level), memory.get("outlast.square", 0.0)
-    weight = memory.get("outlast.weight", 0.0)
-    if square <= 0 or weight <= 0:
-        return level
-    most = OUTLAST_DEVIATIONS * mean * math.sqrt(square / weight)
-    swing = min(max(level - mean, -most), most)
-    lasts = (memory.get("outlast.both", 0.0) + OUTLAST_PRIOR) / (square + OUTLAST_PRIOR)
-    return level - (1.0 - min(max(lasts, 0.0), 1.0)) * swing
+def _learn_spread(memory: dict[str, float], off: float, passed: float) -> None:
+    """How much arrivals swing around the long line, and how long that lasts, by two readings some time apart."""
+    before = memory.get("line.minute_off")
+    if before is None:
+        return
+    spread = memory.get("line.spread", SWING)
+    weight = memory.get("line.learns", INITIAL_WEIGHT)
+    memory["line.learns"] = max(weight / (1 + weight), SPREAD_WEIGHT)
+    most = MAX_DEVIATIONS * MAX_DEVIATIONS * spread * spread
+    spread = max(math.sqrt(spread * spread + weight * (min(off * off, most) - spread * spread)), MIN_NOISE)
+    both = memory.get("line.both", spread * spread / math.e)
+    both += weight * (min(max(off * before, -most), most) - both)
+    alike = min(max(both / (spread * spread), 0.05), math.exp(-passed / LONGEST_SWING_S))
+    memory["line.spread"], memory["line.both"], memory["line.lasts"] = spread, both, -passed / math.log(alike)
+
+
+def _line_variance(memory: Mapping[str, float]) -> float:
+    """Variance of where the long line is now, in that of a reading: an end of a line through what lasts for a while."""
+    held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", 0.0)
+    return 8 * memory.get("line.lasts", MINUTE_S) / min(max(held, 1.0), 2 * LINE_DECAY_S)
+
+
+def _has_left(memory: Mapping[str, float]) -> bool:
+    """Whether arrivals have left the long line."""
+    if not memory["line.seen_at"] - memory.get("line.since_at", math.inf) >= MIN_LINE_AGE_S:
+        return False
+    unsure, lasts = _line_variance(memory), memory.get("line.lasts", MINUTE_S)
+    most = LINE_EXIT * memory.get("line.spread", SWING)
+    drift = abs(memory.get("line.drift", 0.0))
+    return abs(memory.get("line.off", 0.0)) > most * math.sqrt(1 + unsure) or drift > most * math.sqrt(
+        lasts / (lasts + DRIFT_DECAY_S) + unsure
+    )
+
+
+def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
+    """The line that arrivals have long swung around and return to quickly; None where there is none.
+
+    Returns:
+        Where it is, records/s; by how much they swing around it (standard deviation as a share of it); and how long
+        that lasts, seconds.
+    """
+    held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", math.inf)
+    middle, spread = memory.get("line.now", 0.0), memory.get("line.spread", SWING)
+    lasts = memory.get("line.lasts", math.inf)
+    if (
+        held < MIN_LINE_AGE_S
+        or lasts > MAX_SWING_S
+        or abs(memory.get("line.slope", 0.0)) * FLATNESS_S > spread * middle
+    ):
+        return None
+    return middle, spread, lasts
 
 
 def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float, float], ...]:
@@ -310,6 +406,9 @@ def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float
         slope = memory.get(name, 0.0)
         if slope > 0:
             found.append((slope * share * trend_trust(memory), count * MINUTE_S))
+    slope = memory.get("trend.minute", 0.0)
+    if slope > 0:
+        found.append((slope * share, MINUTE_S))
     return tuple(found)
 
 

@@ -25,7 +25,6 @@ from autoscaler.policy_api import (
     restart_time,
     saturated_rate,
     source_partitions,
-    stall_growth,
     stall_time,
 )
 from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
@@ -52,19 +51,16 @@ class _Outlook:
     lag: float
     throughput: float | None
     level: float
-    lasting: float
     trends: tuple[tuple[float, float], ...]
     season: tuple[float, ...]
     season_trust: float
-    ready_time: float
+    start_time: float
     stall_up: float
-    stall_growth: float
     stall_down: float
     replay: float
     forecast: tuple[float, ...]
     curve: tuple[float, float] | None
     share: float = 1.0
-    larger: int = 0
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
@@ -79,7 +75,7 @@ class _Outlook:
         return self.share * capacity_model.rate(self.memory, replicas, size)
 
     def rate_at(self, ahead: float) -> float:
-        """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
+        """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
         if self.forecast:
             minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
             return min(max(self.level, *self.forecast[:minutes]), LARGEST)
@@ -89,21 +85,12 @@ class _Outlook:
         if self.season:
             most = max(self.season[: math.ceil(ahead / forecast.MINUTE_S) + 1])
             rise = max(rise, self.season_trust * (most - self.level))
-        return min(self.lasting + rise, LARGEST)
-
-    def stall(self, size: int) -> float:
-        """How long the job stands still for a rescale up to a size: the more replicas come, the longer."""
-        return self.stall_up * math.pow(max(size - self.view.current, 1), self.stall_growth)
-
-    @property
-    def start_time(self) -> float:
-        """How long a rescale up takes until the job runs with it."""
-        return self.ready_time + self.stall(self.larger)
+        return min(self.level + rise, LARGEST)
 
     @property
     def downtime(self) -> float:
         """What a rescale up costs: how long the job stands still, and what it has to process twice."""
-        return self.stall(self.larger) + self.replay
+        return self.stall_up + self.replay
 
     @property
     def horizon(self) -> float:
@@ -126,10 +113,10 @@ class Adaptive:
         objective: the oldest unprocessed record should not be older than this; default 60s.
         slack: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
         headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.05.
-        down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.03.
+        down_headroom: the same for a smaller size, besides what arrivals swing by; default 0.02.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
         rescale_price: a rescale is worth as much as the whole cluster for so long; default 72s.
-        lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 10.
+        lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
         profile: name of a metric of the source `profile`, which has the typical arrivals, the capacity of sizes and the
@@ -149,10 +136,10 @@ class Adaptive:
     objective: timedelta = timedelta(seconds=60)
     slack: float = field(default=0.75, metadata={"aliases": ("patience",)})
     headroom: float = field(default=0.05, metadata={"aliases": ("reserve",)})
-    down_headroom: float = field(default=0.03, metadata={"aliases": ("down_reserve",)})
+    down_headroom: float = field(default=0.02, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
     rescale_price: timedelta = field(default=timedelta(seconds=72), metadata={"aliases": ("outage",)})
-    lateness_weight: float = field(default=10.0, metadata={"aliases": ("waiting",)})
+    lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
     profile: str | None = None
@@ -198,9 +185,8 @@ class Adaptive:
         now = seconds(view.now)
         _learn_checkpoints(view, memory)
         for direction in Direction:
-            if (stall := stall_time(view.learned, direction, 1)) is not None:
+            if (stall := stall_time(view.learned, direction)) is not None:
                 memory[f"stall.{direction}"] = stall
-                memory[f"stall.{direction}_growth"] = stall_growth(view.learned, direction)
         lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
@@ -212,9 +198,8 @@ class Adaptive:
             if throughput is not None and lag is not None:
                 doubtful = lag < TUNING.unprocessed_s * (arrivals - throughput)
             forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
-            minutes = self._minutes(view)
-            forecast.find_trends(memory, minutes)
-            forecast.learn_outlasting(memory, minutes)
+            forecast.find_trends(memory, self._minutes(view))
+            forecast.follow_line(memory, arrivals, at)
             forecast.judge_forecast(memory, now)
             seasonality.compare(memory, _season(self._profile(view)), now)
             self._learn_capacity(view, memory, (lag, arrivals, throughput), now)
@@ -324,15 +309,12 @@ class Adaptive:
         capacity = outlook.capacity_at(view.current)
         if capacity <= 0 and (view.current or outlook.capacity_at(1) <= 0):
             return self._without_capacity(view, lag, arrivals, throughput)
-        outlook.larger = self._larger(outlook, outlook.rate_at(outlook.horizon + outlook.start_time))
         up = outlook.start_time
         rate_ahead = outlook.rate_at(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
         backlog_after_rescale = max(0.0, lag + ((outlook.level + rate_ahead) / 2 - capacity) * up)
         backlog_after_rescale = min(
-            backlog_after_rescale
-            + min(capacity, outlook.level) * outlook.replay
-            + rate_ahead * outlook.stall(outlook.larger),
+            backlog_after_rescale + min(capacity, outlook.level) * outlook.replay + rate_ahead * outlook.stall_up,
             LARGEST,
         )
         age = min(backlog_after_rescale / rate_ahead, LARGEST) if rate_ahead > 0 else 0.0
@@ -376,11 +358,17 @@ class Adaptive:
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
         worked_off = max(0.0, outlook.downtime - TUNING.recovered_share * objective) / TUNING.up_recovery_s
-        least = self._larger(outlook, outlook.rate_at(outlook.horizon + outlook.start_time), worked_off)
+        wanted = outlook.rate_at(outlook.horizon + outlook.start_time) * (1 + self.headroom + worked_off)
+        line = self._steady_line(outlook)
+        if line is not None:
+            middle, spread, _ = line
+            of_line, of_swing = TUNING.line_deviations, TUNING.swing_deviations
+            for deviations, headroom in ((of_line, self.headroom), (of_swing, self.down_headroom)):
+                wanted = min(wanted, middle * (1 + deviations * spread) * (1 + headroom + worked_off))
+        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.capacity_at(size) >= wanted)
+        late = backlog_after_rescale - TUNING.lateness_share * objective * rate_ahead
         best, price = least, math.inf
         for size in range(least, maximum + 1):
-            longer = outlook.stall(size) - outlook.stall(outlook.larger)
-            late = backlog_after_rescale + rate_ahead * (longer - TUNING.lateness_share * objective)
             spare = outlook.capacity_at(size) / (1 + self.headroom / 2) - rate_ahead
             lasts = 0.0 if late <= 0 else late / spare if spare > 0 else math.inf
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
@@ -403,16 +391,13 @@ class Adaptive:
             recovery = min(backlog_after_rescale / (capacity - rate_ahead), LARGEST)
             inputs["recovery"] = recovery
             text += f"{best} ({format_number(capacity)}/s) recover in {format_number(recovery)} s after it"
+        elif line is not None and capacity > line[0]:
+            around = format_number(line[0])
+            text += f"{best} ({format_number(capacity)}/s) do for what arrivals swing around, {around}/s"
         else:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
-
-    def _larger(self, outlook: _Outlook, rate: float, worked_off: float = 0.0) -> int:
-        """The smallest size above the present one that can process a rate, and work off something besides."""
-        maximum, wanted = outlook.view.limits.maximum, rate * (1 + self.headroom + worked_off)
-        least = min(outlook.view.current + 1, maximum)
-        return smallest(least, maximum, lambda size: outlook.capacity_at(size) >= wanted)
 
     def _rise_expected(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether the season alone will soon need more than the size can process."""
@@ -427,6 +412,8 @@ class Adaptive:
         view = outlook.view
         if age < self.slack * self.objective.total_seconds() and _jumping(view):
             return "arrivals have just jumped: the next readings show how far"
+        if self._swing_passes(outlook, capacity):
+            return "that is a peak like those before it, which is expected to pass"
         if view.rescale is None and self._bump_passes(outlook, capacity):
             return "that is more than usual, and passes before a rescale would pay"
         return None
@@ -439,6 +426,29 @@ class Adaptive:
             return False
         most = seasonality.peak_backlog(outlook.level, outlook.season, outlook.season_trust, capacity, outlook.lag)
         return most < TUNING.bump_share * outlook.downtime * capacity
+
+    def _steady_line(self, outlook: _Outlook) -> tuple[float, float, float] | None:
+        """The line that arrivals only swing around (`forecast.steady_line`), unless a forecast predicts more."""
+        if outlook.forecast or outlook.season_trust >= TUNING.profile_trust:
+            return None
+        return forecast.steady_line(outlook.memory)
+
+    def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
+        """Whether arrivals only swing above a line that they return to before much waits.
+
+        What is above the line fades with the time that such things last: the size falls behind by the area between
+        that and what it can do, and then catches up, at the latest within the time a rescale would have taken.
+        """
+        found = self._steady_line(outlook)
+        if found is None:
+            return False
+        middle, _, lasts = found
+        off, spare = outlook.level - middle, capacity - middle
+        if spare <= 0:
+            return False
+        over = lasts * (off - spare - spare * (math.log(off) - math.log(spare))) if off > spare else 0.0
+        most = TUNING.peak_share * self.objective.total_seconds() * capacity
+        return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * spare
 
     def _recovers_sooner(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether the objective is met earlier without a rescale, whose downtime has to be worked off as well.
@@ -457,19 +467,20 @@ class Adaptive:
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        most = max(outlook.rate_at(outlook.horizon), self._processed_rate(outlook))
+        swing = TUNING.swing_deviations * memory.get("arrivals.swing", forecast.SWING)
+        swings = memory.get("arrivals.middle", 0.0) * (1 + swing)
+        if (found := forecast.steady_line(memory)) is not None:
+            middle, spread, _ = found
+            swings = max(swings, middle * (1 + TUNING.swing_deviations * spread))
+        most = max(outlook.rate_at(outlook.horizon), self._peak(view, memory), swings, self._last_minute_rate(outlook))
         downtime = outlook.stall_down + outlook.replay
         headroom = 1 + self.down_headroom + memory.get("down.reserve", 0.0)
         most *= headroom + max(0.0, downtime - TUNING.recovered_share * objective) / TUNING.down_recovery_s
         backlog_after_rescale = outlook.lag + outlook.level * downtime
-        seen = self._points(view, 1, begin=seconds(view.now - self.scale_down_window))
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
-            unsure = capacity_model.uncertainty(memory, max(size, 1))
-            if capacity < most * (1 + unsure) or backlog_after_rescale > TUNING.down_delay_share * objective * capacity:
-                return False
-            return reading_window.largest_backlog(seen, capacity) <= TUNING.past_delay_share * objective * capacity
+            return capacity >= most and backlog_after_rescale <= TUNING.down_delay_share * objective * capacity
 
         return smallest(low, view.current, fits)
 
@@ -517,7 +528,7 @@ class Adaptive:
 
     def _describe_load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         text = f"{format_number(outlook.level)}/s arriving"
-        if inputs["expected"] != outlook.level:
+        if inputs["expected"] > outlook.level:
             text += f", {format_number(inputs['expected'])}/s in {format_number(inputs['ahead'])} s"
         return f"{text}, lag {format_number(outlook.lag)}"
 
@@ -552,9 +563,6 @@ class Adaptive:
             trend_share = 1.0 if seasonality.is_far_above(level, season) else 1.0 - trust
         restart = _profiled_time(profile, "stall", self.restart)
         stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
-        ready, stall = restart_time(view.learned, Direction.UP), stall_time(view.learned, Direction.UP)
-        if ready is not None:
-            ready = max(ready - (restart if stall is None else stall), 0.0)
         outlook = _Outlook(
             view=view,
             memory=memory,
@@ -562,13 +570,12 @@ class Adaptive:
             lag=lag,
             throughput=throughput,
             level=level,
-            lasting=level if external else level + trend_share * (forecast.lasting_rate(memory, level) - level),
             trends=forecast.trends(memory, trend_share),
             season=season,
             season_trust=trust,
-            ready_time=_profiled_time(profile, "start_up", self.start_up) if ready is None else ready,
+            start_time=restart_time(view.learned, Direction.UP)
+            or _profiled_time(profile, "start_up", self.start_up) + restart,
             stall_up=stall_up,
-            stall_growth=memory.get("stall.up_growth", 0.0),
             stall_down=stall_down,
             replay=0.0,
             forecast=external,
@@ -626,8 +633,8 @@ class Adaptive:
         come = max(arrivals, throughput or 0.0)
         return min(lag, before + TUNING.lag_growth_limit * come * since) if since > 0 else lag, arrivals, throughput
 
-    def _processed_rate(self, outlook: _Outlook) -> float:
-        """What arrived within the scale-down window by what is processed and what waits, not by `arrivals`."""
+    def _last_minute_rate(self, outlook: _Outlook) -> float:
+        """What arrived within the last minute by what was processed and what waits now, independent of `arrivals`."""
         view, throughput = outlook.view, outlook.throughput
         if throughput is None:
             return 0.0
