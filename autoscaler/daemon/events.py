@@ -226,6 +226,6 @@ async def events(request: web.Request) -> web.StreamResponse:
         "tokens": access.has_writers,
         "problem": access.problem(request),
     }
-    # With a token that expires meanwhile nothing more is sent: whoever asks again is told.
+    # With a token that expires meanwhile nothing more is sent: the next request gets the 401 that says so.
     await request.app[EVENTS].listen(request, response, hello, access.time_left(request))
     return response

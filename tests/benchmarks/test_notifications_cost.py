@@ -93,7 +93,7 @@ def test_a_receiver_that_hangs_makes_no_tick_of_a_thousand_clusters_late(tmp_pat
         tokens = "tokens: [{name: bench, rights: write, token: '${BENCH_TOKEN}'}]"
         quiet = configuration(port, CLUSTERS, INTERVAL).replace("decisions: 100}", f"decisions: 100, {tokens}}}", 1)
         receivers = f"notifications: {{ops: {{to: {{type: webhook, url: 'http://127.0.0.1:{webhook}/'}}, rate: 600}}}}"
-        told = quiet.replace("decisions: 100,", f"decisions: 100, {receivers},", 1)
+        notifying = quiet.replace("decisions: 100,", f"decisions: 100, {receivers},", 1)
         config.write_text(quiet)
         command = [sys.executable, "-m", "autoscaler", "run", str(config)]
         daemon = subprocess.Popen(command, stderr=stderr, env=environment)
@@ -102,7 +102,7 @@ def test_a_receiver_that_hangs_makes_no_tick_of_a_thousand_clusters_late(tmp_pat
             process = psutil.Process(daemon.pid)
             time.sleep(INTERVAL + 5)
             parts = []
-            for number, text in enumerate((quiet, told, quiet)):
+            for number, text in enumerate((quiet, notifying, quiet)):
                 if number:
                     config.write_text(text)
                     daemon.send_signal(signal.SIGHUP)

@@ -18,7 +18,7 @@ def compared(size: int, throughput: float, now: float = 300.0, **known: float) -
 
 def test_twice_the_workers_that_process_hardly_more_are_a_plateau() -> None:
     assert compared(8, 450.0) == LIMITED
-    assert plateau.describe(LIMITED) == "4 replicas processed 400/s and 8 process 450/s: something else limits the job"
+    assert plateau.describe(LIMITED) == "4 replicas could process 400/s, 8 process 450/s: something else limits the job"
 
 
 def test_workers_that_help_are_what_the_next_ones_are_compared_with() -> None:

@@ -491,6 +491,18 @@ def test_where_more_workers_do_not_raise_the_throughput_it_stops_and_says_so_unt
     assert found.decisions[-1].current <= 15
 
 
+@pytest.mark.parametrize("name", ["k8s", "ec2", "redeploy"])
+@pytest.mark.parametrize("share", [0.7, 0.5, 0.35])
+def test_records_that_cost_more_all_at_once_are_not_taken_for_workers_that_do_not_help(name: str, share: float) -> None:
+    plant = PLANTS[name]
+    loop = Loop(Plant(plant, ONE, 1, 6), spec_for(plant)).run(levels(1, 5.0, plant))
+    loop.plant.rate_per_worker *= share
+    loop.run(levels(2, 5.0, plant))
+    assert max(size for _, _, size in loop.changes(after=1)) > 7
+    assert not any("something else limits the job" in d.recommendations[0].detail for d in loop.decisions)
+    assert number(loop.seen[-1], "lag") < plant.slo * 5.0**plant.gamma * ONE
+
+
 # Lies
 
 

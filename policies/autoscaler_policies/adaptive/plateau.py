@@ -60,4 +60,4 @@ def describe(memory: Mapping[str, float]) -> str | None:
     before, less, size, more = (
         format_number(memory.get(name, 0.0)) for name in ("climb.size", "climb.rate", "plateau.size", "plateau.rate")
     )
-    return f"{before} replicas processed {less}/s and {size} process {more}/s: something else limits the job"
+    return f"{before} replicas could process {less}/s, {size} process {more}/s: something else limits the job"
