@@ -3,14 +3,28 @@
 A change between two observations is dated in the middle of them. That is no estimate of when it was, as requests are
 made right after an observation: the earliest and latest times are kept for `core.censored`. The time since which a job
 runs, where it is reported, is exact.
+
+Spark reads the few columns that this needs, and NumPy does the rest, in this process or in Python workers: as a query
+it would be planned and compiled for seconds, for what then takes milliseconds.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from autoscaler.core.model import Cause, Direction, JobState, Reason
+from autoscaler.history.minutes import Flags, Numbers
 from autoscaler.history.schema import RESCALES
 
 FOLLOWED_S = 6 * 3600
@@ -26,8 +40,22 @@ CAUGHT_UP_S = 10.0
 """Caught up: the lag is at most what is processed in this many seconds."""
 
 
+IN_PROCESS = 1_000_000
+"""The rescales of so many observations are found without Python workers, in about 200 MB."""
+
+Times = NDArray[np.int64]
+"""Microseconds since 1970."""
+Places = NDArray[np.intp]
+"""Indexes of rows; -1: there is none."""
+
+_SECOND = 1_000_000
+_NEVER = int(np.iinfo(np.int64).max)
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_ARROW = to_arrow_schema(RESCALES, timezone="UTC")
+
+
 def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None) -> DataFrame:
-    """The rescales of observations and decisions, as rows of the table `rescales`.
+    """The rescales of observations and decisions, as rows of the table `rescales`, found in Python workers.
 
     A rescale begins when the desired size of the target changes: `request` where a decision requested it, from that
     decision on, else `external`; or when replicas are lost (`loss`; `before` is the number left). It is followed until
@@ -36,12 +64,22 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
     Args:
         observations: the table of a dataset, or a part of it.
         decisions: likewise.
-        tasks: number of tasks, each of which sorts its clusters in memory; None: chosen by Spark.
+        tasks: number of tasks, each of which has its clusters in memory; None: chosen by Spark.
     """
     stream = _stream(observations, decisions)
-    if tasks is not None:
-        stream = stream.repartition(tasks, "cluster")
-    return _summarized(_with_phases(_with_events(stream)))
+    parts = stream.repartition("cluster") if tasks is None else stream.repartition(tasks, "cluster")
+    return parts.mapInArrow(_of_task, RESCALES)
+
+
+def find_here(observations: DataFrame, decisions: DataFrame) -> pa.Table:
+    """Like `find`, in this process."""
+    return _found(_stream(observations, decisions).toArrow())
+
+
+def _of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = list(batches)
+    if rows:
+        yield from _found(pa.Table.from_batches(rows)).to_batches()
 
 
 def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
@@ -66,155 +104,287 @@ def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
         "cluster",
         "at",
         F.lit(1).alias("kind"),
-        F.struct(
-            "at", F.col("desired").alias("size"), "reason", F.get(chosen, F.lit(0))["detail"].alias("detail")
-        ).alias("asked"),
+        F.col("desired").alias("size"),
+        "reason",
+        F.get(chosen, F.lit(0))["detail"].alias("detail"),
     )
     return seen.unionByName(asked, allowMissingColumns=True)
 
 
-def _rows(begin: int, end: int) -> WindowSpec:
-    """Rows of a cluster around a row. Not a constant: a window needs a session."""
-    return Window.partitionBy("cluster").orderBy("at", "kind").rowsBetween(begin, end)
+# With NumPy
 
 
-def _last(value: Column, when: Column) -> Column:
-    return F.last(F.when(when, value), ignorenulls=True).over(_rows(Window.unboundedPreceding, -1))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """The columns of `_stream`, by cluster and time. Whole numbers are floats; NaN where there is none.
+
+    Attributes:
+        start: the place of the first row of the same cluster.
+        seen: whether it is an observation; else it is a request.
+        text: the columns of text.
+    """
+
+    start: Places
+    at: Times
+    seen: Flags
+    size: Numbers
+    ready: Numbers
+    lag: Numbers
+    throughput: Numbers
+    has_lag: Flags
+    has_throughput: Flags
+    over: Numbers
+    has_job: Flags
+    running: Flags
+    idle: Flags
+    used: Numbers
+    most: Numbers
+    since: Times
+    has_since: Flags
+    text: pa.Table
+
+    def last(self, wanted: Flags) -> Places:
+        """For each row, the last one before it of the same cluster that is wanted."""
+        latest = np.maximum.accumulate(np.where(wanted, np.arange(len(wanted)), -1))
+        before = np.concatenate([[-1], latest[:-1]])
+        return np.where(before >= self.start, before, -1)
 
 
-def _apart(later: Column, earlier: Column) -> Column:
-    """Seconds between two times."""
-    return (F.unix_micros(later) - F.unix_micros(earlier)) / 1e6
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Events:
+    """The begins of rescales, in columns.
+
+    Attributes:
+        places: of the observations that show them.
+        at: when.
+        before, after: sizes; of a loss `before` is the number left.
+        size: the desired size before.
+        used: slots that were used before.
+        request: the place of the request; -1: there is none.
+    """
+
+    places: Places
+    at: Times
+    before: Numbers
+    after: Numbers
+    size: Numbers
+    used: Numbers
+    request: Places
+    is_loss: Flags
 
 
-def _middle(one: Column, other: Column) -> Column:
-    return F.timestamp_micros(((F.unix_micros(one) + F.unix_micros(other)) / 2).cast("long"))
+def _sorted(table: pa.Table) -> _Rows:
+    def floats(name: str) -> Numbers:
+        return np.asarray(table[name].cast(pa.float64()).to_numpy(), np.float64)
 
+    def times(name: str) -> Times:
+        return np.asarray(table[name].cast(pa.int64()).fill_null(0).to_numpy(), np.int64)
 
-def _with_events(stream: DataFrame) -> DataFrame:
-    """Observations with the number of their rescale, and `event`: its begin."""
-    seen = F.col("kind") == 0
-    runs = seen & (F.col("job") == JobState.RUNNING.value)
-    # Between two observations there is at most one request.
-    rows = stream.withColumn("next_at", F.first(F.when(seen, F.col("at")), ignorenulls=True).over(_rows(1, 2)))
-    known = rows.select(
-        "*",
-        _last(F.struct("at", "size", "ready"), seen & F.col("size").isNotNull()).alias("before"),
-        _last(F.col("at"), seen).alias("previous_at"),
-        _last(F.struct("at", "next_at", "since"), runs & F.col("since").isNotNull()).alias("ran"),
-        _last(F.col("used"), (runs | (seen & F.col("job").isNull())) & (F.col("used") > 0)).alias("used_before"),
-        _last(F.col("asked"), ~seen).alias("request"),
-    ).where(seen)
-    at, size, before, request = F.col("at"), F.col("size"), F.col("before"), F.col("request")
-    watched = _apart(at, before["at"]) <= GAP_S
-    changed = (size != before["size"]) & watched
-    lost = (size == before["size"]) & (F.col("ready") < size) & (before["ready"] >= before["size"]) & watched
-    ours = changed & (request["size"] == size) & (_apart(before["at"], request["at"]) <= REQUEST_S)
-    ours = F.coalesce(ours, F.lit(False))
-    cause = (
-        F.when(ours, Cause.REQUEST.value).when(changed, Cause.EXTERNAL.value).otherwise(Cause.LOSS.value).alias("cause")
+    def flags(values: Any) -> Flags:  # noqa: ANN401 - Arrow has no types
+        return np.asarray(pc.fill_null(values, False).to_numpy(), np.bool_)
+
+    table = table.combine_chunks()
+    codes = table["cluster"].chunk(0).dictionary_encode().indices.to_numpy()
+    order = np.lexsort((floats("kind"), times("at"), codes))
+    table, codes = table.take(order), codes[order]
+    first = np.concatenate([[True], codes[1:] != codes[:-1]])
+    return _Rows(
+        start=np.maximum.accumulate(np.where(first, np.arange(len(codes)), 0)),
+        at=times("at"),
+        seen=floats("kind") == 0,
+        size=floats("size"),
+        ready=floats("ready"),
+        lag=floats("lag"),
+        throughput=floats("throughput"),
+        has_lag=flags(table["lag"].is_valid()),
+        has_throughput=flags(table["throughput"].is_valid()),
+        over=floats("over"),
+        has_job=flags(table["job"].is_valid()),
+        running=flags(pc.equal(table["job"], JobState.RUNNING.value)),
+        idle=flags(pc.equal(table["job"], JobState.IDLE.value)),
+        used=floats("used"),
+        most=floats("most"),
+        since=times("since"),
+        has_since=flags(table["since"].is_valid()),
+        text=table.select(["cluster", "reason", "detail"]),
     )
-    event = F.struct(
-        F.when(ours, request["at"]).otherwise(_middle(before["at"], at)).alias("at"),
-        F.when(changed, before["size"]).otherwise(F.col("ready")).alias("before"),
-        size.alias("after"),
-        cause,
-        F.when(ours, request["reason"]).alias("reason"),
-        F.when(ours, request["detail"]).alias("detail"),
-        before["size"].alias("size"),
-        F.col("used_before").alias("used"),
-    )
-    up_to = _rows(Window.unboundedPreceding, Window.currentRow)
-    marked = known.withColumn("event", F.when(changed | lost, event))
-    return (
-        marked.withColumn("number", F.count("event").over(up_to))
-        .withColumn("event", F.last("event", ignorenulls=True).over(up_to))
-        .where(F.col("event").isNotNull() & (_apart(at, F.col("event")["at"]) <= FOLLOWED_S))
+
+
+def _middle(one: Times, other: Times) -> Times:
+    return (one + other) // 2
+
+
+def _at_most(some: Numbers, most: Numbers) -> Flags:
+    """As Spark compares: NaN is greater than any number."""
+    return np.isnan(most) | (some <= most)
+
+
+def _found(table: pa.Table) -> pa.Table:
+    """The rescales of all clusters of a table."""
+    if not table.num_rows:
+        return _ARROW.empty_table()
+    rows = _sorted(table)
+    events = _events(rows)
+    number = np.zeros(len(rows.at), np.intp)
+    number[events.places] = 1
+    # That of the last event so far, which may be one of another cluster.
+    number = np.cumsum(number) - 1
+    known = np.flatnonzero(rows.seen & (number >= 0))
+    known = known[events.places[number[known]] >= rows.start[known]]
+    known = known[rows.at[known] - events.at[number[known]] <= FOLLOWED_S * _SECOND]
+    return pa.Table.from_pylist(_summarized(rows, events, known, number[known]) if len(known) else [], _ARROW)
+
+
+def _events(rows: _Rows) -> _Events:
+    at, size, ready = rows.at, rows.size, rows.ready
+    before, request = rows.last(rows.seen & ~np.isnan(size)), rows.last(~rows.seen)
+    watched = rows.seen & (before >= 0) & (at - at[before] <= GAP_S * _SECOND)
+    changed = watched & (size != size[before]) & ~np.isnan(size)
+    lost = watched & (size == size[before]) & (ready < size) & (ready[before] >= size[before])
+    asked = changed & (request >= 0) & (size[request] == size) & (at[before] - at[request] <= REQUEST_S * _SECOND)
+    used = rows.last(rows.seen & (rows.running | ~rows.has_job) & (rows.used > 0))
+    here = np.flatnonzero(changed | lost)
+    ours, old = asked[here], before[here]
+    return _Events(
+        places=here,
+        at=np.where(ours, at[request[here]], _middle(at[old], at[here])),
+        before=np.where(changed[here], size[old], ready[here]),
+        after=size[here],
+        size=size[old],
+        used=np.where(used[here] >= 0, rows.used[used[here]], np.nan),
+        request=np.where(ours, request[here], -1),
+        is_loss=~changed[here],
     )
 
 
-def _with_phases(rows: DataFrame) -> DataFrame:
-    """The phases that each observation shows to be done, and when."""
-    event, at, used, since = F.col("event"), F.col("at"), F.col("used"), F.col("since")
-    up = event["after"] >= event["before"]
-    middle = _middle(F.col("previous_at"), at)
-    runs = F.coalesce(F.col("job").isin(JobState.RUNNING.value, JobState.IDLE.value), F.lit(True))
-    ready = (F.col("ready") == event["after"]) | (up & (F.col("ready") > event["after"]))
-    each = F.try_divide(event["used"], event["size"])  # slots of a replica, where all of them were used
-    wanted = F.when((each >= 1) & (each == F.floor(each)), event["after"] * each)
-    wanted = F.when(F.col("most").isNotNull(), F.least(wanted, F.col("most"))).otherwise(wanted)
-    restarted = since > event["at"]
-    reached = F.when(up, used >= wanted).otherwise(used <= wanted)
+def _next_seen(rows: _Rows) -> Times:
+    """When the cluster is observed next: between two observations there is at most one request."""
+    found = np.full(len(rows.at), _NEVER)
+    for away in (2, 1):
+        same = rows.seen[away:] & (rows.start[away:] == rows.start[:-away])
+        found[:-away] = np.where(same, rows.at[away:], found[:-away])
+    return found
+
+
+def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> list[dict[str, Any]]:
+    """The rescales, from the places of the observations that follow them, and the number of each one's event."""
+    at, used, since, has_since = rows.at[here], rows.used[here], rows.since[here], rows.has_since[here]
+    begun, before, after = events.at[number], events.before[number], events.after[number]
+    first = np.concatenate([[True], number[1:] != number[:-1]])
+    begins = np.flatnonzero(first)
+    group = np.cumsum(first) - 1
+
+    def earlier(flags: Flags) -> Flags:
+        """Whether an earlier observation of the same rescale has the flag."""
+        count: Places = np.cumsum(flags) - flags
+        return np.asarray(count > count[begins][group], np.bool_)
+
+    up, previous = after >= before, rows.last(rows.seen)[here]
+    middle = _middle(rows.at[previous], at)
+    runs = rows.running[here] | rows.idle[here] | ~rows.has_job[here]
+    ready = (rows.ready[here] == after) | (up & (rows.ready[here] > after))
+    # Slots of a replica, where all of them were used.
+    size = events.size[number]
+    each = np.divide(events.used[number], size, out=np.full(len(size), np.nan), where=size != 0)
+    wanted = np.where((each >= 1) & (each == np.floor(each)), after * each, np.nan)
+    wanted = np.where(np.isnan(rows.most[here]), wanted, np.fmin(wanted, rows.most[here]))
+    restarted = has_since & (since > begun)
+    reached = np.where(up, used >= wanted, used <= wanted)
     # Where it is not known how much the job should use, its restart shows that it has absorbed the change.
-    absorbed = runs & (used > 0) & ready & F.coalesce(reached, restarted)
-    stood = F.col("ran")["at"], F.col("ran")["next_at"], F.col("ran")["since"]
-    restarted_again = runs & (_apart(since, stood[2]) > 1)
+    absorbed = runs & (used > 0) & ready & np.where(np.isnan(wanted), restarted, reached)
+    # Where the state of the job is not known, it is ready when its replicas are.
+    taken = np.where(np.isnan(used), ready, absorbed)
+    was_taken = earlier(taken)
+    ran = rows.last(rows.seen & rows.running & rows.has_since)[here]
+    restarted_again = runs & has_since & (ran >= 0) & (since - rows.since[ran] > _SECOND)
+    stopped_by = np.minimum(_next_seen(rows)[ran], since)
     # Replicas that are removed on request stop right after the observation; else at any time between two.
-    at_once = (event["cause"] == Cause.REQUEST.value) & ~up & (stood[0] <= event["at"])
-    begin = F.when(at_once, event["at"]).otherwise(_middle(stood[0], F.least(stood[1], since)))
-    flags = rows.select(
-        "*",
-        F.when(ready, middle).alias("ready_at"),
-        F.when(absorbed, F.when(restarted, since).otherwise(middle)).alias("absorbed_at"),
-        F.when(restarted_again, _apart(since, begin)).alias("stall"),
-        F.when(
-            restarted_again & ~F.coalesce(at_once, F.lit(False)),
-            F.struct(stood[0].alias("at"), stood[1].alias("next_at"), since.alias("since")),
-        ).alias("stood"),
-        # Where the state of the job is not known, it is ready when its replicas are.
-        F.coalesce(F.when(used.isNotNull(), absorbed).otherwise(ready), F.lit(False)).alias("taken"),
-        (F.col("lag") <= CAUGHT_UP_S * F.col("throughput")).alias("even"),
-    )
-    earlier = Window.partitionBy("cluster", "number").orderBy("at").rowsBetween(Window.unboundedPreceding, -1)
-    taken = F.coalesce(F.max("taken").over(earlier), F.lit(False))
-    flags = flags.withColumn("was_taken", taken)
-    caught = (F.col("was_taken") | F.col("taken")) & F.col("even")
+    at_once = (events.request[number] >= 0) & ~up & (rows.at[ran] <= begun)
+    stall = (since - np.where(at_once, begun, _middle(rows.at[ran], stopped_by))) / 1e6
+    stalled = restarted_again & ~was_taken
+    even = _at_most(rows.lag[here], CAUGHT_UP_S * rows.throughput[here])
+    caught = (was_taken | taken) & even & rows.has_lag[here] & rows.has_throughput[here]
     # A mean is half its interval old.
-    caught_at = F.timestamp_micros((F.unix_micros(middle) - F.col("over") * 5e5).cast("long"))
-    flags = flags.withColumn("caught_at", F.when(caught, caught_at))
-    return flags.withColumn("was_caught", F.max(F.col("caught_at").isNotNull()).over(earlier))
+    caught_at = np.where(caught, middle - rows.over[here] * 5e5, 0.0).astype(np.int64)
+    late = rows.has_lag[here] & ~earlier(caught)
 
+    def least(values: Times, where: Flags) -> list[int | None]:
+        found = np.minimum.reduceat(np.where(where, values, _NEVER), begins).tolist()
+        return [None if one == _NEVER else one for one in found]
 
-def _summarized(rows: DataFrame) -> DataFrame:
-    running = F.max(F.col("since").isNotNull())
-    found = rows.groupBy("cluster", "number").agg(
-        F.first("event").alias("event"),
-        F.min("ready_at").alias("ready_at"),
-        F.min_by("previous_at", "ready_at").alias("ready_after"),
-        F.min("absorbed_at").alias("absorbed_at"),
-        F.when(running, F.coalesce(F.sum(F.when(~F.col("was_taken"), F.col("stall"))), F.lit(0.0))).alias("stall_s"),
-        F.count(F.when(~F.col("was_taken"), F.col("stall"))).alias("stalls"),
-        F.max(F.when(~F.col("was_taken"), F.col("stood"))).alias("stood"),
-        F.min("caught_at").alias("caught_at"),
-        F.max(F.when(~F.coalesce("was_caught", F.lit(False)), F.col("lag"))).alias("lag_peak"),
-        F.max(F.col("used").isNotNull()).alias("reports_use"),
-    )
-    event = F.col("event")
-    following = F.lead(event["at"]).over(Window.partitionBy("cluster").orderBy("number"))
-    settled = F.col("ready_at").isNotNull() & (F.col("absorbed_at").isNotNull() | ~F.col("reports_use"))
-    least = F.greatest("caught_at", "absorbed_at", "ready_at")
-    once = settled & (F.col("stalls") == 1)
+    stood: dict[int, tuple[int, int, int]] = {}
+    for place in np.flatnonzero(stalled & ~at_once).tolist():
+        one = int(rows.at[ran[place]]), int(since[place]), int(stopped_by[place])
+        stood[int(group[place])] = max(one, stood.get(int(group[place]), one))
+    starts = rows.start[here[begins]]
+    following = np.where(starts[1:] == starts[:-1], events.at[number[begins[1:]]], _NEVER)
     columns = {
-        "at": event["at"],
-        "before": event["before"],
-        "after": event["after"],
-        "direction": F.when(event["after"] >= event["before"], Direction.UP.value).otherwise(Direction.DOWN.value),
-        "cause": event["cause"],
-        "reason": event["reason"],
-        "detail": event["detail"],
-        "ready_s": _apart(F.col("ready_at"), event["at"]),
-        "absorbed_s": _apart(F.col("absorbed_at"), event["at"]),
-        "stall_s": F.when(settled, F.col("stall_s")),
-        "caught_up_s": F.when(F.col("caught_at").isNotNull(), _apart(least, event["at"])),
-        "ready_after_s": F.greatest(_apart(F.col("ready_after"), event["at"]), F.lit(0.0)),
-        "stopped_after_s": F.when(once, F.greatest(_apart(F.col("stood")["at"], event["at"]), F.lit(0.0))),
-        "stopped_before_s": F.when(
-            once, _apart(F.least(F.col("stood")["next_at"], F.col("stood")["since"]), event["at"])
-        ),
-        "lag_peak": F.col("lag_peak"),
-        "outcome": F.when(settled, Reason.SETTLED.value)
-        .when(_apart(following, event["at"]) <= FOLLOWED_S, Reason.SUPERSEDED.value)
-        .otherwise("unfinished"),
+        "event": number[begins].tolist(),
+        "following": [*following.tolist(), _NEVER],
+        "ready_at": least(middle, ready),
+        "ready_after": least(rows.at[previous], ready),
+        "absorbed_at": least(np.where(restarted, since, middle), absorbed),
+        "caught_at": least(caught_at, caught),
+        "stalls": np.bincount(group[stalled], minlength=len(begins)).tolist(),
+        "stall": np.bincount(group[stalled], stall[stalled], minlength=len(begins)).tolist(),
+        "runs": np.logical_or.reduceat(has_since, begins).tolist(),
+        "reports_use": np.logical_or.reduceat(~np.isnan(used), begins).tolist(),
+        "is_late": np.logical_or.reduceat(late, begins).tolist(),
+        "lag_peak": np.maximum.reduceat(np.where(late, rows.lag[here], -np.inf), begins).tolist(),
+        "stood": [stood.get(place) for place in range(len(begins))],
     }
-    chosen = [column.alias(name) for name, column in columns.items()]
-    return found.select("cluster", *chosen).withColumn("date", F.to_date("at")).select(*RESCALES.names)
+    return [_row(rows, events, _Phases(*values)) for values in zip(*columns.values(), strict=True)]
+
+
+class _Phases(NamedTuple):
+    """What the observations that follow an event show. Times are microseconds; None: it was not seen."""
+
+    event: int
+    following: int  # the next event
+    ready_at: int | None
+    ready_after: int | None
+    absorbed_at: int | None
+    caught_at: int | None
+    stalls: int
+    stall: float
+    runs: bool
+    reports_use: bool
+    is_late: bool
+    lag_peak: float
+    stood: tuple[int, int, int] | None  # when it ran for the last time, since when it runs again, when it stood still
+
+
+def _row(rows: _Rows, events: _Events, seen: _Phases) -> dict[str, Any]:
+    event, begun = seen.event, int(events.at[seen.event])
+
+    def after(when: int | None) -> float | None:
+        return None if when is None else (when - begun) / 1e6
+
+    before, size, request = int(events.before[event]), int(events.after[event]), int(events.request[event])
+    ours = request >= 0
+    settled = seen.ready_at is not None and (seen.absorbed_at is not None or not seen.reports_use)
+    once = settled and seen.stalls == 1
+    done = [when for when in (seen.caught_at, seen.absorbed_at, seen.ready_at) if when is not None]
+    stood = seen.stood or (None, None, None)
+    superseded = seen.following - begun <= FOLLOWED_S * _SECOND
+    at = _EPOCH + timedelta(microseconds=begun)
+    return {
+        "cluster": rows.text["cluster"][int(events.places[event])].as_py(),
+        "at": at,
+        "before": before,
+        "after": size,
+        "direction": (Direction.UP if size >= before else Direction.DOWN).value,
+        "cause": (Cause.REQUEST if ours else Cause.LOSS if events.is_loss[event] else Cause.EXTERNAL).value,
+        "reason": rows.text["reason"][request].as_py() if ours else None,
+        "detail": rows.text["detail"][request].as_py() if ours else None,
+        "ready_s": after(seen.ready_at),
+        "absorbed_s": after(seen.absorbed_at),
+        "stall_s": seen.stall if settled and seen.runs else None,
+        "caught_up_s": None if seen.caught_at is None else after(max(done)),
+        "lag_peak": seen.lag_peak if seen.is_late else None,
+        "outcome": Reason.SETTLED.value if settled else Reason.SUPERSEDED.value if superseded else "unfinished",
+        "ready_after_s": max(after(seen.ready_after) or 0.0, 0.0),
+        "stopped_after_s": max(after(stood[0]) or 0.0, 0.0) if once else None,
+        "stopped_before_s": after(stood[2]) if once else None,
+        "date": at.date(),
+    }

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DataType, DoubleType, MapType, StructType, TimestampType
@@ -270,18 +273,24 @@ class Writer:
             return change
         decisions = of_dates(self.layout.after(change, "decisions"), read)
         rows, count = self.layout.rows, self.layout.count(observations)
-        found = rescales.find(
-            rows(spark, "observations", observations),
-            rows(spark, "decisions", decisions),
-            tasks=len(observations) if count is None else math.ceil(count / ROWS_PER_FILE),
-        )
-        found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
-        present = rows(spark, "rescales", of_dates(self.layout.after(change, "rescales"), near))
-        changed = _different_dates(found, present)
+        seen, decided = rows(spark, "observations", observations), rows(spark, "decisions", decisions)
+        before = of_dates(self.layout.after(change, "rescales"), near)
+        present = rows(spark, "rescales", before)
+        if count is not None and count <= rescales.IN_PROCESS:
+            here = rescales.find_here(seen, decided)
+            there = present.toArrow() if before else here.slice(0, 0)
+            changed = [day for day in near if _of_date(here, day) != _of_date(there, day)]
+            found = spark.createDataFrame(here, TABLES["rescales"]).coalesce(1)
+        else:
+            tasks = None if count is None else math.ceil(count / ROWS_PER_FILE)
+            found = rescales.find(seen, decided, tasks)
+            found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
+            changed = _different_dates(found, present)
+            found = found.repartition("date")
         if not changed:
             return change
-        replaced = of_dates(self.layout.after(change, "rescales"), changed)
-        return change.then(self._write(_on_dates(found, changed).repartition("date"), "rescales", "new"), replaced)
+        replaced = of_dates(before, changed)
+        return change.then(self._write(_on_dates(found, changed), "rescales", "new"), replaced)
 
     def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str, directory: str = "new") -> dict[str, str]:
         """Stage rows, partitioned into the files of the table: staged file -> its place.
@@ -317,6 +326,12 @@ class Writer:
         writer = ordered.write.mode("overwrite").options(**_WRITE_OPTIONS[table])
         writer.partitionBy("date").parquet(self.layout.files.url(f"{within}{table}"))
         return {name: name.removeprefix(within) for name in self.layout.listed(table, within)}
+
+
+def _of_date(rows: pa.Table, day: date) -> Counter[str]:
+    """The rows of a date, to be compared: as text, in which NaN equals NaN."""
+    chosen = rows.filter(pc.equal(rows["date"], pa.scalar(day)))
+    return Counter(map(repr, zip(*(column.to_pylist() for column in chosen.columns), strict=True)))
 
 
 def _different_dates(rows: DataFrame, others: DataFrame) -> list[date]:
