@@ -60,10 +60,10 @@ def register(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
+    print_error(f"backtest needs {NEEDS}.")  # at once: to load all that it takes is a matter of seconds
     spark_options.require_pyspark("backtest")
     place = None if options.out is None else spark_options.table_url(options.out)
     given = trials.chosen(options)
-    print_error(f"backtest needs {NEEDS}.")
     grid = trials.combinations(options.set)
     tried = trials.variants(options, given, lambda _: grid)
     from autoscaler.history.backtest_job import results

@@ -125,6 +125,7 @@ class Tuned:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
+    print_error(f"tune needs {NEEDS}.")  # at once, as in `backtest`
     spark_options.require_pyspark("tune")
     if options.seeds < SEEDS:
         raise wrong(f"--seeds {options.seeds}: expected at least {SEEDS}: with fewer, chance looks like a saving")
@@ -133,7 +134,6 @@ def run(options: argparse.Namespace) -> int:
     given = trials.chosen(options)
     specs = {name: cluster.spec for name, cluster in given.read.clusters.items()}
     grids = {own: _grid(options, specs[own]) for own in dict.fromkeys(given.names.values())}
-    print_error(f"tune needs {NEEDS}.")
     tried = {
         # Parameters are recommended; giving a policy a profile is more than that.
         name: [variant for variant in found if variant.policy == trials.CONFIGURED]
