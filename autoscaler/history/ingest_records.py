@@ -4,12 +4,13 @@ Spark parses them with a schema: numbers that JSON lacks ("NaN", "Infinity") and
 unknown fields are skipped. Lines that are not records are quarantined in the table `rejected`, with the reason.
 
 Lines are parsed once, and shuffled to the task that will write the file of their date and cluster. The shuffle output
-is read several times: for the keys, which show what is new, for observations, and for decisions.
+is read several times: to count the keys, which shows what is new, for observations, and for decisions.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import os
 import re
@@ -19,21 +20,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from functools import partial, reduce
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
 
 from autoscaler.core.guards import GUARDS
 from autoscaler.core.model import Reason
-from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, Writer, escape_glob
+from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, count_keys, counted, escape_glob
+from autoscaler.history.dataset.layout import KEYS
 from autoscaler.history.progress import is_connect
 from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
 from autoscaler.history.session import little_data
@@ -165,38 +168,46 @@ def add(
         if "://" not in dataset.path and rows_at_most(files) <= ROWS_PER_FILE:
             held.enter_context(little_data(spark))
         try:
-            lines, keys = _shuffled_lines(spark, writer, given, held)
+            lines, found = _shuffled_lines(spark, given, held)
         except _SPARK_FAILED:
             damaged = _damaged(spark, files)
             if damaged <= given.damaged:
                 raise
             given = replace(given, damaged=damaged)
-            lines, keys = _shuffled_lines(spark, writer, given, held)
-        unfinished = _is_torn(given)
-        found = keys.groupBy("problem", unfinished.alias("torn")).count().collect()
-        counts = Counter({row.problem: row["count"] for row in found if row.problem is not None and not row.torn})
+            lines, found = _shuffled_lines(spark, given, held)
+        counts = Counter[str]()
+        for row in found:
+            if row.problem is not None and not row.torn:
+                counts[row.problem] += row.rows
         counts[DAMAGED] = len(given.damaged)
         counts = +counts
-        good, records = keys.where("problem is null"), lines.where("problem is null")
+        records = lines.where("problem is null")
         rows = {
             "observations": records.select("cluster", "at", "seen.*", "order"),
             "decisions": records.select("cluster", "at", "done.*", "order"),
         }
         if counts:
-            rows["rejected"] = _rejected(keys.where(~unfinished), given)
+            rows["rejected"] = _rejected(lines.where(~_is_torn(given)), given)
+        keys = records.select(F.to_date("at").alias("date"), *KEYS["decisions"])
+        new = counted(keys, [row for row in found if row.problem is None])
         merged = writer.merge(
-            spark, rows, {"observations": good, "decisions": good}, partitioned=("observations", "decisions")
+            spark, rows, {"observations": new, "decisions": new}, partitioned=("observations", "decisions")
         )
         if not counts:
             none = {"rejected": 0}
             merged = replace(merged, added={**merged.added, **none}, known={**merged.known, **none})
-        return Imported(merged, sum(row["count"] for row in found), dict(counts), tuple(sorted(given.damaged)))
+        return Imported(merged, sum(row.rows for row in found), dict(counts), tuple(sorted(given.damaged)))
 
 
-def _shuffled_lines(spark: SparkSession, writer: Writer, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
-    """All lines, parsed and shuffled, until `held` is closed; and their keys and problems."""
-    lines = held.enter_context(_computed_once(_partitioned(writer, _parsed(spark, given), given)))
-    return lines, writer.stage(lines.drop("seen", "done"), "keys")
+def _shuffled_lines(spark: SparkSession, given: _Input, held: ExitStack) -> tuple[DataFrame, list[Row]]:
+    """All lines, parsed and shuffled, until `held` is closed; and the counts of their keys and problems."""
+    lines = held.enter_context(_computed_once(_partitioned(_parsed(spark, given), given)))
+    # An invalid time may be millions of years away, which Python has no time for.
+    at = F.when(F.col("problem").isNull(), F.col("at"))
+    keys = lines.select(
+        "problem", _is_torn(given).alias("torn"), F.to_date(at).alias("date"), "cluster", at.alias("at")
+    )
+    return lines, count_keys(keys, "decisions", "problem", "torn").collect()
 
 
 def query_plans(
@@ -206,7 +217,7 @@ def query_plans(
     return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
-def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
+def _partitioned(lines: DataFrame, given: _Input) -> DataFrame:
     """Lines in the partitions that will be written as files, planned by a sample of the files.
 
     A partition has one date, or a few, and as many clusters as fit, in their order. All lines of a cluster and date are
@@ -217,24 +228,25 @@ def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
         return lines.repartitionById(1, F.lit(0))
     # At random, as every n-th file may be the first of each daemon.
     sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
-    seen = writer.stage(_count_rows(spark, sample, given), "seen")
-    found = seen.groupBy("date").agg(F.sum("rows").alias("rows")).agg(F.sum("rows"), F.max("rows")).collect()[0]
-    rows, most = (number or 1 for number in found)
+    dates, names = Counter[date | None](), Counter[str]()
+    for cluster, day, count in zip(*_count_rows(spark, sample, given).toArrow().to_pydict().values(), strict=True):
+        dates[day] += count
+        names[cluster] += count
+    rows, most = names.total() or 1, max(dates.values(), default=1)
     each = rows / len(sample) / ROWS_PER_FILE
     # The names of a daemon's files have the date.
-    named = (re.search(DATE, file) for file in files)
-    dates = Counter(name and name[1] for name in named)
-    a_date = math.ceil(each * (len(files) * most / rows if None in dates else max(dates.values())))
+    found = (re.search(DATE, file) for file in files)
+    named = Counter(name and name[1] for name in found)
+    a_date = math.ceil(each * (len(files) * most / rows if None in named else max(named.values())))
     parts = max(math.ceil(each * len(files)) + a_date, min(len(files), SAMPLE_FILES))
     place: Column = F.lit(0)
     if a_date > 1:
-        before = F.sum("rows").over(Window.orderBy("cluster").rowsBetween(Window.unboundedPreceding, -1))
-        share = F.coalesce(before, F.lit(0)) / F.lit(rows)
-        clusters = seen.groupBy("cluster").agg(F.sum("rows").alias("rows"))
-        places = clusters.select(F.col("cluster").alias("_seen"), F.floor(share * a_date).cast("int").alias("_place"))
-        first = places.groupBy("_place").agg(F.min("_seen").alias("name")).collect()
+        before = itertools.accumulate((names[name] for name in sorted(names)), initial=0)
+        of = {name: math.floor(count / rows * a_date) for name, count in zip(sorted(names), before, strict=False)}
+        places = spark.createDataFrame(pa.table({"_seen": list(of), "_place": pa.array(list(of.values()), pa.int32())}))
+        first = {each: min(group) for each, group in itertools.groupby(of, of.__getitem__)}
         bounds = F.array(
-            *(F.struct(F.lit(row["_place"]).alias("place"), F.lit(row["name"]).alias("name")) for row in first)
+            *(F.struct(F.lit(each).alias("place"), F.lit(name).alias("name")) for each, name in first.items())
         )
         lines = lines.join(F.broadcast(places), F.col("cluster") == F.col("_seen"), "left")
         # To search all bounds is slow, so it is done only for clusters that are not in the sample.
@@ -354,10 +366,39 @@ def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class _Of:
+    """Columns made from a line: `metrics` first, and the others from that too."""
+
+    metrics: Column
+    is_incomplete: Column
+    is_inconsistent: Column
+    seen: Column
+    done: Column
+
+
+@lru_cache(maxsize=1)
+def _of_line(spark: SparkSession) -> _Of:
+    """The columns of a session, made once.
+
+    Spark numbers the variables of their functions: with other numbers it would compile the same Java anew, for each
+    batch of `history follow`.
+    """
+    del spark
     metrics = F.coalesce("observation.metrics", F.create_map().cast(f"map<string,{_METRIC}>"))
+    return _Of(
+        F.transform_values(metrics, _metric),
+        F.exists(F.map_values(_METRICS), _is_incomplete),
+        _is_inconsistent(F.col("decision.guards"), F.col("decision.verdicts")),
+        F.struct(*_observation()),
+        F.struct(*_decision()),
+    )
+
+
+def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
+    of = _of_line(lines.sparkSession)
     parsed = F.to_json(F.struct(*(name for name in lines.columns if name != _BAD)))
-    known = lines.withColumn(_METRICS, F.transform_values(metrics, _metric)).withColumn("problem", _problem(given))
+    known = lines.withColumn(_METRICS, of.metrics).withColumn("problem", _problem(of, given))
     problem = F.col("problem").isNotNull()
     return known.select(
         _cluster(given).alias("cluster"),
@@ -367,8 +408,8 @@ def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
         F.when(problem, _path()).alias("file"),
         # Spark does not keep the text of a well-formed line: then it is the parsed content.
         F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(MAX_TEXT))).alias("text"),
-        F.when(~problem, F.struct(*_observation())).alias("seen"),
-        F.when(~problem, F.struct(*_decision())).alias("done"),
+        F.when(~problem, of.seen).alias("seen"),
+        F.when(~problem, of.done).alias("done"),
     )
 
 
@@ -404,7 +445,7 @@ def _order() -> Column:
     )
 
 
-def _problem(given: _Input) -> Column:
+def _problem(of: _Of, given: _Input) -> Column:
     """Why a line is not a record; null: it is one."""
     bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
     unread = bad.isNotNull() & cluster.isNull() & at.isNull()
@@ -434,10 +475,18 @@ def _problem(given: _Input) -> Column:
     return (
         known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
         .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
-        .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
-        .when(F.exists(F.map_values(_METRICS), _is_incomplete), WRONG_TYPE)
-        .when(_is_inconsistent(F.col("decision.guards"), F.col("decision.verdicts")), WRONG_TYPE)
+        .when(_is_after(at, given.until), "its time is in the future: a clock was wrong")
+        .when(of.is_incomplete, WRONG_TYPE)
+        .when(of.is_inconsistent, WRONG_TYPE)
     )
+
+
+def _is_after(at: Column, until: datetime) -> Column:
+    """Whether a time is after another one, compared as structs.
+
+    A plain number would be in the Java that Spark generates: see `_of_line`.
+    """
+    return F.struct(at.alias("at")) > F.struct(F.lit(until).alias("at"))
 
 
 def _is_inconsistent(guards: Column, verdicts: Column) -> Column:
@@ -469,12 +518,12 @@ def _is_torn(given: _Input) -> Column:
     return F.coalesce(torn, F.lit(False))
 
 
-def _rejected(keys: DataFrame, given: _Input) -> DataFrame:
+def _rejected(lines: DataFrame, given: _Input) -> DataFrame:
     """Lines that are not records, and damaged files."""
-    rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
+    rows = lines.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
     if given.damaged:
         damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
-        rows = rows.unionByName(keys.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))
+        rows = rows.unionByName(lines.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))
     day = F.regexp_extract("file", DATE, 1)
     return rows.withColumn("date", F.try_to_date(day))
 

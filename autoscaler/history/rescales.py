@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -99,16 +100,23 @@ def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
         engine["max_parallelism"].alias("most"),
         engine["running_since"].alias("since"),
     )
-    chosen = F.filter("recommendations", lambda one: one["replicas"] == F.col("proposed"))
     asked = decisions.where((F.col("desired") != F.col("current")) & ~F.coalesce("dry_run", F.lit(False))).select(
         "cluster",
         "at",
         F.lit(1).alias("kind"),
         F.col("desired").alias("size"),
         "reason",
-        F.get(chosen, F.lit(0))["detail"].alias("detail"),
+        _detail(decisions.sparkSession).alias("detail"),
     )
     return seen.unionByName(asked, allowMissingColumns=True)
+
+
+@lru_cache(maxsize=1)
+def _detail(spark: SparkSession) -> Column:
+    """The detail of the recommendation that was followed; made once in a session, see `ingest_records`."""
+    del spark
+    chosen = F.filter("recommendations", lambda one: one["replicas"] == F.col("proposed"))
+    return F.get(chosen, F.lit(0))["detail"]
 
 
 # With NumPy

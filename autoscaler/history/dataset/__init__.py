@@ -10,7 +10,7 @@ writer completes a commit that was interrupted. Files are moved one by one, whic
 
 from autoscaler.history.dataset.files import BusyError, DatasetError
 from autoscaler.history.dataset.layout import ROWS_PER_FILE, escape_glob
-from autoscaler.history.dataset.merge import Merged, Writer
+from autoscaler.history.dataset.merge import Merged, Writer, count_keys, counted
 from autoscaler.history.dataset.store import FEW_ROWS, Dataset, open_dataset
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "DatasetError",
     "Merged",
     "Writer",
+    "count_keys",
+    "counted",
     "day_of",
     "escape_glob",
     "open_dataset",

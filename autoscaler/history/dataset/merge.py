@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DataType, DoubleType, MapType, StructType, TimestampType
 
@@ -75,7 +75,7 @@ class _Count:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """Counts and keys of the rows to be added.
 
     Attributes:
@@ -90,16 +90,27 @@ class _Counted:
     last: datetime | None
 
 
-def _counted(keys: DataFrame, table: str) -> _Counted:
-    """Counts of keys, as if the table were empty."""
+def count_keys(keys: DataFrame, table: str, *by: str) -> DataFrame:
+    """The numbers of rows and of distinct keys of each date, with their first and last time: for `counted`.
+
+    `by`: further columns to group by.
+    """
     at = F.col("at") if "at" in KEYS[table] else F.lit(None).cast("timestamp")
-    each = keys.groupBy("date", *KEYS[table]).count().groupBy("date")
-    rows = each.agg(
+    each = keys.groupBy(*by, "date", *KEYS[table]).count().groupBy(*by, "date")
+    return each.agg(
         F.sum("count").alias("rows"), F.count("*").alias("keys"), F.min(at).alias("first"), F.max(at).alias("last")
-    ).collect()
-    of = {row.date: _Count(row.rows, row["keys"], row.rows - row["keys"]) for row in rows}
-    times = [time.astimezone(UTC) for row in rows for time in (row.first, row.last) if time is not None]
-    return _Counted(of, keys, min(times, default=None), max(times, default=None))
+    )
+
+
+def counted(keys: DataFrame, counts: Sequence[Row]) -> Counted:
+    """Keys and their counts, as if the table were empty."""
+    of = {row.date: _Count(row.rows, row["keys"], row.rows - row["keys"]) for row in counts}
+    times = [time.astimezone(UTC) for row in counts for time in (row.first, row.last) if time is not None]
+    return Counted(of, keys, min(times, default=None), max(times, default=None))
+
+
+def _counted(keys: DataFrame, table: str) -> Counted:
+    return counted(keys, count_keys(keys, table).collect())
 
 
 def _numbers(kind: DataType, path: str) -> Iterator[str]:
@@ -136,7 +147,7 @@ class Writer:
         self,
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
-        keys: Mapping[str, DataFrame] | None = None,
+        keys: Mapping[str, Counted] | None = None,
         partitioned: Collection[str] = (),
     ) -> Merged:
         """Add the rows that are not there yet, and find the rescales of the days that change.
@@ -149,6 +160,7 @@ class Writer:
             spark: a session in UTC.
             rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times.
             keys: table -> the keys of all of them, where these cost less to compute; then rows are evaluated once.
+                They have a `date`.
             partitioned: the tables whose rows are partitioned as their files will be: all of a cluster and date in one
                 partition, about `ROWS_PER_FILE` rows in each. New dates without duplicates are written directly.
 
@@ -168,20 +180,18 @@ class Writer:
         self,
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
-        keys: Mapping[str, DataFrame],
+        keys: Mapping[str, Counted],
         partitioned: Collection[str],
     ) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
         change = Change()
         added, known, dates = {}, {}, {}
-        counted: dict[int, _Counted] = {}
         for table, brought in rows.items():
-            planned = keys.get(table, brought)
-            # Tables may have the same keys.
-            if id(planned) not in counted:
-                counted[id(planned)] = _counted(_with_columns_of(table, planned).select("date", *KEYS[table]), table)
-            counts = self._new(table, counted[id(planned)])
+            known_keys = keys.get(table)
+            if known_keys is None:
+                known_keys = _counted(_with_columns_of(table, brought).select("date", *KEYS[table]), table)
+            counts = self._new(table, known_keys)
             added[table] = sum(one.fresh for one in counts.of.values())
             known[table] = sum(one.brought for one in counts.of.values()) - added[table]
             changed = {day: one for day, one in counts.of.items() if one.fresh}
@@ -203,7 +213,7 @@ class Writer:
             self.layout.commit(change)
         return Merged(added, known, dates)
 
-    def _new(self, table: str, brought: _Counted) -> _Counted:
+    def _new(self, table: str, brought: Counted) -> Counted:
         """Those of the rows that a table does not have yet."""
         present = of_dates(self.layout.current(table)[0], brought.of)
         if brought.first is not None and brought.last is not None:
@@ -244,7 +254,7 @@ class Writer:
         return [day for day, of in writes.items() if len(of) > (1 if day < newest else MOST_WRITES)]
 
     def _rewrite(
-        self, table: str, new: DataFrame, counts: _Counted, changed: Mapping[date | None, _Count]
+        self, table: str, new: DataFrame, counts: Counted, changed: Mapping[date | None, _Count]
     ) -> tuple[dict[str, str], list[str]]:
         """Stage the changed dates of a table: staged file -> its place, and the files that they replace."""
         fresh = _on_dates(counts.fresh, changed)
