@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -109,13 +110,28 @@ def run(options: argparse.Namespace) -> int:
     signals = _Signals()
     try:
         # Caught twice: PySpark installs its own handler of SIGINT when a session begins.
-        with signals.caught(), spark_options.open_session(options, "history follow") as spark, signals.caught():
+        with (
+            signals.caught(),
+            spark_options.open_session(options, "history follow", little=_is_little(options)) as spark,
+            signals.caught(),
+        ):
             _follow(options, spark, signals)
     except AutoscalerError:
         if not signals.received:
             raise
         # The same signal may have ended Spark: then its errors are not reported.
     return INTERRUPTED if signals.received[:1] == [signal.SIGINT] else OK
+
+
+def _is_little(options: argparse.Namespace) -> bool:
+    """Whether the query ends after few records: those of the present files on this machine."""
+    from autoscaler.history.dataset import ROWS_PER_FILE
+    from autoscaler.history.ingest_records import rows_at_most
+
+    places = [Path(place) for place in options.places]
+    if not options.available_now or "://" in options.dataset or not all(place.is_dir() for place in places):
+        return False
+    return rows_at_most([str(file) for place in places for file in place.rglob("*.jsonl*")]) <= ROWS_PER_FILE
 
 
 def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals) -> None:
