@@ -44,7 +44,7 @@ clusters:
         restart: {restart}s             # {about_restart}: until it was measured
         start_up: 10s           # how long new workers take to start: likewise
         scale_down_window: {window}s  # the default is 3m, too long for a demo
-        rescale_price: {price}s       # a rescale costs as much as all workers for so long; the default is 72s
+        rescale_price: {price}s       # a rescale costs as much as all workers for so long; the default is 60s
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it was measured
       per_replica: {per_worker:g}

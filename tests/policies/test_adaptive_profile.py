@@ -26,7 +26,7 @@ def shown(
     arrivals: float, profile: Any = None, lag: float = 0.0, *, memory: dict[str, float] | None = None, **parts: Any
 ) -> View:
     view = make({"lag": lag, "arrivals": arrivals, "throughput": min(arrivals, 400.0)}, current=4, maximum=20)
-    known = {**KNOWN, "arrivals.level": arrivals, "arrivals.middle": arrivals, **(memory or {})}
+    known = {**KNOWN, "arrivals.level": arrivals, "outlast.mean": arrivals, **(memory or {})}
     metrics = dict(view.metrics)
     if profile is not None:
         metrics["profile"] = Reading(profile, view.now, parts=parts)

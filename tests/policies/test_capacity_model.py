@@ -262,3 +262,12 @@ def test_a_thousand_times_the_records_are_a_thousand_times_the_capacity(seed: in
     hours(often, (3, 7), 100.0 * factor, 0.8, seed=seed, count=20)
     for size in (1, 3, 7, 20):
         assert rate(often, size, size) == pytest.approx(factor * rate(once, size, size), rel=1e-9)
+
+
+def test_a_size_that_was_never_seen_is_less_sure_than_the_one_that_was() -> None:
+    assert capacity_model.uncertainty({}, 4) == 0
+    memory: dict[str, float] = {}
+    capacity_model.sample(memory, 8, 8, 650.0, 1.0, 0.0)
+    assert capacity_model.uncertainty(memory, 8) == pytest.approx(capacity_model.NOISE)
+    assert capacity_model.uncertainty(memory, 2) == pytest.approx(math.hypot(0.05, 0.1 * math.log(4)))
+    assert capacity_model.uncertainty({"capacity.covariance": -1.0}, 8) == 0

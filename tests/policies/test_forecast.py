@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies.adaptive import forecast
-from autoscaler_policies.adaptive.forecast import find_trends, follow, judge_forecast, line, trend_trust, trends
+from autoscaler_policies.adaptive.forecast import (
+    find_trends,
+    follow,
+    judge_forecast,
+    lasting_rate,
+    learn_outlasting,
+    line,
+    trend_trust,
+    trends,
+)
 
 Memory = dict[str, float]
 Points = list[tuple[float, float]]
@@ -266,7 +275,6 @@ def test_a_greater_reading_never_predicts_less(swing: float, share: float) -> No
             find_trends(memory, [*past, (840.0, reading)])
             found.append(memory)
         low, high = found
-        assert high["arrivals.middle"] >= low["arrivals.middle"] * (1 - 1e-9), seed
         for ahead in (30.0, 60.0, 130.0, 510.0):
             assert foretold(high, ahead) >= foretold(low, ahead) * (1 - 1e-9), (seed, ahead)
 
@@ -288,21 +296,69 @@ def test_what_arrivals_swing_by_is_learned_within_hours() -> None:
     assert calm["arrivals.swing"] < forecast.SWING < 0.1 < wild["arrivals.swing"] < 0.18
 
 
-def test_a_jump_is_no_swing_and_the_middle_is_the_new_level() -> None:
+def test_a_jump_is_no_swing() -> None:
     memory = after(lambda at: 100 if at <= 1800 else 200, 1800 + 120)
     assert memory["arrivals.swing"] < 1.5 * forecast.SWING
-    assert memory["arrivals.middle"] == pytest.approx(memory["arrivals.level"])
-    assert memory["arrivals.middle"] == pytest.approx(200, rel=0.1)
 
 
-def test_the_middle_of_what_swings_is_steadier_than_its_level() -> None:
-    chance = dice(5)
-    middles, levels = [], []
-    for at, memory in play(lambda _: 100 * (1 + chance.gauss(0, 0.1)), 3 * 3600):
-        if at > 3600:
-            middles.append(abs(memory["arrivals.middle"] - 100))
-            levels.append(abs(memory["arrivals.level"] - 100))
-    assert sum(middles) < sum(levels)
+# what lasts
+
+
+def lasting_after(rate: Callable[[float], float], seconds: int) -> Memory:
+    """What is learned from a reading every 15 s, of which those a minute apart are shown."""
+    memory: Memory = {}
+    points: list[tuple[float, float]] = []
+    for at in range(0, seconds, 15):
+        points.append((float(at), rate(float(at))))
+        learn_outlasting(memory, points[-1:-61:-4][::-1])
+    return memory
+
+
+def test_what_is_off_from_the_mean_lasts_until_it_was_seen_not_to() -> None:
+    assert lasting_rate({}, 150.0) == 150
+    chance = dice(1)
+    assert lasting_rate(lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.1)), 540), 150.0) == 150
+
+
+def test_of_what_only_swings_hardly_anything_lasts_up_or_down() -> None:
+    chance = dice(1)
+    memory = lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.3)), 2 * 3600)
+    mean = memory["outlast.mean"]
+    assert mean == pytest.approx(100, rel=0.2)
+    for level in (40.0, 160.0):
+        assert lasting_rate(memory, level) == pytest.approx(mean + 0.1 * (level - mean), rel=0.15)
+
+
+def test_of_levels_that_hold_all_lasts() -> None:
+    memory = lasting_after(lambda at: 100 if at // 1800 % 2 else 200, 4 * 3600)
+    assert lasting_rate(memory, 150.0) == pytest.approx(150, rel=0.1)
+
+
+def test_what_is_beyond_all_that_is_usual_lasts() -> None:
+    chance = dice(1)
+    memory = lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.05)), 2 * 3600)
+    assert 380 < lasting_rate(memory, 400.0) < 400
+
+
+def test_it_is_forgotten_within_hours() -> None:
+    chance = dice(1)
+
+    def rate(at: float) -> float:
+        return 100 * (1 + chance.gauss(0, 0.3)) if at < 3600 else 100 + 50 * (at // 1800 % 2)
+
+    short, long = lasting_after(rate, 3600), lasting_after(rate, 10 * 3600)
+    assert lasting_rate(short, 150.0) < 115
+    assert lasting_rate(long, 150.0) > 135
+
+
+def test_nothing_arriving_teaches_nothing_of_what_lasts() -> None:
+    memory = lasting_after(lambda _: 0.0, 3600)
+    assert lasting_rate(memory, 10.0) == 10
+
+
+def test_a_part_of_what_is_known_lowers_nothing() -> None:
+    for part in ({"outlast.square": 1.0}, {"outlast.weight": 1.0}, {"outlast.mean": 1.0, "outlast.both": 5.0}):
+        assert lasting_rate(part, 10.0) == 10
 
 
 # judging
@@ -381,7 +437,6 @@ def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tupl
         judge_forecast(memory, at)
         memory = {name: number for name, number in memory.items() if math.isfinite(number)}
         assert memory.get("arrivals.level", 0.0) >= 0
-        assert memory.get("arrivals.middle", 0.0) >= 0
         assert all(slope > 0 for slope, _ in trends(memory))
         assert 0 <= trend_trust(memory) <= 1
 

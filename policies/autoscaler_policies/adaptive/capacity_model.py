@@ -70,6 +70,13 @@ def rate(memory: Mapping[str, float], replicas: float, size: int) -> float:
     return math.exp(min(power, 700.0))  # e^709 is the largest float
 
 
+def uncertainty(memory: Mapping[str, float], replicas: float) -> float:
+    """By how much `rate` may be wrong, as a share of it (standard deviation)."""
+    x = math.log(replicas)
+    both = 2 * x * memory.get("capacity.covariance", 0.0) + x * x * memory.get("capacity.exponent_variance", 0.0)
+    return math.sqrt(max(memory.get("capacity.level_variance", 0.0) + both, 0.0))
+
+
 @lru_cache(maxsize=1024)
 def _names(size: int) -> tuple[str, str, str]:
     """Under which names a size's own deviation is kept: to make them takes as long as all that is done with them."""

@@ -69,6 +69,15 @@ MAX_DEVIATIONS = 4.0
 LONGEST_SWING_S = 600.0
 """Longer swings cannot be recognised by a line through the last hour."""
 
+OUTLAST_S = 300.0
+"""How much of what arrivals are off from their mean lasts is learned by the mean of so long after..."""
+OUTLAST_DECAY_S = 7200.0
+"""... and that is forgotten to 37 % within so long."""
+OUTLAST_PRIOR = 0.05
+"""Until then all of it is expected to last: worth so many minutes times the square of a share of the mean."""
+OUTLAST_DEVIATIONS = 3.0
+"""What is off by more than so many times what is usual lasts: it is no swing."""
+
 FORECAST_AHEAD_S = 300.0
 """Forecasts are compared with the arrivals so long after."""
 ERROR_WEIGHT = 0.2
@@ -80,6 +89,30 @@ LINE_SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
 
 TIME_OF = itemgetter(0)
 """That of a point."""
+
+
+class SteadyLine(NamedTuple):
+    """A line that arrivals have long swung around and return to quickly.
+
+    Attributes:
+        middle: where it is, records/s.
+        spread: by how much they swing around it (standard deviation as a share of it).
+        lasts: how long that lasts, seconds.
+    """
+
+    middle: float
+    spread: float
+    lasts: float
+
+    def backlog(self, off: float, capacity: float) -> float:
+        """Records that wait at most after arrivals were `off` above the line, records/s, which fades while it lasts.
+
+        The area between that and what is processed; infinite where not even the middle is.
+        """
+        spare = capacity - self.middle
+        if spare <= 0:
+            return math.inf
+        return self.lasts * (off - spare - spare * (math.log(off) - math.log(spare))) if off > spare else 0.0
 
 
 class Line(NamedTuple):
@@ -278,11 +311,6 @@ def find_trends(memory: dict[str, float], points: Sequence[tuple[float, float]])
         memory[name] = found.slope if stands_out and is_significant(some, found) else 0.0
     slope = memory.get("arrivals.slope", 0.0)
     memory["trend.minute"] = slope if slope * MINUTE_S > MINUTE_SIGNIFICANCE * swing * foreseen else 0.0
-    # The line through the longest time is the middle of what swings, unless there was a jump.
-    middle = found.now
-    if found.noise > 2 * swing * foreseen:
-        middle = max(level, found.now) if points[-1][1] > found.now else level
-    memory["arrivals.middle"] = max(middle, 0.0)
     if found.noise > 0 and level > 0:
         swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
         memory["arrivals.swing"] = max(swing, MIN_NOISE)
@@ -375,13 +403,8 @@ def _has_left(memory: Mapping[str, float]) -> bool:
     )
 
 
-def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
-    """The line that arrivals have long swung around and return to quickly; None where there is none.
-
-    Returns:
-        Where it is, records/s; by how much they swing around it (standard deviation as a share of it); and how long
-        that lasts, seconds.
-    """
+def steady_line(memory: Mapping[str, float]) -> SteadyLine | None:
+    """The line that arrivals have long swung around and return to quickly; None where there is none."""
     held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", math.inf)
     middle, spread = memory.get("line.now", 0.0), memory.get("line.spread", SWING)
     lasts = memory.get("line.lasts", math.inf)
@@ -391,7 +414,43 @@ def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | Non
         or abs(memory.get("line.slope", 0.0)) * FLATNESS_S > spread * middle
     ):
         return None
-    return middle, spread, lasts
+    return SteadyLine(middle, spread, lasts)
+
+
+def learn_outlasting(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
+    """Learn how much of a deviation from the mean lasts: the slope of a line through what was off before and after.
+
+    Args:
+        memory: what is known, changed in place.
+        points: (seconds since 1970, records/s) as for `find_trends`.
+    """
+    now = points[-1][0]
+    since = min(max(now - memory.get("outlast.seen_at", now), 0.0), MINUTE_S)
+    memory["outlast.seen_at"] = now
+    memory["outlast.mean"] = _mean(points)
+    first = bisect_right(points, now - OUTLAST_S, key=TIME_OF)
+    if now - points[0][0] < 2 * OUTLAST_S or not (mean := _mean(points[:first])):
+        return
+    before, after = points[first - 1][1] / mean - 1.0, _mean(points[first:]) / mean - 1.0
+    kept, weight = math.exp(-since / OUTLAST_DECAY_S), since / MINUTE_S
+    for name, product in (("weight", 1.0), ("square", before * before), ("both", before * after)):
+        memory[f"outlast.{name}"] = memory.get(f"outlast.{name}", 0.0) * kept + weight * product
+
+
+def _mean(points: Sequence[tuple[float, float]]) -> float:
+    return sum([value for _, value in points]) / len(points)
+
+
+def lasting_rate(memory: Mapping[str, float], level: float) -> float:
+    """What will arrive by the present level, records/s: as much of what it is off from the mean as mostly lasts."""
+    mean, square = memory.get("outlast.mean", level), memory.get("outlast.square", 0.0)
+    weight = memory.get("outlast.weight", 0.0)
+    if square <= 0 or weight <= 0:
+        return level
+    most = OUTLAST_DEVIATIONS * mean * math.sqrt(square / weight)
+    swing = min(max(level - mean, -most), most)
+    lasts = (memory.get("outlast.both", 0.0) + OUTLAST_PRIOR) / (square + OUTLAST_PRIOR)
+    return level - (1.0 - min(max(lasts, 0.0), 1.0)) * swing
 
 
 def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float, float], ...]:

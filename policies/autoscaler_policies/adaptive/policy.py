@@ -28,6 +28,7 @@ from autoscaler.policy_api import (
     stall_time,
 )
 from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
+from autoscaler_policies.adaptive.forecast import SteadyLine
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
@@ -51,6 +52,7 @@ class _Outlook:
     lag: float
     throughput: float | None
     level: float
+    lasting: float
     trends: tuple[tuple[float, float], ...]
     season: tuple[float, ...]
     season_trust: float
@@ -75,7 +77,7 @@ class _Outlook:
         return self.share * capacity_model.rate(self.memory, replicas, size)
 
     def rate_at(self, ahead: float) -> float:
-        """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
+        """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
         if self.forecast:
             minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
             return min(max(self.level, *self.forecast[:minutes]), LARGEST)
@@ -85,7 +87,7 @@ class _Outlook:
         if self.season:
             most = max(self.season[: math.ceil(ahead / forecast.MINUTE_S) + 1])
             rise = max(rise, self.season_trust * (most - self.level))
-        return min(self.level + rise, LARGEST)
+        return min(self.lasting + rise, LARGEST)
 
     @property
     def downtime(self) -> float:
@@ -113,9 +115,9 @@ class Adaptive:
         objective: the oldest unprocessed record should not be older than this; default 60s.
         slack: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
         headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.05.
-        down_headroom: the same for a smaller size, besides what arrivals swing by; default 0.02.
+        down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.025.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 72s.
+        rescale_price: a rescale is worth as much as the whole cluster for so long; default 60s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
@@ -136,9 +138,9 @@ class Adaptive:
     objective: timedelta = timedelta(seconds=60)
     slack: float = field(default=0.75, metadata={"aliases": ("patience",)})
     headroom: float = field(default=0.05, metadata={"aliases": ("reserve",)})
-    down_headroom: float = field(default=0.02, metadata={"aliases": ("down_reserve",)})
+    down_headroom: float = field(default=0.025, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
-    rescale_price: timedelta = field(default=timedelta(seconds=72), metadata={"aliases": ("outage",)})
+    rescale_price: timedelta = field(default=timedelta(seconds=60), metadata={"aliases": ("outage",)})
     lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
@@ -198,7 +200,9 @@ class Adaptive:
             if throughput is not None and lag is not None:
                 doubtful = lag < TUNING.unprocessed_s * (arrivals - throughput)
             forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
-            forecast.find_trends(memory, self._minutes(view))
+            minutes = self._minutes(view)
+            forecast.find_trends(memory, minutes)
+            forecast.learn_outlasting(memory, minutes)
             forecast.follow_line(memory, arrivals, at)
             forecast.judge_forecast(memory, now)
             seasonality.compare(memory, _season(self._profile(view)), now)
@@ -361,10 +365,8 @@ class Adaptive:
         wanted = outlook.rate_at(outlook.horizon + outlook.start_time) * (1 + self.headroom + worked_off)
         line = self._steady_line(outlook)
         if line is not None:
-            middle, spread, _ = line
-            of_line, of_swing = TUNING.line_deviations, TUNING.swing_deviations
-            for deviations, headroom in ((of_line, self.headroom), (of_swing, self.down_headroom)):
-                wanted = min(wanted, middle * (1 + deviations * spread) * (1 + headroom + worked_off))
+            around = line.middle * (1 + TUNING.line_deviations * line.spread)
+            wanted = min(wanted, around * (1 + self.headroom + worked_off))
         least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.capacity_at(size) >= wanted)
         late = backlog_after_rescale - TUNING.lateness_share * objective * rate_ahead
         best, price = least, math.inf
@@ -391,9 +393,9 @@ class Adaptive:
             recovery = min(backlog_after_rescale / (capacity - rate_ahead), LARGEST)
             inputs["recovery"] = recovery
             text += f"{best} ({format_number(capacity)}/s) recover in {format_number(recovery)} s after it"
-        elif line is not None and capacity > line[0]:
-            around = format_number(line[0])
-            text += f"{best} ({format_number(capacity)}/s) do for what arrivals swing around, {around}/s"
+        elif line is not None and capacity > line.middle:
+            middle = format_number(line.middle)
+            text += f"{best} ({format_number(capacity)}/s) do for what arrivals swing around, {middle}/s"
         else:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
@@ -427,7 +429,7 @@ class Adaptive:
         most = seasonality.peak_backlog(outlook.level, outlook.season, outlook.season_trust, capacity, outlook.lag)
         return most < TUNING.bump_share * outlook.downtime * capacity
 
-    def _steady_line(self, outlook: _Outlook) -> tuple[float, float, float] | None:
+    def _steady_line(self, outlook: _Outlook) -> SteadyLine | None:
         """The line that arrivals only swing around (`forecast.steady_line`), unless a forecast predicts more."""
         if outlook.forecast or outlook.season_trust >= TUNING.profile_trust:
             return None
@@ -436,19 +438,15 @@ class Adaptive:
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether arrivals only swing above a line that they return to before much waits.
 
-        What is above the line fades with the time that such things last: the size falls behind by the area between
-        that and what it can do, and then catches up, at the latest within the time a rescale would have taken.
+        The size falls behind by what is above the line for a while (`forecast.SteadyLine.backlog`), and then catches
+        up, at the latest within the time a rescale would have taken.
         """
         found = self._steady_line(outlook)
         if found is None:
             return False
-        middle, _, lasts = found
-        off, spare = outlook.level - middle, capacity - middle
-        if spare <= 0:
-            return False
-        over = lasts * (off - spare - spare * (math.log(off) - math.log(spare))) if off > spare else 0.0
+        over = found.backlog(outlook.level - found.middle, capacity)
         most = TUNING.peak_share * self.objective.total_seconds() * capacity
-        return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * spare
+        return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * (capacity - found.middle)
 
     def _recovers_sooner(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether the objective is met earlier without a rescale, whose downtime has to be worked off as well.
@@ -467,20 +465,24 @@ class Adaptive:
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        swing = TUNING.swing_deviations * memory.get("arrivals.swing", forecast.SWING)
-        swings = memory.get("arrivals.middle", 0.0) * (1 + swing)
-        if (found := forecast.steady_line(memory)) is not None:
-            middle, spread, _ = found
-            swings = max(swings, middle * (1 + TUNING.swing_deviations * spread))
-        most = max(outlook.rate_at(outlook.horizon), self._peak(view, memory), swings, self._last_minute_rate(outlook))
+        most = max(outlook.rate_at(outlook.horizon), self._last_minute_rate(outlook))
         downtime = outlook.stall_down + outlook.replay
         headroom = 1 + self.down_headroom + memory.get("down.reserve", 0.0)
         most *= headroom + max(0.0, downtime - TUNING.recovered_share * objective) / TUNING.down_recovery_s
         backlog_after_rescale = outlook.lag + outlook.level * downtime
+        seen = self._points(view, 1, begin=seconds(view.now - self.scale_down_window))
+        line = forecast.steady_line(memory)
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
-            return capacity >= most and backlog_after_rescale <= TUNING.down_delay_share * objective * capacity
+            unsure = capacity_model.uncertainty(memory, max(size, 1))
+            if capacity < most * (1 + unsure) or backlog_after_rescale > TUNING.down_delay_share * objective * capacity:
+                return False
+            waiting = reading_window.largest_backlog(seen, capacity)
+            if line is not None:
+                swing = TUNING.swing_deviations * line.spread * line.middle
+                waiting = max(waiting, line.backlog(swing, capacity))
+            return waiting <= TUNING.past_delay_share * objective * capacity
 
         return smallest(low, view.current, fits)
 
@@ -528,7 +530,7 @@ class Adaptive:
 
     def _describe_load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         text = f"{format_number(outlook.level)}/s arriving"
-        if inputs["expected"] > outlook.level:
+        if inputs["expected"] != outlook.level:
             text += f", {format_number(inputs['expected'])}/s in {format_number(inputs['ahead'])} s"
         return f"{text}, lag {format_number(outlook.lag)}"
 
@@ -570,6 +572,7 @@ class Adaptive:
             lag=lag,
             throughput=throughput,
             level=level,
+            lasting=level if external else level + trend_share * (forecast.lasting_rate(memory, level) - level),
             trends=forecast.trends(memory, trend_share),
             season=season,
             season_trust=trust,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
 
 from autoscaler.policy_api import Observation, Reading
 from autoscaler_policies.shared.recommend import LARGEST
@@ -79,3 +80,15 @@ def peak(past: tuple[Observation, ...], name: str, begin: datetime) -> float:
             value = rate(seen, name) or 0.0
         rates.append(value)
     return max(rates)
+
+
+def largest_backlog(points: list[tuple[float, float]], capacity: float) -> float:
+    """Records that would have waited at most if so many a second had been processed, and none had waited before.
+
+    The points are (seconds, records/s) in order of time.
+    """
+    waiting = largest = 0.0
+    for (before, _), (at, value) in pairwise(points):
+        waiting = max(waiting + (value - capacity) * (at - before), 0.0)
+        largest = max(largest, waiting)
+    return largest

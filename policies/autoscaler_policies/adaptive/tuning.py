@@ -72,16 +72,17 @@ class Tuning:
     """A profile is not trusted if its capacity grows with another exponent of the size..."""
     profiled_limit_s: float = 600.0
     """... nor if it has a longer start-up time or downtime."""
-    peak_share: float = 0.3
+    peak_share: float = 0.4
     """Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
     search_width: int = 4
     """So many sizes beyond the best are tried: the cost has one minimum, but sizes are whole numbers."""
 
-    swing_deviations: float = 2.0
-    """Fewer must suffice for the middle of the arrivals and so many times what they swing by..."""
     line_deviations: float = 1.2
-    """... and where they swing around a line, more for that and so many times, and no more than what fewer must suffice
-    for: what is asked for at a peak must not be too much right after it."""
+    """Where arrivals swing around a line, more must do for that and so many times what they swing by..."""
+    swing_deviations: float = 3.6
+    """... and fewer for swings of so many times that..."""
+    past_delay_share: float = 0.05
+    """... as for what arrived within the scale-down window, each delaying records by this share of the objective."""
     relapse_weight: float = 3.0
     """A time in which fewer do not suffice undoes so many in which they did."""
     unobserved_s: float = 240.0
