@@ -126,6 +126,16 @@ def test_each_order_arrives_as_it_was_given(
     assert control.items() >= body.items()
 
 
+@pytest.mark.parametrize(("ordered", "held"), [("50", "5"), ("0", "3")])
+def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
+    resumed: Secure, capsys: pytest.CaptureFixture[str], ordered: str, held: str
+) -> None:
+    assert cli.main(["hold", ordered, "orders", *resumed.options]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"the size is held at {ordered} until ")
+    assert second == f"at {held} instead, by min and max of the configuration: orders"
+
+
 def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
     for command, problem in (
         (["pause", "ordres"], "no cluster matches 'ordres'; there are: orders"),
