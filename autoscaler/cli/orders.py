@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, post
@@ -33,7 +32,6 @@ def scope_options(parser: argparse.ArgumentParser) -> None:
         help="all clusters of this fleet, or of those of such names; may be repeated",
     )
     parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the order is")
-    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
     daemon_options(parser)
 
 

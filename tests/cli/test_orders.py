@@ -195,12 +195,20 @@ def test_commands_that_read_work_with_tls_and_a_token(
         ["explain", "orders", "--config", config],
         ["explain", "ord*", "--config", config],
         ["controls", config],
+        ["status", "--config", config],
+        ["controls", "--config", config],
     ):
         assert cli.main([*command, *secure.ca]) == 0, command
     assert "orders" in capsys.readouterr().out
     monkeypatch.delenv(TOKEN)
     assert cli.main(["status", config, *secure.ca]) == 1
     assert "this needs a token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "controls"])
+def test_a_configuration_is_given_once(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.main([command, "a.yaml", "--config", "b.yaml"]) == 2
+    assert "argument --config: not allowed with argument CONFIG" in capsys.readouterr().err
 
 
 def test_a_file_that_was_broken_since_still_says_that_its_daemon_speaks_tls(
