@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
@@ -21,12 +20,9 @@ def register(commands: Commands) -> None:
         "`autoscaler status` shows those of each cluster, annotations among them.",
     )
     parser.add_argument(
-        "config", type=Path, nargs="?", metavar="CONFIG", help="the daemon's configuration, to find its address"
-    )
-    parser.add_argument(
         "--audit", type=count, metavar="N", help="list the last N changes in their place: who ordered what, and when"
     )
-    daemon_options(parser)
+    daemon_options(parser, argument=True)
     json_option(parser)
     parser.set_defaults(command=run)
 

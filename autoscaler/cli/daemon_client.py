@@ -34,8 +34,14 @@ _TLS = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\btls:""", r
 _HOST_PORT = re.compile(r".+:\d{1,5}")
 
 
-def daemon_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--url`, `--token-file` and `--ca-file`."""
+def daemon_options(parser: argparse.ArgumentParser, *, argument: bool = False) -> None:
+    """Add `--config`, also as an argument where the command has no other, `--url`, `--token-file` and `--ca-file`."""
+    where = parser.add_mutually_exclusive_group()
+    meaning = "the daemon's configuration, to find its address"
+    if argument:
+        where.add_argument("config_argument", type=Path, nargs="?", metavar="CONFIG", help=meaning)
+        meaning = "the same"
+    where.add_argument("--config", type=Path, metavar="CONFIG", help=meaning)
     parser.add_argument("--url", help=f"URL of the daemon (default: {URL}, or daemon.listen of CONFIG)")
     parser.add_argument(
         "--token-file",
@@ -123,11 +129,11 @@ def _find(arguments: argparse.Namespace) -> Address:
         if not url.startswith(("http://", "https://")):
             raise AutoscalerError(f"{url} is not a URL like {URL}")
         return Address(url)
-    if arguments.config is None:
+    path: Path | None = arguments.config or getattr(arguments, "config_argument", None)
+    if path is None:
         return Address(URL)
     from autoscaler import config  # noqa: PLC0415 - most often there is no configuration to read
 
-    path: Path = arguments.config
     problems: tuple[str, ...] = ()
     try:
         daemon = config.load(path, os.environ, offline=True).daemon

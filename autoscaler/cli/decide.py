@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from autoscaler.cli.daemon_client import cluster_path, daemon_options, find_daemon, post
 from autoscaler.cli.options import Commands, json_option
@@ -17,7 +16,6 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the audit")
-    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
     daemon_options(parser)
     json_option(parser)
     parser.set_defaults(command=run)

@@ -37,7 +37,6 @@ def register(commands: Commands) -> None:
     which.add_argument(
         "--at", type=moment, metavar="TIME", help="the decision in force at TIME, like 2026-01-31T17:05:00Z"
     )
-    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
     daemon_options(parser)
     json_option(parser)
     parser.set_defaults(command=run)

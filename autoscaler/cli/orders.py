@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, post
@@ -33,7 +32,6 @@ def scope_options(parser: argparse.ArgumentParser) -> None:
         help="all clusters of this fleet, or of those of such names; may be repeated",
     )
     parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the order is")
-    parser.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find its address")
     daemon_options(parser)
 
 
@@ -63,16 +61,23 @@ def order(arguments: argparse.Namespace, action: str, done: str, **values: objec
         body["until_resumed"] = True
     daemon = find_daemon(arguments)
     answer = post(daemon, "/api/v1/controls", {key: value for key, value in body.items() if value is not None}, "id")
-    names, until = answer["clusters"], answer["until"]
-    more = len(names) - _MAX_NAMED
-    listed = ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
+    names, until, held_at = answer["clusters"], answer["until"], answer.get("held_at", {})
     if until is not None:
         done += f" until {datetime.fromisoformat(until):%Y-%m-%d %H:%M:%S %Z}"
     elif action != "resume":
         done += " until it is resumed"
-    print_lines(f"{done}, {count_of(len(names), 'cluster')}: {listed}")
+    lines = [f"{done}, {count_of(len(names), 'cluster')}: {_listed(names)}"]
+    for size in sorted({*held_at.values()}):
+        others = [name for name in names if held_at.get(name) == size]
+        lines.append(f"at {size} instead, by min and max of the configuration: {_listed(others)}")
+    print_lines(*lines)
     daemon.note_problems()
     return OK
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    return ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
 
 
 def short_order(control: dict[str, Any]) -> str:

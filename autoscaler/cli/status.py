@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.configuration import summarized
@@ -31,9 +30,6 @@ def register(commands: Commands) -> None:
         description=f"Show the clusters of a running daemon. Of more than {MAX_LISTED}, a summary is shown, with those "
         "that have a problem; the options list them.",
     )
-    parser.add_argument(
-        "config", type=Path, nargs="?", metavar="CONFIG", help="the daemon's configuration, to find its address"
-    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and what was learned of it")
     which.add_argument(
@@ -50,7 +46,7 @@ def register(commands: Commands) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
     json_option(how)
-    daemon_options(parser)
+    daemon_options(parser, argument=True)
     parser.set_defaults(command=run)
 
 

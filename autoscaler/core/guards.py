@@ -186,13 +186,15 @@ def settling(s: GuardContext, wanted: int) -> Effect | None:
     While a loss keeps the job from working, not even then: the stall is not load. Nor while what was requested before
     does not come up.
     """
+    if wanted == s.current:
+        return None
     if s.futile is not None and wanted > s.current:
         return Effect(highest=s.current, fact=s.futile)
     why = _in_transition(s)
     if why is None:
         return None
-    if wanted <= s.current:
-        return Effect(lowest=s.current, fact=why if wanted < s.current else None)
+    if wanted < s.current:
+        return Effect(lowest=s.current, fact=why)
     if s.stands_still:
         return Effect(highest=s.current, fact=Fact("stands_still", {"why": why}))
     if wanted > s.current * (1 + s.spec.settle.short):
@@ -351,27 +353,28 @@ GUARDS: tuple[tuple[Reason, _Guard], ...] = (
 
 def guard(s: GuardContext) -> tuple[Verdict, ...]:
     """Pass the proposal through every guard. The trail starts at the proposal and ends at what is decided."""
-    wanted, lowest, highest = s.proposed, 0, _ANY
-    before = s.proposed
-    if before == s.current and s.rescale is None and s.unsettled is None:
-        # Most of the time nothing is to change: what no guard objects to is not asked for one by one.
-        return (*_unopposed(before), *_orders(s, before))
+    wanted = size = s.proposed
+    lowest, highest = 0, _ANY
     verdicts: list[Verdict] = []
-    for name, rule in GUARDS:
+    for index, (name, rule) in enumerate(GUARDS):
+        if wanted == size == s.current:
+            # Guards object to a change only, and most of the time there is none, at first or after a few of them.
+            verdicts += _unopposed(size)[index:]
+            break
         effect = rule(s, wanted)
-        fact = None
-        if effect is not None:
-            fact = effect.fact
-            if effect.wanted is not None:
-                wanted = effect.wanted
-            lowest, highest = max(lowest, effect.lowest), min(highest, effect.highest)
-        after = min(wanted, highest) if wanted > lowest else lowest
-        if effect is not None and fact is not None:
-            verdicts.append(DeferredVerdict(name, before, after, effect.reason or name, fact))
+        if effect is None:
+            verdicts.append(passed(name, size))
+            continue
+        before = size
+        if effect.wanted is not None:
+            wanted = effect.wanted
+        lowest, highest = max(lowest, effect.lowest), min(highest, effect.highest)
+        size = min(wanted, highest) if wanted > lowest else lowest
+        if effect.fact is not None:
+            verdicts.append(DeferredVerdict(name, before, size, effect.reason or name, effect.fact))
         else:
-            verdicts.append(passed(name, after) if after == before else Verdict(name, before, after, name))
-        before = after
-    return (*verdicts, *_orders(s, before))
+            verdicts.append(passed(name, size) if size == before else Verdict(name, before, size, name))
+    return (*verdicts, *_orders(s, size))
 
 
 @lru_cache(maxsize=4096)
@@ -382,7 +385,7 @@ def passed(name: Reason, size: int) -> Verdict:
 
 @lru_cache(maxsize=4096)
 def _unopposed(size: int) -> tuple[Verdict, ...]:
-    """The verdicts of all guards where the size that there is is proposed and nothing is on its way."""
+    """The verdicts of all guards on a size that none of them objects to."""
     return tuple([passed(name, size) for name, _ in GUARDS])
 
 

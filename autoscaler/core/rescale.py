@@ -6,7 +6,6 @@ worker that never starts must not hold decisions forever.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -461,15 +460,6 @@ def _caught_up(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> bool:
     if throughput is None:
         return spec.settle.throughput not in spec.metrics
     return waiting <= _total(throughput) * spec.settle.backlog_time.total_seconds()
-
-
-def backlog_time(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> float | None:
-    """Lag divided by throughput, in seconds; infinite while nothing of a lag is processed. None: it is not known."""
-    lag, throughput = metrics.get(spec.settle.lag), metrics.get(spec.settle.throughput)
-    if lag is None or throughput is None:
-        return None
-    waiting, rate = _total(lag), _total(throughput)
-    return 0.0 if waiting <= 0 else math.inf if rate <= 0 else waiting / rate
 
 
 def _total(reading: Reading) -> float:

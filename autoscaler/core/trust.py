@@ -185,9 +185,15 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
     if spec.looks_back:
         return (*past[start:], observation)
     end = first = max(start, _last_used(past, observation.at - spec.capacity.sustained))
-    while first > start and not _has_no_values(past[first - 1]):
+    reduced: list[Observation] = []
+    while first > start:
+        seen = past[first - 1]
+        without = _without_values(seen)
+        if without is seen:
+            break  # those before it are without values already
+        reduced.append(without)
         first -= 1
-    return (*past[start:first], *map(_without_values, past[first:end]), *past[end:], observation)
+    return (*past[start:first], *reversed(reduced), *past[end:], observation)
 
 
 def _last_used(past: tuple[Observation, ...], begin: datetime) -> int:
@@ -201,13 +207,12 @@ def _last_used(past: tuple[Observation, ...], begin: datetime) -> int:
     return max(end - 1, 0)
 
 
-def _has_no_values(seen: Observation) -> bool:
-    return not seen.metrics or all(reading.partitions for reading in seen.metrics.values())
-
-
 def _without_values(seen: Observation) -> Observation:
     """The observation with those readings only whose log has partitions: they hold while it cannot be read."""
-    read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
+    metrics = seen.metrics
+    read = {name: reading for name, reading in metrics.items() if reading.partitions} if metrics else metrics
+    if len(read) == len(metrics):
+        return seen
     return Observation(  # one in each step: `replace` takes five times as long
         at=seen.at,
         desired=seen.desired,

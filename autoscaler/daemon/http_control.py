@@ -172,7 +172,17 @@ async def _order(request: web.Request) -> web.Response:
         asked.control(by), asked.clusters, asked.fleets, by=by, reason=asked.reason or None, until=until
     )
     answer = {"id": stored.id, "until": _time(stored.until), "clusters": clusters}
-    return web.json_response(answer, status=201)
+    return web.json_response({**answer, "held_at": _held_at(status, asked.replicas, clusters)}, status=201)
+
+
+def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]) -> dict[str, int]:
+    """The clusters that min and max of the configuration hold at another size than was ordered."""
+    if replicas is None:
+        return {}
+    known = status.clusters
+    limits = {name: known[name].spec.limits for name in clusters if name in known}
+    sizes = {name: max(each.minimum, min(replicas, each.maximum)) for name, each in limits.items()}
+    return {name: size for name, size in sizes.items() if size != replicas}
 
 
 async def _controls(request: web.Request) -> web.Response:

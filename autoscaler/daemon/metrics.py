@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import Reading, SizeCapacity
-from autoscaler.core.rescale import backlog_time
 from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
+from autoscaler.daemon.workload import backlog_time
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -368,7 +368,7 @@ _FAMILIES = (
         "autoscaler_backlog_seconds",
         "gauge",
         "Lag divided by throughput; not there while one of them is missing.",
-        _single(lambda c: backlog_time(c.cluster.spec, c.observation.metrics) if c.observation else None),
+        _single(lambda c: backlog_time(c.cluster.spec, c.observation) if c.observation else None),
     ),
     _Family(
         "autoscaler_last_decision_timestamp_seconds",

@@ -23,10 +23,10 @@ from autoscaler.config.model import NotificationSpec
 from autoscaler.core.explain import describe_control, describe_rescale, format_span, outcome
 from autoscaler.core.foreign import shorten
 from autoscaler.core.model import Cause, Control, Decision, Observation, Reason, Rescale
-from autoscaler.core.rescale import backlog_time
 from autoscaler.daemon.connections import Connection, Connections, contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, LogState, trouble
 from autoscaler.daemon.leases import Ownership
+from autoscaler.daemon.workload import backlog_time
 from autoscaler.ports import (
     EdgeTimeoutError,
     Notification,
@@ -123,7 +123,7 @@ def see(controller: Controller, before: Seen, now: datetime) -> Seen:
 def _is_full(controller: Controller, observation: Observation) -> bool | None:
     """Whether it is at its greatest size with a backlog. None: it is not known."""
     spec, size = controller.cluster.spec, observation.desired
-    backlog = backlog_time(spec, observation.metrics)
+    backlog = backlog_time(spec, observation)
     return None if backlog is None or size is None else backlog > BACKLOG and size >= spec.limits.maximum
 
 
@@ -144,7 +144,7 @@ def news(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]
         yield NotificationKind.TROUBLE_ENDED, "under control again"
     yield from _orders(before, after)
     if after.full and not before.full and observation is not None:
-        backlog = backlog_time(controller.cluster.spec, observation.metrics) or 0.0
+        backlog = backlog_time(controller.cluster.spec, observation) or 0.0
         waits = "nothing is processed" if backlog == float("inf") else f"{format_span(backlog)} of records wait"
         yield NotificationKind.AT_MAXIMUM_BEGUN, f"at its maximum of {observation.desired}, and {waits}"
     if before.full and not after.full:

@@ -86,9 +86,20 @@ def figures(spec: ClusterSpec, observation: Observation, state: ClusterState | N
         partitions = source_partitions(spec, observation.engine, state.past)
         capacity = capacity_at(spec, state.learned, size, partitions)
     # A job that stands still processes nothing: then what waits is as old as it took to arrive.
-    served = throughput or arrivals
-    backlog_time = 0.0 if lag == 0 else lag / served if lag is not None and served else None
-    return Figures(arrivals, capacity, lag, backlog_time)
+    served = throughput or arrivals or None
+    return Figures(arrivals, capacity, lag, 0.0 if lag == 0 else _seconds(lag, served))
+
+
+def backlog_time(spec: ClusterSpec, observation: Observation) -> float | None:
+    """Lag divided by throughput, in seconds; infinite while nothing of a lag is processed. None: it is not known."""
+    return _seconds(_total(observation, spec.settle.lag), _total(observation, spec.settle.throughput))
+
+
+def _seconds(lag: float | None, served: float | None) -> float | None:
+    """How long records wait where so many are served in a second."""
+    if lag is None or served is None:
+        return None
+    return lag / served if served else math.inf if lag else 0.0
 
 
 def _total(observation: Observation, name: str) -> float | None:

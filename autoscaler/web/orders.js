@@ -75,7 +75,9 @@ export function openOrder(action, cluster) {
   openDialog(cluster ? `${verb} ${cluster}` : `${verb} clusters`, meaning, fields, verb, async (form) => {
     const answer = await sendOrder(orderOf(action, cluster, form));
     const until = answer.until ? ` until ${time(answer.until)}` : "";
-    announce(`${verb}: done for ${answer.clusters.length === 1 ? answer.clusters[0] : `${answer.clusters.length} clusters`}${until}.`);
+    const sizes = [...new Set(Object.values(answer.held_at))];
+    const bounded = sizes.length ? ` Min and max of the configuration hold ${cluster ? "it" : "some"} at ${sizes.join(" or ")} instead.` : "";
+    announce(`${verb}: done for ${answer.clusters.length === 1 ? answer.clusters[0] : `${answer.clusters.length} clusters`}${until}.${bounded}`);
     document.dispatchEvent(new Event("ordered"));
   });
 }

@@ -126,6 +126,16 @@ def test_each_order_arrives_as_it_was_given(
     assert control.items() >= body.items()
 
 
+@pytest.mark.parametrize(("ordered", "held"), [("50", "5"), ("0", "3")])
+def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
+    resumed: Secure, capsys: pytest.CaptureFixture[str], ordered: str, held: str
+) -> None:
+    assert cli.main(["hold", ordered, "orders", *resumed.options]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"the size is held at {ordered} until ")
+    assert second == f"at {held} instead, by min and max of the configuration: orders"
+
+
 def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
     for command, problem in (
         (["pause", "ordres"], "no cluster matches 'ordres'; there are: orders"),
@@ -185,12 +195,20 @@ def test_commands_that_read_work_with_tls_and_a_token(
         ["explain", "orders", "--config", config],
         ["explain", "ord*", "--config", config],
         ["controls", config],
+        ["status", "--config", config],
+        ["controls", "--config", config],
     ):
         assert cli.main([*command, *secure.ca]) == 0, command
     assert "orders" in capsys.readouterr().out
     monkeypatch.delenv(TOKEN)
     assert cli.main(["status", config, *secure.ca]) == 1
     assert "this needs a token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "controls"])
+def test_a_configuration_is_given_once(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.main([command, "a.yaml", "--config", "b.yaml"]) == 2
+    assert "argument --config: not allowed with argument CONFIG" in capsys.readouterr().err
 
 
 def test_a_file_that_was_broken_since_still_says_that_its_daemon_speaks_tls(

@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     Bound,
     Cause,
     EngineStatus,
+    Fact,
     JobState,
     Limits,
     Phase,
@@ -30,6 +31,7 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
+from autoscaler.core.rescale import begin
 from tests.core.build import T0, at, running, seconds, seen, spec
 
 CASES = json.loads((Path(__file__).parent / "data" / "hpa_guards.json").read_text())
@@ -232,6 +234,9 @@ _BEHAVIOURS = st.builds(
             "ceiling": st.none() | st.builds(Bound, st.integers(0, 30), st.just("a ceiling")),
             "override_times": st.lists(_WHEN, max_size=4).map(sorted).map(tuple),
             "stands_still": st.booleans(),
+            "unsettled": st.sampled_from([None, JobState.RESTARTING]),
+            "rescale": st.sampled_from([None, begin(4, 6, at(990), Cause.REQUEST)]),
+            "futile": st.sampled_from([None, Fact("none_up", {})]),
         }
     ),
 )

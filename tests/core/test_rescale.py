@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,11 @@ from autoscaler.core.model import (
     JobState,
     Observation,
     Phase,
-    Reading,
     Reason,
     Rescale,
     SettleSpec,
 )
-from autoscaler.core.rescale import Settling, backlog_time, begin, follow, next_phase, stands_still
+from autoscaler.core.rescale import Settling, begin, follow, next_phase, stands_still
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
 from tests.core.build import T0, Fixed, at, running, seconds, seen, spec
@@ -177,18 +175,6 @@ def test_no_more_parallelism_is_waited_for_than_the_job_can_use(
 def test_caught_up_means_lag_over_throughput_within_the_backlog_time(metrics: dict[str, Any], reached: bool) -> None:
     settling = now(WATCHED, UP, seen(9, 4, engine=running(4), metrics=metrics))
     assert (settling.settled is not None) is reached
-
-
-@pytest.mark.parametrize(
-    ("lag", "throughput", "expected"),
-    [(600.0, (100.0, 200.0), 2.0), (0.0, 0.0, 0.0), (5.0, 0.0, math.inf), (None, 1.0, None), (1.0, None, None)],
-)
-def test_a_backlog_time_is_lag_over_throughput_and_unknown_without_one_of_them(
-    lag: Any, throughput: Any, expected: float | None
-) -> None:
-    values = {"lag": lag, "throughput": throughput}
-    metrics = {name: Reading(value, T0) for name, value in values.items() if value is not None}
-    assert backlog_time(spec(metrics=("lag", "throughput")), metrics) == expected
 
 
 def test_lag_without_a_throughput_metric_counts_as_caught_up_only_at_zero_or_when_unknowable() -> None:

@@ -131,6 +131,13 @@ async def test_an_order_is_in_force_at_the_next_decision_listed_and_audited(hous
     assert "a" in held["scope"]
 
 
+async def test_a_hold_says_which_clusters_their_bounds_hold_at_another_size(house: House) -> None:
+    assert (await house.order(action="hold", clusters=["*"], replicas=10))["held_at"] == {}
+    assert (await house.order(action="hold", clusters=["*"], replicas=50))["held_at"] == {"a": 10, "b": 10}
+    assert (await house.order(action="hold", clusters=["a"], replicas=0))["held_at"] == {"a": 1}
+    assert (await house.order(action="limit", clusters=["a"], max=50))["held_at"] == {}
+
+
 async def test_a_resume_ends_what_was_ordered(house: House) -> None:
     await house.order(action="hold", clusters=["*"], replicas=7)
     assert (await house.order(action="resume", clusters=["a"]))["until"] is None

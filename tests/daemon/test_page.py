@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -31,7 +32,7 @@ from autoscaler.core.model import (
 from autoscaler.daemon.controller import NOT_OBSERVED, Counters
 from autoscaler.daemon.rows import row_document
 from autoscaler.daemon.status import ClusterSnapshot
-from autoscaler.daemon.workload import Figures, figures, roles
+from autoscaler.daemon.workload import Figures, backlog_time, figures, roles
 
 from .conftest import PerReplica, make_cluster, spec
 from .test_http_control import READ, House, running
@@ -174,6 +175,23 @@ def test_the_backlog_of_a_job_that_stands_still_is_as_old_as_it_took_to_arrive()
     assert figures(spec("a"), observed(throughput=0.0, arrivals=50.0, lag=500.0), None).backlog_time == 10.0
     assert figures(spec("a"), observed(throughput=0.0, lag=500.0), None).backlog_time is None
     assert figures(spec("a"), observed(lag=0.0), None) == Figures(None, None, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"lag": 600.0, "throughput": 300.0}, 2.0),
+        ({"lag": 600.0, "throughput": (100.0, 200.0)}, 2.0),
+        ({"lag": 0.0, "throughput": 0.0}, 0.0),
+        ({"lag": 5.0, "throughput": 0.0}, math.inf),
+        ({"throughput": 1.0}, None),
+        ({"lag": 1.0}, None),
+    ],
+)
+def test_a_backlog_time_is_lag_over_throughput_and_unknown_without_one_of_them(
+    values: dict[str, Any], expected: float | None
+) -> None:
+    assert backlog_time(spec("a"), observed(**values)) == expected
 
 
 def test_what_is_processed_counts_as_load_where_no_metric_has_the_arrivals() -> None:
