@@ -87,7 +87,7 @@ def test_it_has_the_form_of_the_simulators_history(day: tuple[generated.Part, ge
     spec = ClusterSpec(name="it", limits=Limits(1, 24), policies=(policy,), engine=True, metrics=METRICS)
     run(
         spec,
-        PLANTS["k8s"],
+        PLANTS["redeploy"],  # stops for longer than it takes from poll to poll
         Load("day", tuple(diurnal(6, 0.2)), rate_per_worker=1.0).scaled(12.0),
         1,
         record=records.append,
