@@ -12,10 +12,12 @@ from typing import Any, cast
 import pytest
 
 from autoscaler.core.model import (
+    ClusterSpec,
     ClusterState,
     Decision,
     Direction,
     Learned,
+    Limits,
     Observation,
     Phase,
     Reading,
@@ -38,6 +40,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
     """As much of a daemon as metrics are made of."""
     readings = {name: Reading(1234.5, NOW) for name in ("lag", "arrivals", "throughput")}
     asked = Recommendation(3, Reason.STEADY, inputs, "", "adaptive")
+    spec = ClusterSpec(name="any", limits=Limits(1, 10), policies=())
     controllers = {}
     for number in range(CLUSTERS):
         name = f"cluster-{number:05}"
@@ -51,7 +54,9 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
             state=ClusterState(learned=learned),
             dry_run=False,
             refusal=None,
-            cluster=SimpleNamespace(engine=None, metrics=readings, spec=SimpleNamespace(limits=None)),
+            template_problem=None,
+            controls=(),
+            cluster=SimpleNamespace(engine=None, metrics=readings, spec=spec),
             counters=Counters(
                 decisions={Reason.STEADY: 5, Reason.ABOVE: 1},
                 rescales={Direction.UP: 1},
@@ -60,6 +65,10 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
         )
     daemon = SimpleNamespace(
         controllers=controllers,
+        clusters=controllers,
+        members={},
+        fleets=(),
+        ownership=SimpleNamespace(me=None),
         utc=lambda: NOW + timedelta(seconds=7),
         dry_run=False,
         store_failure=None,
