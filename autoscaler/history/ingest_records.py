@@ -407,7 +407,8 @@ def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
         "problem",
         F.when(problem, _path()).alias("file"),
         # Spark does not keep the text of a well-formed line: then it is the parsed content.
-        F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(MAX_TEXT))).alias("text"),
+        # Its bytes may be any, of a damaged disk or cut within a character: Arrow reads valid text only.
+        F.when(problem, F.left(F.make_valid_utf8(F.coalesce(_BAD, parsed)), F.lit(MAX_TEXT))).alias("text"),
         F.when(~problem, of.seen).alias("seen"),
         F.when(~problem, of.done).alias("done"),
     )

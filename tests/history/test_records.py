@@ -464,6 +464,21 @@ def test_a_line_of_an_impossible_time_is_quarantined(
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_bytes_that_are_no_text_are_quarantined_as_text_unless_a_line_is_only_not_finished_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, dataset = tmp_path / "2026-01-05T22.jsonl", tmp_path / "dataset"
+    whole = spoiled(decision__cluster="\u00fcnusual").replace(b"\\u00fc", "\u00fc".encode())
+    cut = whole[: whole.index("\u00fc".encode()) + 1]
+    file.write_bytes(lines(GOOD[:2]) + b"of a \xff disk\n" + cut)
+    assert cli.main(["history", "import", str(file.parent), str(dataset), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rejected"] == {"it is not a JSON object": 1}
+    assert cli.main(["history", "query", str(dataset), "SELECT text FROM rejected", "--json"]) == 0
+    assert "of a \ufffd disk" in json.dumps(json.loads(capsys.readouterr().out), ensure_ascii=False)
+
+
+@pytest.mark.e2e
 def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     mine = [record for record in GOOD if record.decision.cluster == "clicks"]
     monday = [record for record in mine if record.decision.at.day == BEGIN.day]
