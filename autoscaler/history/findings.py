@@ -256,7 +256,7 @@ def _skew(evidence: Evidence) -> Iterator[Finding]:
         return
     way = "older than their observations" if skew > 0 else "from the future"
     yield Finding(
-        "clock_skew", f"readings are {format_span(abs(skew))} {way} (median): clocks differ, or a source is slow"
+        "clock_skew", f"readings are on average {format_span(abs(skew))} {way}: clocks differ, or a source is slow"
     )
 
 
