@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,8 @@ def shown(dataset: Dataset) -> list[str]:
     return sorted((Path(dataset.path) / name).read_text() for name in names)
 
 
-def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
-    """Have the process killed before that step of a commit."""
+def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int, *, once: bool = False) -> None:
+    """Have the process killed before that step of a commit; or that step alone raise an error."""
     steps = 0
 
     def counted(verb: str) -> None:
@@ -154,7 +155,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
         def step(self: object, *arguments: object) -> object:
             nonlocal steps
             steps += 1
-            if steps > killed_at:
+            if steps == killed_at + 1 or (steps > killed_at and not once):
                 raise Killed
             return real(self, *arguments)
 
@@ -190,6 +191,29 @@ def test_a_kill_at_any_step_of_a_commit_shows_all_or_nothing_and_is_completed_la
     assert over
     assert old in outcomes
     assert outcomes.count(new) > 5
+
+
+def test_an_error_at_any_step_of_a_commit_shows_all_or_nothing_and_is_completed_later(tmp_path: Path) -> None:
+    old, new = ["b", "old a"], ["b", "new c", "new d", "new e"]
+    over = False
+    for failed_at in range(20):
+        path = tmp_path / str(failed_at)
+        dataset = open_dataset(path, make=True)
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed), dataset.writing() as writer:
+            _prepared(path)
+            _moments(patch, failed_at, once=True)
+            writer.layout.commit(CHANGE)
+            over = True
+            patch.undo()
+        outcome = shown(dataset)
+        assert outcome == (new if over or (path / COMMIT).exists() else old)
+        with open_dataset(path).writing():
+            pass
+        assert shown(open_dataset(path)) == outcome
+        assert not (path / STAGING).exists()
+        if over:
+            break
+    assert failed_at > 5
 
 
 def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_count(tmp_path: Path) -> None:

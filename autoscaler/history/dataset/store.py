@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from autoscaler.history.dataset.files import DatasetError, Files, LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
 from autoscaler.history.dataset.layout import (
+    COMMIT,
     STAGING,
     Layout,
     date_of,
@@ -155,7 +156,9 @@ class Dataset:
                 with full_disk_errors(self.path):
                     yield Writer(self._layout)
             finally:
-                files.remove(STAGING)
+                # The next writer completes an interrupted commit with the files that are staged.
+                if files.read(COMMIT) is None:
+                    files.remove(STAGING)
 
     def note(self, name: str) -> str | None:
         """A small file of the dataset, such as the list of imported files; None: there is none."""
