@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from autoscaler.history import ingest_records
+from autoscaler.history import ingest_records, rescales
 from autoscaler.history.dataset import Dataset, DatasetError, open_dataset
 from autoscaler.history.profile_job import profiles
+from autoscaler.history.schema import RESCALES
 from autoscaler.trace.profile_file import load
 from tests.history.fleet import Fleet, Part, simulated, trace, write
 
@@ -116,6 +118,25 @@ def test_a_corrupt_parquet_file_is_named_and_costs_its_own_day_only(
     # ... and the day itself comes back with the file, or without it is a gap.
     file.unlink()
     assert counted(spark, open_dataset(dataset)) == 2 * OF_A_DAY
+
+
+def test_rescales_that_were_removed_or_are_wrong_are_found_anew_when_their_days_are_imported_again(
+    spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_text("".join(line for lines in hours.values() for line in lines))
+    directory = tmp_path / "dataset"
+    brought(spark, directory, file)
+    before = open_dataset(directory).read(spark, "rescales").toArrow().to_pylist()
+    assert before
+    shutil.rmtree(directory / "rescales")
+    done = brought(spark, directory, file)
+    assert set(done.merged.added.values()) == {0}
+    assert open_dataset(directory).read(spark, "rescales").toArrow().to_pylist() == before
+    none = to_arrow_schema(RESCALES, timezone="UTC").empty_table()
+    monkeypatch.setattr(rescales, "find_here", lambda *_: none)
+    brought(spark, directory, file)
+    assert open_dataset(directory).read(spark, "rescales").isEmpty()
 
 
 def test_lines_that_are_cut_off_are_rejected_and_added_when_the_file_is_whole(

@@ -150,7 +150,9 @@ class Writer:
         keys: Mapping[str, Counted] | None = None,
         partitioned: Collection[str] = (),
     ) -> Merged:
-        """Add the rows that are not there yet, and find the rescales of the days that change.
+        """Add the rows that are not there yet, and find the rescales of all days that rows are of.
+
+        Those of a day that gets nothing new may be missing, or have been found by an earlier version.
 
         A row that is there stays as it is. Of several new ones with the same key that with the least `order` is added
         (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
@@ -185,7 +187,7 @@ class Writer:
     ) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
-        change = Change()
+        change, days = Change(), set[date]()
         added, known, dates = {}, {}, {}
         for table, brought in rows.items():
             known_keys = keys.get(table)
@@ -195,6 +197,8 @@ class Writer:
             added[table] = sum(one.fresh for one in counts.of.values())
             known[table] = sum(one.brought for one in counts.of.values()) - added[table]
             changed = {day: one for day, one in counts.of.items() if one.fresh}
+            if table in {"observations", "decisions"}:
+                days.update(day for day in counts.of if day is not None)
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
             new = _with_columns_of(table, brought)
             appended = self._appended(table, changed) if table in partitioned else set()
@@ -206,10 +210,9 @@ class Writer:
             scattered = self._scattered(table, changed)
             if scattered:
                 change = change.then(*self._compact(spark, table, scattered))
-        days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
-        if change.add:
+        if change.add or change.remove:
             self.layout.commit(change)
         return Merged(added, known, dates)
 
