@@ -42,7 +42,7 @@ CAUGHT_UP_S = 10.0
 
 
 IN_PROCESS = 1_000_000
-"""The rescales of so many observations are found without Python workers, in about 200 MB."""
+"""The rescales of so many observations are found without Python workers, in about 450 MB."""
 
 Times = NDArray[np.int64]
 """Microseconds since 1970."""
