@@ -282,6 +282,8 @@ def recommendation_for(
         why = (
             f"the configured parameters {'' if default else '(the defaults) '}are the cheapest that meet the objective"
         )
+        if not objective.is_met(before):
+            why += f", but on the validation days they miss it ({_figures(before)})"
     else:
         why = _refusal(then[chosen["variant"]], before, objective)
         if default is not None and chosen["variant"] != default["variant"]:

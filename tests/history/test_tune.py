@@ -199,6 +199,8 @@ def test_what_is_configured_may_be_best_and_its_figures_on_new_days_are_known() 
     assert found.why == "the configured parameters (the defaults) are the cheapest that meet the objective"
     assert found.configured_then == then(0, 50, 0.0, 0.0)
     assert "the defaults" not in judged(row(0, 100), then(2, 60, -0.2), default=row(2, 120)).why
+    missed = judged(row(0, 100), violation=0.02).why
+    assert missed.endswith(", but on the validation days they miss it (too late for 2.00% of the time, 2.0 rescales/h)")
 
 
 def test_savings_are_of_pairs_of_the_same_day_and_seed(spark: SparkSession) -> None:
