@@ -81,9 +81,9 @@ _OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:-UseG1GC -XX:+UseParallelGC"
 """Throughput matters here, not pauses: G1, the default collector, takes an eighth more CPU. It is switched off by name,
 in case a spark-defaults.conf asks for it: Java does not start with two collectors."""
-_LATER = 10
+_LATER = 30
 """By default Java optimizes most of Spark's planner, logging and start-up: a sixth of the CPU of a first profile. Code
-for each row reaches thresholds this many times higher within a second."""
+for each row reaches thresholds this many times higher within seconds; 100 times is too late for 500,000."""
 _COMPILED = " ".join(
     [
         # Spark generates one long method for wide rows, which Java would interpret.
