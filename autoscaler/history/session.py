@@ -94,6 +94,13 @@ _COMPILED = " ".join(
         ),
     ]
 )
+_RESOLVED: Mapping[str, tuple[str, ...]] = {
+    "functions": ("col", "lit"),
+    "org.apache.spark.sql.functions": ("col", "lit"),
+    "PythonUtils": ("toSeq",),
+}
+"""Java classes and methods that PySpark looks up for each column, as names in several packages: Java searches all jars
+of Spark for most of these."""
 _CHOSEN = re.compile(r"-XX:\+Use\w*GC\b")
 _DEFAULTS = "spark.driver.defaultJavaOptions"
 _OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
@@ -155,6 +162,7 @@ def session(
         spark = builder.getOrCreate()
         try:
             if before is None:
+                _resolve(spark, remote)
                 _send(spark, directory, remote)
             yield spark
         finally:
@@ -180,6 +188,18 @@ def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[N
                     spark.conf.unset(name)
                 else:
                     spark.conf.set(name, earlier)
+
+
+def _resolve(spark: SparkSession, remote: str | None) -> None:
+    """Look up once what PySpark would look up for each column."""
+    if remote is not None:
+        return
+    jvm = spark._jvm  # noqa: SLF001 - there is no public way
+    for name, members in _RESOLVED.items():
+        found = getattr(jvm, name)
+        for member in members:
+            setattr(found, member, getattr(found, member))
+        setattr(jvm, name, found)
 
 
 def _submitted_master() -> str:
