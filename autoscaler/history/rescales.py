@@ -4,29 +4,32 @@ A change between two observations is dated in the middle of them. That is no est
 made right after an observation: the earliest and latest times are kept for `core.censored`. The time since which a job
 runs, where it is reported, is exact.
 
-Spark reads the few columns that this needs, and NumPy does the rest, in this process or in Python workers: as a query
-it would be planned and compiled for seconds, for what then takes milliseconds.
+The few columns that this needs are read by Spark for Python workers or, of few rows on this machine, without Spark.
+NumPy does the rest: as a query it would be planned and compiled for seconds, for what then takes milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import dataset
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from autoscaler.core.model import Cause, Direction, JobState, Reason
 from autoscaler.history.minutes import Flags, Numbers
-from autoscaler.history.schema import RESCALES
+from autoscaler.history.schema import DECISIONS, OBSERVATIONS, RESCALES
 
 FOLLOWED_S = 6 * 3600
 """A rescale is followed for this long: later changes have other causes, and only the next day is needed."""
@@ -72,9 +75,53 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
     return parts.mapInArrow(_of_task, RESCALES)
 
 
-def find_here(observations: DataFrame, decisions: DataFrame) -> pa.Table:
-    """Like `find`, in this process."""
-    return _found(_stream(observations, decisions).toArrow())
+def find_here(observations: Sequence[Path], decisions: Sequence[Path]) -> pa.Table:
+    """Like `find`, of files on this machine and in this process: to plan a Spark job takes longer than to read them.
+
+    Raises:
+        OSError, pa.ArrowInvalid: a file cannot be read.
+    """
+    field = pc.field
+    seen = _read(
+        observations,
+        OBSERVATIONS,
+        {
+            **_plain("cluster", "at", "ready", "lag", "throughput"),
+            "kind": pc.scalar(0),
+            "size": field("desired"),
+            "over": pc.coalesce(pc.struct_field(pc.map_lookup(field("metrics"), "lag", "first"), "over"), 0.0),
+            "job": field("engine", "job"),
+            "used": pc.coalesce(field("engine", "parallelism"), field("engine", "slots")),
+            "most": field("engine", "max_parallelism"),
+            "since": field("engine", "running_since"),
+        },
+    )
+    wanted = (field("desired") != field("current")) & ~pc.coalesce(field("dry_run"), False)
+    columns = _plain("cluster", "at", "reason", "proposed", "recommendations")
+    asked = _read(decisions, DECISIONS, {**columns, "kind": pc.scalar(1), "size": field("desired")}, wanted)
+    chosen = [
+        next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
+        for row in asked.select(["recommendations", "proposed"]).to_pylist()
+    ]
+    asked = asked.append_column("detail", pa.array(chosen, pa.string())).drop_columns(["recommendations", "proposed"])
+    return _found(pa.concat_tables([seen, asked], promote_options="default"))
+
+
+def read_here(files: Sequence[Path]) -> pa.Table:
+    """The rows of files of the table `rescales` on this machine. Raises like `find_here`."""
+    by_date = dataset.partitioning(pa.schema([_ARROW.field("date")]), flavor="hive")
+    return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
+
+
+def _plain(*names: str) -> dict[str, pc.Expression]:
+    return {name: pc.field(name) for name in names}
+
+
+def _read(
+    files: Sequence[Path], kind: StructType, columns: dict[str, pc.Expression], wanted: pc.Expression | None = None
+) -> pa.Table:
+    schema = to_arrow_schema(kind, timezone="UTC")
+    return dataset.dataset([*map(str, files)], schema, "parquet").to_table(columns, wanted)
 
 
 def _of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -81,9 +81,9 @@ _OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:-UseG1GC -XX:+UseParallelGC"
 """Throughput matters here, not pauses: G1, the default collector, takes an eighth more CPU. It is switched off by name,
 in case a spark-defaults.conf asks for it: Java does not start with two collectors."""
-_LATER = 10
+_LATER = 30
 """By default Java optimizes most of Spark's planner, logging and start-up: a sixth of the CPU of a first profile. Code
-for each row reaches thresholds this many times higher within a second."""
+for each row reaches thresholds this many times higher within seconds; 100 times is too late for 500,000."""
 _COMPILED = " ".join(
     [
         # Spark generates one long method for wide rows, which Java would interpret.
@@ -94,6 +94,13 @@ _COMPILED = " ".join(
         ),
     ]
 )
+_RESOLVED: Mapping[str, tuple[str, ...]] = {
+    "functions": ("col", "lit"),
+    "org.apache.spark.sql.functions": ("col", "lit"),
+    "PythonUtils": ("toSeq",),
+}
+"""Java classes and methods that PySpark looks up for each column, as names in several packages: Java searches all jars
+of Spark for most of these."""
 _CHOSEN = re.compile(r"-XX:\+Use\w*GC\b")
 _DEFAULTS = "spark.driver.defaultJavaOptions"
 _OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
@@ -155,6 +162,7 @@ def session(
         spark = builder.getOrCreate()
         try:
             if before is None:
+                _resolve(spark, remote)
                 _send(spark, directory, remote)
             yield spark
         finally:
@@ -180,6 +188,18 @@ def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[N
                     spark.conf.unset(name)
                 else:
                     spark.conf.set(name, earlier)
+
+
+def _resolve(spark: SparkSession, remote: str | None) -> None:
+    """Look up once what PySpark would look up for each column."""
+    if remote is not None:
+        return
+    jvm = spark._jvm  # noqa: SLF001 - there is no public way
+    for name, members in _RESOLVED.items():
+        found = getattr(jvm, name)
+        for member in members:
+            setattr(found, member, getattr(found, member))
+        setattr(jvm, name, found)
 
 
 def _submitted_master() -> str:

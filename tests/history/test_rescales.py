@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
@@ -17,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from autoscaler.core.model import Direction
 from autoscaler.history.cluster_profile import rescale_times
 from autoscaler.history.minutes import Rescaled
-from autoscaler.history.rescales import find
+from autoscaler.history.rescales import find, find_here
 from autoscaler.history.schema import DECISIONS, OBSERVATIONS
 from tests.history.fleet import Fleet, frame
 
@@ -66,15 +68,25 @@ def decided(second: float, current: int, desired: int, **more: object) -> dict[s
     }
 
 
-@pytest.fixture(scope="module")
-def found(spark: SparkSession) -> Callable[[Sequence[Row], Sequence[Row]], list[Any]]:
+@pytest.fixture
+def found(spark: SparkSession, tmp_path: Path) -> Callable[[Sequence[Row], Sequence[Row]], list[Any]]:
+    """What Spark's workers find, which is what is found in files without them."""
+
     def rescales(observations: Sequence[Row], decisions: Sequence[Row]) -> list[Any]:
         def rows(of: Sequence[Row], schema: Any) -> DataFrame:
             return spark.createDataFrame([tuple(row.get(name) for name in schema.names) for row in of], schema)
 
-        return sorted(
-            find(rows(observations, OBSERVATIONS), rows(decisions, DECISIONS)).collect(), key=lambda row: row.at
-        )
+        def files(of: DataFrame) -> list[Path]:
+            place = tmp_path / str(next(number))
+            of.write.parquet(str(place))
+            return list(place.glob("*.parquet"))
+
+        number = itertools.count()
+        both = rows(observations, OBSERVATIONS), rows(decisions, DECISIONS)
+        by_workers = find(*both)
+        here = sorted(find_here(*map(files, both)).to_pylist(), key=lambda row: row["at"])
+        assert repr(here) == repr(sorted(by_workers.toArrow().to_pylist(), key=lambda row: row["at"]))
+        return sorted(by_workers.collect(), key=lambda row: row.at)
 
     return rescales
 

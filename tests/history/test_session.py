@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.session import little_data
 
@@ -112,3 +113,18 @@ def test_settings_for_little_data_are_those_of_before_when_it_is_done(spark: Spa
         rows = spark.range(9).selectExpr("id % 3 AS of").groupBy("of").count().orderBy("of")
         assert rows.rdd.getNumPartitions() == 1
     assert [spark.conf.get(name, None) for name in names] == before
+
+
+def test_a_column_takes_one_call_of_java(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    F.col("first")  # which reads settings of the session
+    client = spark._jvm._gateway_client
+    send, sent = client.send_command, []
+
+    def record(text: str, *more: object) -> object:
+        sent.append(text)
+        return send(text, *more)
+
+    monkeypatch.setattr(client, "send_command", record)
+    F.col("lag")
+    # Objects that Python does not need any more are forgotten at any time.
+    assert [text[0] for text in sent if not text.startswith("m\n")] == ["c"]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -285,25 +286,35 @@ class Writer:
         if not observations:
             return change
         decisions = of_dates(self.layout.after(change, "decisions"), read)
-        rows, count = self.layout.rows, self.layout.count(observations)
-        seen, decided = rows(spark, "observations", observations), rows(spark, "decisions", decisions)
         before = of_dates(self.layout.after(change, "rescales"), near)
-        present = rows(spark, "rescales", before)
-        if count is not None and count <= rescales.IN_PROCESS:
-            here = rescales.find_here(seen, decided)
-            there = present.toArrow() if before else here.slice(0, 0)
-            changed = [day for day in near if _of_date(here, day) != _of_date(there, day)]
-            found = spark.createDataFrame(here, TABLES["rescales"]).coalesce(1)
+        count = self.layout.count(observations)
+        few = count is not None and count <= rescales.IN_PROCESS
+        here = self._rescales_here(observations, decisions, before) if few else None
+        if here is not None:
+            known, new = here
+            changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
+            found = spark.createDataFrame(new, TABLES["rescales"]).coalesce(1)
         else:
+            rows = self.layout.rows
             tasks = None if count is None else math.ceil(count / ROWS_PER_FILE)
-            found = rescales.find(seen, decided, tasks)
+            found = rescales.find(rows(spark, "observations", observations), rows(spark, "decisions", decisions), tasks)
             found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
-            changed = _different_dates(found, present)
+            changed = _different_dates(found, rows(spark, "rescales", before))
             found = found.repartition("date")
         if not changed:
             return change
         replaced = of_dates(before, changed)
         return change.then(self._write(_on_dates(found, changed), "rescales", "new"), replaced)
+
+    def _rescales_here(
+        self, observations: Sequence[str], decisions: Sequence[str], before: Sequence[str]
+    ) -> tuple[pa.Table, pa.Table] | None:
+        """Those known before and those found in files of this machine; None: a file is damaged, which Spark reports."""
+        paths = [[Path(self.layout.path, name) for name in names] for names in (observations, decisions, before)]
+        try:
+            return rescales.read_here(paths[2]), rescales.find_here(*paths[:2])
+        except (OSError, pa.ArrowInvalid):
+            return None
 
     def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str, directory: str = "new") -> dict[str, str]:
         """Stage rows, partitioned into the files of the table: staged file -> its place.
