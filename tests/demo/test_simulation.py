@@ -128,7 +128,9 @@ def test_a_simulation_with_what_was_measured_agrees_with_itself(spec: ClusterSpe
     assert found is not None
     # Up to a batch more: until the one that waited is committed, nobody knows that it waits no longer.
     assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.1)
-    assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.1)
+    # Three workers do little more than the 46 records/s that arrive: what they differ by makes the lag drain later.
+    slower = (3 * WORKERS.rate_per_worker - 46) / (3 * found["one_worker_per_s"] - 46)
+    assert found["drained_after_s"] == pytest.approx(real["drained_after_s"] * slower, rel=0.1)
     assert (found["scale_ups"], found["scale_downs"]) == (1, 1)
     assert found["one_worker_per_s"] == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
 

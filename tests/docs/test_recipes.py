@@ -60,6 +60,6 @@ def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_re
 
 
 def test_the_code_that_the_first_recipe_changes_is_there() -> None:
-    (module,) = re.findall(r"In `(policies/[\w/]+\.py)` the method `_price`", RECIPES)
-    (method,) = re.findall(r"```python\n(    def _price.*?)```", RECIPES, re.DOTALL)
+    (module,) = re.findall(r"In `(policies/[\w/]+\.py)` the method `_rescale_price`", RECIPES)
+    (method,) = re.findall(r"```python\n(    def _rescale_price.*?)```", RECIPES, re.DOTALL)
     assert method in (ROOT / module).read_text()

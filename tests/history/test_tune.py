@@ -277,7 +277,7 @@ def test_without_settings_a_headroom_under_its_former_name_is_tried_too(tmp_path
     read = configuration.load(path)
     options = argparse.Namespace(config=path, set=[])
     configured, default, *grid = _grid(options, read.clusters["orders"].spec)
-    assert (configured, default) == ({}, {"main.headroom": "0.05"})
+    assert (configured, default) == ({}, {"main.headroom": "0.15"})
     assert {changes["main.headroom"] for changes in grid} == set(HEADROOMS)
     for changes in grid:
         policy = apply_settings(options, read, {"orders": changes}).clusters["orders"].spec.policies[0].policy
@@ -325,7 +325,7 @@ def test_the_defaults_are_those_of_the_parameters_that_are_changed_and_no_object
     policies = configuration.load(path).clusters["orders"].spec.policies
     keys = ("main.objective", "main.reserve", "main.scale_down_window", "main.profile", "max", "other.waiting")
     assert defaults(policies, keys) == {
-        "main.headroom": "0.05",
+        "main.headroom": "0.15",
         "main.scale_down_window": "3m",
         "main.profile": "null",
     }
@@ -369,7 +369,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     config = tmp_path / "config.yaml"
     # So much to spare that less of it must be better.
     config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, headroom: 0.5, down_headroom: 0.4"))
-    given = ("--metric", "busy=utilization", "--set", "main.headroom=0.05", "--set", "main.down_headroom=0.025")
+    given = ("--metric", "busy=utilization", "--set", "main.headroom=0.15", "--set", "main.down_headroom=0.05")
     found = tmp_path / "patch.yaml"
     arguments = (place, config, *given, "--violation", "5%", "--out", found, "--json")
     assert cli.main(["tune", *map(str, arguments)]) == 0
@@ -381,7 +381,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     assert one["chosen"]["replica_hours"] < one["configured"]["replica_hours"]
     assert one["chosen_then"]["replica_hours"] < one["configured_then"]["replica_hours"]
     assert report["patch"] == found.read_text()
-    changed = {"policies": {"main": {"headroom": 0.05, "down_headroom": 0.025}}}
+    changed = {"policies": {"main": {"headroom": 0.15, "down_headroom": 0.05}}}
     assert yaml.safe_load(found.read_text()) == {"clusters": {"orders": changed}}
     better = tmp_path / "better.yaml"
     better.write_text(yaml.safe_dump(merged(yaml.safe_load(config.read_text()), yaml.safe_load(found.read_text()))))

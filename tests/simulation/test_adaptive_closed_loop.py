@@ -373,13 +373,15 @@ GATE = ("steps6h", "waves6h", "ramps8h")
 def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float, rescales: float) -> None:
     """Means of cost over the least possible, share of the time beyond the objective, changes of size an hour.
 
-    Not of each load: a change that does no harm shifts a single one by 2 % of the time.
+    Not of each load: a change that does no harm shifts a single one by 2 % of the time, and of one seed the changes an
+    hour by half a change.
     """
     found = [made(load, PLANTS[name]).score(OPTIMA[name, load]) for load in GATE]
     ratios = [score.cost / score.optimum for score in found if score.optimum is not None]
     assert math.prod(ratios) ** (1 / len(GATE)) <= cost
-    assert math.fsum(score.violation for score in found) / len(GATE) <= violation
-    assert math.fsum(score.rescales_per_hour for score in found) / len(GATE) <= rescales
+    found += [made(load, PLANTS[name], seed=2).score() for load in GATE]
+    assert mean(score.violation for score in found) <= violation
+    assert mean(score.rescales_per_hour for score in found) <= rescales
 
 
 # A job that does not stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from statistics import mean
 
 import pytest
 
@@ -28,7 +29,9 @@ def load(days: int, seed: int) -> Load:
     return Load("office", tuple(noise(shape, 0.04, seed)))
 
 
-def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve | None = None) -> Score:
+def lived(
+    days: int, late_hours: float | None, times: float = 1.0, curve: Curve | None = None, *, seed: int = 1
+) -> Score:
     """So many days of office hours on EC2; `late_hours`: with a profile that is so late, and of `times` the rates."""
     policy = Adaptive(
         objective=timedelta(seconds=EC2.slo), profile=None if late_hours is None else "profile", slack=0.75
@@ -41,7 +44,7 @@ def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve 
         engine=True,
         lookback=policy.lookback,
     )
-    come = load(days, 1)
+    come = load(days, seed)
     decide = step
     if late_hours is not None:
         usual, _ = staircase(OFFICE * 7)
@@ -53,7 +56,7 @@ def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve 
             cluster="plant", made_at=START, begin=START, end=START, observations=1, capacity=curve, season=season
         )
         decide = showing_profile(step, profile, "profile")  # type: ignore[assignment]
-    return run(spec, EC2, come, 1, decide=decide).score()
+    return run(spec, EC2, come, seed, decide=decide).score()
 
 
 def test_a_profile_that_is_right_has_workers_there_before_a_jump() -> None:
@@ -90,6 +93,8 @@ def test_a_profile_that_is_wrong_is_no_worse_than_none(late: float, times: float
     ],
 )
 def test_a_wrong_curve_counts_until_the_job_was_first_observed(curve: Curve) -> None:
-    without, found = lived(1, None), lived(1, 6.0, 1.0, curve)
-    assert found.violation <= without.violation + 0.001
-    assert found.cost <= 1.03 * without.cost
+    # Of one seed it is chance how late a single jump is met.
+    without = [lived(1, None, seed=seed) for seed in range(1, 5)]
+    found = [lived(1, 6.0, 1.0, curve, seed=seed) for seed in range(1, 5)]
+    assert mean(day.violation for day in found) <= mean(day.violation for day in without) + 0.001
+    assert mean(day.cost for day in found) <= 1.03 * mean(day.cost for day in without)

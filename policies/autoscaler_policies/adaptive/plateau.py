@@ -1,15 +1,14 @@
 """Whether more workers still raise what a job processes that cannot keep up.
 
 Where something else limits it (a database that it writes to, one partition with most of the records), more of them cost
-money and change nothing. What is learned are a few numbers in a policy's memory, under names that begin with `climb.`
-and `plateau.`.
+money and change nothing.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from autoscaler_policies.adaptive.forecast import NEVER
 from autoscaler_policies.shared.recommend import format_number
 
 GROWTH = 1.5
@@ -20,44 +19,57 @@ AGE_S = 1800.0
 """Throughputs further apart are of other records; and after so long it is tried again."""
 
 
-def climb(memory: dict[str, float], size: int, rate: float, now: float) -> None:
+@dataclass(slots=True)
+class Throughput:
+    """What a size processes, or could.
+
+    Attributes:
+        size: replicas; 0: nothing is known.
+        rate: records/s.
+        seen_at: when, seconds since 1970.
+    """
+
+    size: float = 0.0
+    rate: float = 0.0
+    seen_at: float = NEVER
+
+    def set(self, size: float, rate: float, now: float) -> None:
+        """Keep what was seen now."""
+        self.size, self.rate, self.seen_at = size, rate, now
+
+
+def climb(smaller: Throughput, size: int, rate: float, now: float) -> None:
     """Keep what a size can process, records/s, that is left for a larger one; of several in a row that of the first."""
-    if now - memory.get("climb.seen_at", -math.inf) > AGE_S or size < memory.get("climb.size", math.inf):
-        memory.update({"climb.size": float(size), "climb.rate": rate, "climb.seen_at": now})
+    if now - smaller.seen_at > AGE_S or size < smaller.size:
+        smaller.set(size, rate, now)
 
 
-def compare(memory: dict[str, float], size: int, throughput: float, now: float) -> None:
+def compare(smaller: Throughput, limit: Throughput, size: int, throughput: float, now: float) -> None:
     """Compare what a job processes that is behind, undisturbed and busy, with what a smaller size could.
 
     Args:
-        memory: what is known, changed in place.
-        size: its size.
+        smaller: what is known of a smaller size, changed in place.
+        limit: where more did not help, changed in place.
+        size: the job's size.
         throughput: records/s.
         now: seconds since 1970.
     """
-    before, rate = memory.get("climb.size", 0.0), memory.get("climb.rate", 0.0)
-    recent = now - memory.get("climb.seen_at", -math.inf) <= AGE_S
-    if "plateau.seen_at" in memory or not recent or before <= 0 or size < GROWTH * before:
+    before = smaller.size
+    if limit.size or now - smaller.seen_at > AGE_S or before <= 0 or size < GROWTH * before:
         return
-    if throughput < rate * (1.0 + GAIN * (size / before - 1.0)):
-        memory.update({"plateau.size": float(size), "plateau.rate": throughput, "plateau.seen_at": now})
-    else:
-        memory.update({"climb.size": float(size), "climb.rate": throughput, "climb.seen_at": now})
+    helps = throughput >= smaller.rate * (1.0 + GAIN * (size / before - 1.0))
+    (smaller if helps else limit).set(size, throughput, now)
 
 
-def forget(memory: dict[str, float], size: int, throughput: float, now: float) -> None:
+def forget(limit: Throughput, size: int, throughput: float, now: float) -> None:
     """Forget that more do not help where it is too long ago, the size is smaller now, or far more is processed."""
-    rate, at = memory.get("plateau.rate", 0.0), memory.get("plateau.seen_at", -math.inf)
-    if now - at > AGE_S or size < memory.get("plateau.size", math.inf) or throughput > (1.0 + GAIN) * rate:
-        for name in ("plateau.size", "plateau.rate", "plateau.seen_at"):
-            memory.pop(name, None)
+    if now - limit.seen_at > AGE_S or size < limit.size or throughput > (1.0 + GAIN) * limit.rate:
+        limit.set(0.0, 0.0, NEVER)
 
 
-def describe(memory: Mapping[str, float]) -> str | None:
+def describe(smaller: Throughput, limit: Throughput) -> str | None:
     """Why more would not help; None where they may."""
-    if "plateau.seen_at" not in memory:
+    if limit.size <= 0:
         return None
-    before, less, size, more = (
-        format_number(memory.get(name, 0.0)) for name in ("climb.size", "climb.rate", "plateau.size", "plateau.rate")
-    )
+    before, less, size, more = map(format_number, (smaller.size, smaller.rate, limit.size, limit.rate))
     return f"{before} replicas could process {less}/s, {size} process {more}/s: something else limits the job"

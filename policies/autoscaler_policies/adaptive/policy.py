@@ -28,16 +28,16 @@ from autoscaler.policy_api import (
     stall_time,
 )
 from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
-from autoscaler_policies.adaptive.forecast import SteadyLine
+from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
+from autoscaler_policies.adaptive.forecast import Swings
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
+from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, format_number, missing, replicas, sized, smallest
 
 MINUTE = timedelta(seconds=forecast.MINUTE_S)
-LONGEST_TREND = max(forecast.TRENDS.values())
-"""Readings that the longest trend is fitted to."""
 Rates = tuple[float | None, float | None, float | None]
 """Lag, arrivals and throughput."""
 
@@ -47,13 +47,13 @@ class _Outlook:
     """What is known and expected at one moment. Times are seconds, rates records/s."""
 
     view: View
-    memory: Mapping[str, float]
+    state: State
     partitions: int | None
     lag: float
     throughput: float | None
     level: float
     lasting: float
-    trends: tuple[tuple[float, float], ...]
+    trend_share: float
     season: tuple[float, ...]
     season_trust: float
     start_time: float
@@ -66,24 +66,21 @@ class _Outlook:
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
-        spec = self.view.spec
-        if "capacity.level" not in self.memory:
-            seen = saturated_rate(self.view.learned, spec, size, self.partitions)
-            if seen is None and self.curve is not None:
-                rate, exponent = self.curve
-                return min(rate * math.pow(_effective_replicas(self.view, size, self.partitions), exponent), LARGEST)
-            return seen or 0.0
         replicas = _effective_replicas(self.view, size, self.partitions)
-        return self.share * capacity_model.rate(self.memory, replicas, size)
+        if self.state.capacity.level is not None:
+            return self.share * self.state.capacity.rate(replicas)
+        seen = saturated_rate(self.view.learned, self.view.spec, size, self.partitions)
+        if seen is None and self.curve is not None:
+            rate, exponent = self.curve
+            return min(rate * math.pow(replicas, exponent), LARGEST)
+        return seen or 0.0
 
     def rate_at(self, ahead: float) -> float:
         """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
         if self.forecast:
             minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
             return min(max(self.level, *self.forecast[:minutes]), LARGEST)
-        rise = 0.0
-        for slope, seen in self.trends:
-            rise = max(rise, slope * (min(ahead, seen * TUNING.trend_persistence) + TUNING.reading_age_s))
+        rise = self.trend_share * self.state.trend.rise(ahead, TUNING.trend_persistence)
         if self.season:
             most = max(self.season[: math.ceil(ahead / forecast.MINUTE_S) + 1])
             rise = max(rise, self.season_trust * (most - self.level))
@@ -93,12 +90,6 @@ class _Outlook:
     def downtime(self) -> float:
         """What a rescale up costs: how long the job stands still, and what it has to process twice."""
         return self.stall_up + self.replay
-
-    @property
-    def horizon(self) -> float:
-        """How far ahead a new size is to do."""
-        longer = TUNING.horizon_downtimes * self.downtime if self.season_trust >= TUNING.profile_trust else 0.0
-        return TUNING.horizon_s + longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +105,10 @@ class Adaptive:
     Attributes:
         objective: the oldest unprocessed record should not be older than this; default 60s.
         slack: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
-        headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.05.
-        down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.025.
+        headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.15.
+        down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.05.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 60s.
+        rescale_price: a rescale is worth as much as the whole cluster for so long; default 72s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
@@ -137,10 +128,10 @@ class Adaptive:
 
     objective: timedelta = timedelta(seconds=60)
     slack: float = field(default=0.75, metadata={"aliases": ("patience",)})
-    headroom: float = field(default=0.05, metadata={"aliases": ("reserve",)})
-    down_headroom: float = field(default=0.025, metadata={"aliases": ("down_reserve",)})
+    headroom: float = field(default=0.15, metadata={"aliases": ("reserve",)})
+    down_headroom: float = field(default=0.05, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
-    rescale_price: timedelta = field(default=timedelta(seconds=60), metadata={"aliases": ("outage",)})
+    rescale_price: timedelta = field(default=timedelta(seconds=72), metadata={"aliases": ("outage",)})
     lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
@@ -172,24 +163,23 @@ class Adaptive:
     @property
     def lookback(self) -> timedelta:
         """How much past it needs: the longest trend, and the window for scaling down."""
-        longest = timedelta(seconds=forecast.MINUTE_S * LONGEST_TREND)
+        longest = timedelta(seconds=forecast.MINUTE_S * forecast.POINTS)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
     def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
         """Records/s that a size processes, by the model of its capacity."""
-        return capacity_model.rate(memory, workers, size) if "capacity.level" in memory else None
+        del size
+        capacity = State.load(memory).capacity
+        return None if capacity.level is None else capacity.rate(workers)
 
     # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
         """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
-        memory = dict(view.memory)
+        state = State.load(view.memory)
         now = seconds(view.now)
-        _learn_checkpoints(view, memory)
-        for direction in Direction:
-            if (stall := stall_time(view.learned, direction)) is not None:
-                memory[f"stall.{direction}"] = stall
-        lag, arrivals, throughput = self._rates(view)
+        _learn_outage(view, state)
+        rates = lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
             at = seconds(reading.at)
@@ -199,58 +189,52 @@ class Adaptive:
             doubtful = False
             if throughput is not None and lag is not None:
                 doubtful = lag < TUNING.unprocessed_s * (arrivals - throughput)
-            forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
+            forecast.follow(state.arrivals, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
             minutes = self._minutes(view)
-            forecast.find_trends(memory, minutes)
-            forecast.learn_outlasting(memory, minutes)
-            forecast.follow_line(memory, arrivals, at)
-            forecast.judge_forecast(memory, now)
-            seasonality.compare(memory, _season(self._profile(view)), now)
-            self._learn_capacity(view, memory, (lag, arrivals, throughput), now)
-        self._learn_spare(view, memory, (lag, arrivals, throughput), now)
-        # One that is not finite makes the sum so too: faster than testing each.
-        if math.isfinite(sum(memory.values())):
-            return memory
-        return {name: number for name, number in memory.items() if math.isfinite(number)}
+            level = state.arrivals.level or 0.0
+            forecast.find_trend(state.trend, state.arrivals, minutes)
+            forecast.judge_trend(state.trend, level, now)
+            forecast.learn_lasting(state.lasting, minutes)
+            state.season.compare(level, _season(self._profile(view)), now)
+            self._learn_capacity(view, state, rates, now)
+        self._learn_spare(view, state, rates, now)
+        return state.dump()
 
     def _latest_rate(self, view: View, over: float) -> float:
         """What arrived recently, by readings that are means over so many seconds."""
         begin = seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
         return forecast.latest_rate(self._points(view, 1, begin=begin), over)
 
-    def _learn_capacity(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
+    def _learn_capacity(self, view: View, state: State, rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
-        behind = memory.pop("behind.since_at", now)
-        plateau.forget(memory, view.current, throughput or 0.0, now)
+        behind, state.behind.since_at = state.behind.since_at, None
+        plateau.forget(state.plateau, view.current, throughput or 0.0, now)
         if arrivals is None or throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
         behind_now = lag is not None and throughput < arrivals and lag > TUNING.behind_s * throughput
         if behind_now and (busy is None or busy > TUNING.saturated_utilization):
             busy = 1.0
-            memory["behind.since_at"] = behind
-            if now - behind >= TUNING.saturated_s:
-                plateau.compare(memory, view.current, throughput, now)
+            state.behind.since_at = now if behind is None else behind
+            if now - state.behind.since_at >= TUNING.saturated_s:
+                plateau.compare(state.climb, state.plateau, view.current, throughput, now)
         if busy is None:
             return
         curve = _curve(self._profile(view))
-        if curve is not None and "capacity.level" not in memory:
-            memory["capacity.exponent"] = curve[1]  # the level is measured at once, the exponent takes days
-        partitions = source_partitions(view.spec, view.engine, view.past)
-        workers = _effective_replicas(view, view.current, partitions)
-        if 0 < busy < capacity_model.MIN_UTILIZATION and ("capacity.level" not in memory or "capacity.least" in memory):
+        if curve is not None and state.capacity.level is None:
+            state.capacity.exponent = curve[1]  # the level is measured at once, the exponent takes days
+        workers = _effective_replicas(view, view.current, source_partitions(view.spec, view.engine, view.past))
+        least, seen = capacity_model.MIN_UTILIZATION, state.capacity.rate(workers)
+        if busy >= least:
+            if state.capacity.least:
+                state.capacity, state.idle = Capacity(), Idle()
+            state.capacity.sample(state.idle, workers, throughput, busy, now)
+        elif busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen:
             # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
-            busy = capacity_model.MIN_UTILIZATION
-            if throughput / busy > capacity_model.rate(memory, workers, view.current):
-                capacity_model.forget(memory)
-                capacity_model.sample(memory, workers, view.current, throughput, busy, now)
-                memory["capacity.least"] = 1.0
-            return
-        if busy >= capacity_model.MIN_UTILIZATION and "capacity.least" in memory:
-            capacity_model.forget(memory)
-        capacity_model.sample(memory, workers, view.current, throughput, busy, now)
+            state.capacity, state.idle = Capacity(least=True), Idle()
+            state.capacity.sample(state.idle, workers, throughput, least, now)
 
-    def _learn_spare(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
+    def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
         """What fewer replicas would have saved since the size changed last, in replica-seconds.
 
         The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much
@@ -259,47 +243,22 @@ class Adaptive:
         lag, arrivals, throughput = rates
         if arrivals is None or lag is None:
             return  # what fewer would have saved goes on with the next reading, unless that is too long after
-        size = memory.get("spare.size")
-        since = max(now - memory.get("spare.seen_at", now), 0.0)
-        memory["spare.seen_at"] = now
-        memory["spare.size"] = float(view.current)  # a whole number would have the core copy all of it
-        if "down.reserve" in memory:
-            memory["down.reserve"] *= math.exp(-since / TUNING.headroom_decay_s)
-        if size is not None and size != view.current:
-            self._learn_headroom(view, memory, now, rises=view.current > size)
-            if size < view.current:
-                workers = _effective_replicas(view, round(size), source_partitions(view.spec, view.engine, view.past))
-                plateau.climb(memory, round(size), capacity_model.rate(memory, workers, round(size)), now)
-        if size != view.current or since > TUNING.unobserved_s:
-            memory["spare.since_at"] = now
-            memory["spare.saved"] = 0.0
-        memory["spare.enough"] = float(view.current)
+        spare = state.spare
+        since = 0.0 if spare.seen_at is None else max(now - spare.seen_at, 0.0)
+        before, spare.size, spare.seen_at = spare.size, view.current, now
+        if before is not None and before < view.current:
+            workers = _effective_replicas(view, before, source_partitions(view.spec, view.engine, view.past))
+            plateau.climb(state.climb, before, state.capacity.rate(workers), now)
+        if before != view.current or since > TUNING.unobserved_s:
+            spare.since_at, spare.saved, since = now, 0.0, 0.0
+        spare.enough = view.current
         if view.rescale is not None:
             return
-        outlook = self._outlook(view, memory, lag, arrivals, throughput)
-        enough = self._smallest_size(outlook) if outlook.capacity_at(view.current) > 0 else view.current
-        memory["spare.enough"] = float(enough)
-        fewer = view.current - enough or -TUNING.relapse_weight
-        seen = since if since <= TUNING.unobserved_s else 0.0
-        memory["spare.saved"] = max(memory.get("spare.saved", 0.0) + fewer * seen, 0.0)
-
-    def _learn_headroom(self, view: View, memory: dict[str, float], now: float, *, rises: bool) -> None:
-        """Fewer replicas that did not last, though no more arrived: the next time they need more to spare."""
-        level = memory.get("arrivals.level", 0.0)
-        if not rises:
-            memory["down.seen_at"] = now
-            memory["down.level"] = max(level, self._peak(view, memory))
-            return
-        # More may have been asked for because of what will arrive.
-        known: tuple[float, ...] = ()
-        if seasonality.season_trust(memory) >= TUNING.profile_trust:
-            known = seasonality.expected(memory, _season(self._profile(view)))
-        level = max([level, *self._external_forecast(view), *known])
-        swing = memory.get("arrivals.swing", forecast.SWING)
-        most = memory.pop("down.level", 0.0) * (1 + TUNING.reversal_deviations * swing)
-        if now - memory.pop("down.seen_at", -math.inf) < TUNING.reversal_s and level < most:
-            headroom = memory.get("down.reserve", 0.0) + TUNING.reversal_headroom
-            memory["down.reserve"] = min(headroom, TUNING.learned_headroom_limit)
+        outlook = self._outlook(view, state, lag, arrivals, throughput)
+        if outlook.capacity_at(view.current) > 0:
+            spare.enough = self._smallest_size(outlook)
+        fewer = view.current - spare.enough or -TUNING.relapse_weight
+        spare.saved = max(spare.saved + fewer * since, 0.0)
 
     # deciding
 
@@ -309,7 +268,7 @@ class Adaptive:
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
-        outlook = self._outlook(view, view.memory, lag, arrivals, throughput)
+        outlook = self._outlook(view, State.load(view.memory), lag, arrivals, throughput)
         capacity = outlook.capacity_at(view.current)
         if capacity <= 0 and (view.current or outlook.capacity_at(1) <= 0):
             return self._without_capacity(view, lag, arrivals, throughput)
@@ -338,7 +297,7 @@ class Adaptive:
             rate_ahead = max(rate_ahead, outlook.rate_at(outlook.start_time + TUNING.lead_downtimes * outlook.downtime))
             return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
         if rate_ahead > capacity:
-            waits = self._hold_reason(outlook, capacity, age)
+            waits = self._hold_reason(outlook, capacity)
             if waits is not None:
                 return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {waits}")
             grows = (rate_ahead - capacity) / rate_ahead
@@ -357,18 +316,13 @@ class Adaptive:
     ) -> Recommendation:
         """The size above the present one at which workers and lateness together cost least."""
         view = outlook.view
-        if (limited := plateau.describe(outlook.memory)) is not None:
+        if (limited := plateau.describe(outlook.state.climb, outlook.state.plateau)) is not None:
             return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
-        worked_off = max(0.0, outlook.downtime - TUNING.recovered_share * objective) / TUNING.up_recovery_s
-        wanted = outlook.rate_at(outlook.horizon + outlook.start_time) * (1 + self.headroom + worked_off)
-        line = self._steady_line(outlook)
-        if line is not None:
-            around = line.middle * (1 + TUNING.line_deviations * line.spread)
-            wanted = min(wanted, around * (1 + self.headroom + worked_off))
+        wanted = outlook.rate_at(TUNING.horizon_s + outlook.start_time) * (1 + self.headroom)
         least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.capacity_at(size) >= wanted)
-        late = backlog_after_rescale - TUNING.lateness_share * objective * rate_ahead
+        late = backlog_after_rescale - self.slack * objective * rate_ahead
         best, price = least, math.inf
         for size in range(least, maximum + 1):
             spare = outlook.capacity_at(size) / (1 + self.headroom / 2) - rate_ahead
@@ -376,8 +330,6 @@ class Adaptive:
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
             if cost < price:
                 best, price = size, cost
-            elif size > best + TUNING.search_width:
-                break
         # What has nothing to read does nothing: more replicas than partitions, or than divide them better.
         used = _effective_replicas(view, best, outlook.partitions)
         low = min(view.current, best)
@@ -393,9 +345,6 @@ class Adaptive:
             recovery = min(backlog_after_rescale / (capacity - rate_ahead), LARGEST)
             inputs["recovery"] = recovery
             text += f"{best} ({format_number(capacity)}/s) recover in {format_number(recovery)} s after it"
-        elif line is not None and capacity > line.middle:
-            middle = format_number(line.middle)
-            text += f"{best} ({format_number(capacity)}/s) do for what arrivals swing around, {middle}/s"
         else:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
@@ -409,11 +358,9 @@ class Adaptive:
         nearly = TUNING.lead_margin * (outlook.downtime / self.objective.total_seconds()) ** 2
         return outlook.season[min(minutes, len(outlook.season) - 1)] * (1 + nearly) > capacity
 
-    def _hold_reason(self, outlook: _Outlook, capacity: float, age: float) -> str | None:
+    def _hold_reason(self, outlook: _Outlook, capacity: float) -> str | None:
         """Why nothing is done yet, though more will arrive than the size can process, if there is a reason."""
         view = outlook.view
-        if age < self.slack * self.objective.total_seconds() and _jumping(view):
-            return "arrivals have just jumped: the next readings show how far"
         if self._swing_passes(outlook, capacity):
             return "that is a peak like those before it, which is expected to pass"
         if view.rescale is None and self._bump_passes(outlook, capacity):
@@ -429,22 +376,23 @@ class Adaptive:
         most = seasonality.peak_backlog(outlook.level, outlook.season, outlook.season_trust, capacity, outlook.lag)
         return most < TUNING.bump_share * outlook.downtime * capacity
 
-    def _steady_line(self, outlook: _Outlook) -> SteadyLine | None:
-        """The line that arrivals only swing around (`forecast.steady_line`), unless a forecast predicts more."""
+    def _swings(self, outlook: _Outlook) -> Swings | None:
+        """The level that arrivals only swing around, unless a forecast predicts more."""
         if outlook.forecast or outlook.season_trust >= TUNING.profile_trust:
             return None
-        return forecast.steady_line(outlook.memory)
+        return outlook.state.lasting.swings()
 
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether arrivals only swing above a line that they return to before much waits.
+        """Whether arrivals only swing above a level that they return to before much waits.
 
-        The size falls behind by what is above the line for a while (`forecast.SteadyLine.backlog`), and then catches
+        The size falls behind by what is above the level for a while (`forecast.Swings.backlog`), and then catches
         up, at the latest within the time a rescale would have taken.
         """
-        found = self._steady_line(outlook)
-        if found is None:
+        found = self._swings(outlook)
+        off = 0.0 if found is None else outlook.level - found.middle
+        if found is None or off > TUNING.peak_deviations * found.spread * found.middle:
             return False
-        over = found.backlog(outlook.level - found.middle, capacity)
+        over = found.backlog(off, capacity)
         most = TUNING.peak_share * self.objective.total_seconds() * capacity
         return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * (capacity - found.middle)
 
@@ -455,54 +403,50 @@ class Adaptive:
         """
         if capacity <= outlook.level:
             return False
-        kept = TUNING.met_share * self.objective.total_seconds() * capacity
+        kept = self.slack * self.objective.total_seconds() * capacity
         return outlook.lag - kept <= (outlook.start_time + outlook.downtime) * (capacity - outlook.level)
 
     def _smallest_size(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""
-        view, memory = outlook.view, outlook.memory
+        view, capacity_known = outlook.view, outlook.state.capacity
         low = view.limits.minimum
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        most = max(outlook.rate_at(outlook.horizon), self._last_minute_rate(outlook))
-        downtime = outlook.stall_down + outlook.replay
-        headroom = 1 + self.down_headroom + memory.get("down.reserve", 0.0)
-        most *= headroom + max(0.0, downtime - TUNING.recovered_share * objective) / TUNING.down_recovery_s
-        backlog_after_rescale = outlook.lag + outlook.level * downtime
+        most = max(outlook.rate_at(TUNING.horizon_s), self._last_minute_rate(outlook))
+        most *= 1 + self.down_headroom
         seen = self._points(view, 1, begin=seconds(view.now - self.scale_down_window))
-        line = forecast.steady_line(memory)
+        swings = outlook.state.lasting.swings()
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
-            unsure = capacity_model.uncertainty(memory, max(size, 1))
-            if capacity < most * (1 + unsure) or backlog_after_rescale > TUNING.down_delay_share * objective * capacity:
+            unsure = capacity_known.uncertainty(max(size, 1))
+            if capacity < most * (1 + unsure):
                 return False
             waiting = reading_window.largest_backlog(seen, capacity)
-            if line is not None:
-                swing = TUNING.swing_deviations * line.spread * line.middle
-                waiting = max(waiting, line.backlog(swing, capacity))
+            if swings is not None:
+                off = TUNING.swing_deviations * swings.spread * swings.middle
+                waiting = max(waiting, swings.backlog(off, capacity))
             return waiting <= TUNING.past_delay_share * objective * capacity
 
         return smallest(low, view.current, fits)
 
     def _scale_down(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
         """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
-        view, memory = outlook.view, outlook.memory
-        if view.rescale is not None or memory.get("spare.size") != view.current:
+        view, spare = outlook.view, outlook.state.spare
+        if view.rescale is not None or spare.size != view.current:
             return None
         now = seconds(view.now)
-        known = memory.get("spare.enough")
         # What `learn` has just found. It is not called while the target's size is unknown.
-        size = int(known) if known is not None and memory.get("spare.seen_at") == now else self._smallest_size(outlook)
-        saved = memory.get("spare.saved", 0.0)
-        price = self._price(view)
-        watched = now - memory.get("spare.since_at", math.inf)
+        size = self._smallest_size(outlook) if spare.enough is None or spare.seen_at != now else spare.enough
+        saved = spare.saved
+        capacity = outlook.capacity_at(size)
+        price = self._rescale_price(outlook, size)
+        watched = now - spare.since_at
         if size >= view.current or watched < self.scale_down_window.total_seconds() or saved < price:
             return None
         if outlook.lag > TUNING.recovered_share * self.objective.total_seconds() * inputs["capacity"]:
             return None
-        capacity = outlook.capacity_at(size)
         inputs["able"] = capacity
         inputs["saved"] = saved
         inputs["outage"] = price
@@ -512,19 +456,26 @@ class Adaptive:
         )
         return sized(view, size, inputs, text)
 
-    def _price(self, view: View) -> float:
-        """What a smaller size must have saved before a rescale is worth it, in replica-seconds."""
-        return self.rescale_price.total_seconds() * view.current
+    def _rescale_price(self, outlook: _Outlook, size: int) -> float:
+        """What a smaller size must have saved before a rescale is worth it, in replica-seconds.
+
+        The price of a rescale, and of the time by which its stop and what is replayed make records late.
+        """
+        capacity = outlook.capacity_at(size)
+        backlog = outlook.lag + outlook.level * (outlook.stall_down + outlook.replay)
+        late = backlog / capacity - self.objective.total_seconds() if capacity > 0 else 0.0
+        price = self.rescale_price.total_seconds() + self.lateness_weight * max(late, 0.0)
+        return min(price * outlook.view.current, LARGEST)
 
     def _describe_stay(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         view = outlook.view
         text = self._describe_load(outlook, inputs)
         text += f"; {replicas(view.current)} ({format_number(inputs['capacity'])}/s)"
         text += f" work it off in {format_number(inputs['recovery'])} s" if "recovery" in inputs else " do for now"
-        enough = int(outlook.memory.get("spare.enough", view.current))
-        if enough < view.current:
-            saved = format_number(outlook.memory.get("spare.saved", 0.0))
-            price = format_number(self._price(view))
+        enough = outlook.state.spare.enough
+        if enough is not None and enough < view.current:
+            saved = format_number(outlook.state.spare.saved)
+            price = format_number(self._rescale_price(outlook, enough))
             text += f"; {enough} would do and have saved {saved} of {price} replica-seconds"
         return text
 
@@ -549,31 +500,30 @@ class Adaptive:
                 return sized(view, view.current + 1, inputs, f"{what}; {behind} s behind and not gaining: one more")
         return Recommendation(None, Reason.LEARNING, inputs, what)
 
-    def _outlook(
-        self, view: View, memory: Mapping[str, float], lag: float, arrivals: float, throughput: float | None
-    ) -> _Outlook:
-        level = max(memory.get("arrivals.level", arrivals), 0.0)
+    def _outlook(self, view: View, state: State, lag: float, arrivals: float, throughput: float | None) -> _Outlook:
+        level = arrivals if state.arrivals.level is None else max(state.arrivals.level, 0.0)
         profile = self._profile(view)
         external = self._external_forecast(view) if self.forecast is not None else ()
         season: tuple[float, ...] = ()
         trust, trend_share = 0.0, 1.0
         if profile is not None and not external:
-            season = seasonality.expected(memory, _season(profile))
+            season = state.season.expected(_season(profile))
         if season:
-            trust = seasonality.season_trust(memory)
+            trust = min(max(state.season.trust, 0.0), 1.0)
             # Where the profile predicts the arrivals no trend is needed, unless far more arrives.
             trend_share = 1.0 if seasonality.is_far_above(level, season) else 1.0 - trust
         restart = _profiled_time(profile, "stall", self.restart)
-        stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
+        stall_up = restart if state.stall.up is None else state.stall.up
+        stall_down = restart if state.stall.down is None else state.stall.down
         outlook = _Outlook(
             view=view,
-            memory=memory,
+            state=state,
             partitions=source_partitions(view.spec, view.engine, view.past),
             lag=lag,
             throughput=throughput,
             level=level,
-            lasting=level if external else level + trend_share * (forecast.lasting_rate(memory, level) - level),
-            trends=forecast.trends(memory, trend_share),
+            lasting=level if external else level + trend_share * (state.lasting.rate(level) - level),
+            trend_share=trend_share,
             season=season,
             season_trust=trust,
             start_time=restart_time(view.learned, Direction.UP)
@@ -585,9 +535,10 @@ class Adaptive:
             curve=_curve(profile),
         )
         if max(stall_up, stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
-            outlook.replay = memory.get("checkpoint.interval", TUNING.checkpoint_interval_s)
-        behind_since = memory.get("behind.since_at", math.inf)
-        if throughput and seconds(view.now) - behind_since >= TUNING.saturated_s:
+            interval = state.checkpoint.interval
+            outlook.replay = TUNING.checkpoint_interval_s if interval is None else interval
+        behind = state.behind.since_at
+        if throughput and behind is not None and seconds(view.now) - behind >= TUNING.saturated_s:
             capacity = outlook.capacity_at(view.current)
             if throughput < TUNING.saturated_share * capacity:
                 outlook.share = throughput / capacity
@@ -608,7 +559,7 @@ class Adaptive:
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
         stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
-        return self._points(view, stride, stride * LONGEST_TREND)
+        return self._points(view, stride, stride * forecast.POINTS)
 
     def _points(
         self, view: View, stride: int, polls: int | None = None, begin: float = -math.inf
@@ -617,11 +568,6 @@ class Adaptive:
         now = view.metrics[self.arrivals]
         found = reading_window.points(view.past, self.arrivals, stride, polls, begin)
         return found or [(seconds(now.at), total_of(now))]
-
-    def _peak(self, view: View, memory: Mapping[str, float]) -> float:
-        """The most that arrived within the scale-down window, less what may be noise."""
-        most = reading_window.peak(view.past, self.arrivals, view.now - self.scale_down_window)
-        return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
 
     def _rates(self, view: View) -> Rates:
         """Lag, arrivals and throughput, as far as they can be used.
@@ -666,27 +612,19 @@ def _undisturbed(view: View) -> bool:
     return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= TUNING.warm_up
 
 
-def _learn_checkpoints(view: View, memory: dict[str, float]) -> None:
-    """How far apart the job's checkpoints are."""
-    if view.engine is not None and view.engine.last_checkpoint is not None:
-        at = seconds(view.engine.last_checkpoint)
-        took = at - memory.get("checkpoint.seen_at", at)
-        if took > 0:
-            # They are not seen one by one: the least is the nearest to the truth, and may grow.
-            memory["checkpoint.interval"] = min(took, memory.get("checkpoint.interval", took) * 1.1)
-        memory["checkpoint.seen_at"] = at
-
-
-def _jumping(view: View) -> bool:
-    """Whether arrivals have just jumped up, and polls are so close together that the next ones soon show how far.
-
-    A rate measured across a jump is neither the old nor the new one: a size for it would be changed at once.
-    """
-    now, interval = seconds(view.now), view.spec.interval.total_seconds()
-    if 0 <= now - view.memory.get("arrivals.rises_at", -math.inf) < interval <= forecast.READING_S:
-        return True
-    settling_s = TUNING.jump_polls * interval
-    return settling_s < forecast.READING_S and 0 <= now - view.memory.get("arrivals.jumped_at", -math.inf) < settling_s
+def _learn_outage(view: View, state: State) -> None:
+    """How long a rescale stops the job, and how far apart its checkpoints are."""
+    up, down = stall_time(view.learned, Direction.UP), stall_time(view.learned, Direction.DOWN)
+    state.stall.up = state.stall.up if up is None else up
+    state.stall.down = state.stall.down if down is None else down
+    if view.engine is None or view.engine.last_checkpoint is None:
+        return
+    known, at = state.checkpoint, seconds(view.engine.last_checkpoint)
+    took = 0.0 if known.seen_at is None else at - known.seen_at
+    if took > 0:
+        # They are not seen one by one: the least is the nearest to the truth, and may grow.
+        known.interval = took if known.interval is None else min(took, known.interval * 1.1)
+    known.seen_at = at
 
 
 def _effective_replicas(view: View, size: int, partitions: int | None) -> float:

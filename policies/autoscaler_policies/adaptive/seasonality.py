@@ -1,13 +1,14 @@
 """Seasonal arrivals by a profile: their level now, how far the profile is trusted, and what it predicts.
 
-What is learned are a few numbers in a policy's memory, under names that begin with `season.`. A profile may be old, or
-of another cluster: it counts as far as it predicted the last days better than constant arrivals would have.
+A profile may be old, or of another cluster: it counts as far as it predicted the last days better than constant
+arrivals would have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autoscaler_policies.shared.recommend import LARGEST
 
@@ -42,60 +43,71 @@ RETURN_S = 300.0
 """A smaller deviation decays, to 37 % within so long."""
 
 
-def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> None:
-    """Compare the arrivals with the profile, and the last prediction with the arrivals.
+@dataclass(slots=True)
+class Season:
+    """How well a profile has predicted the arrivals.
 
-    Args:
-        memory: what is known, changed in place; it has `arrivals.level`.
-        usual: arrivals of the profile now and in the next minutes, records/s; empty: there is no profile.
-        now: seconds since 1970.
+    Attributes:
+        seen_at: when it was compared last, seconds since 1970.
+        ratio: the arrivals in those of the profile; None: not known.
+        due_at: when the last prediction is compared with the arrivals...
+        told, same: ... by the profile, and if nothing changed; None: there is none.
+        wrong, wrong_unchanged: by how much more each was wrong, summed squares.
+        trust: how far the profile is trusted, 0 to 1.
     """
-    level = memory.get("arrivals.level", 0.0)
-    if not usual or usual[0] <= 0 or level <= 0:
-        return
-    since = max(now - memory.get("season.seen_at", now), 0.0)
-    memory["season.seen_at"] = now
-    low, high = RATIOS
-    ratio = min(max(level / usual[0], low), high)
-    known = memory.get("season.ratio", ratio)
-    off = min(max(ratio - known, -MAX_RATIO_STEP * known), MAX_RATIO_STEP * known)
-    memory["season.ratio"] = known + (1.0 - math.exp(-since / RATIO_DECAY_S)) * off
-    due = memory.get("season.due_at", now)
-    if now < due <= now + AHEAD_MINUTES * MINUTE_S:
-        return
-    # Trusted by what was known before: a larger reading must not lower what is expected.
-    memory["season.trust"] = _trust(memory)
-    predicted, stable = memory.pop("season.told", None), memory.pop("season.same", None)
-    if predicted is not None and stable is not None and due <= now <= due + MAX_DELAY_S:
-        kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
-        wrong, unchanged = (
-            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (predicted, stable)
-        )
-        # Where both errors are equal, as in a quiet night, neither counts.
-        for name, more in (("season.wrong", wrong - unchanged), ("season.wrong_unchanged", unchanged - wrong)):
-            memory[name] = memory.get(name, 0.0) * kept + max(more, 0.0)
-    memory["season.due_at"] = now + AHEAD_MINUTES * MINUTE_S
-    memory["season.told"] = memory["season.ratio"] * usual[min(AHEAD_MINUTES, len(usual) - 1)]
-    memory["season.same"] = level
 
+    seen_at: float | None = None
+    ratio: float | None = None
+    due_at: float | None = None
+    told: float | None = None
+    same: float | None = None
+    wrong: float = 0.0
+    wrong_unchanged: float = 0.0
+    trust: float = 0.0
 
-def _trust(memory: Mapping[str, float]) -> float:
-    wrong = memory.get("season.wrong", 0.0) + PRIOR_ERROR * (1.0 - FULL_TRUST_GAIN / 2)
-    same = memory.get("season.wrong_unchanged", 0.0) + PRIOR_ERROR
-    return min(max((1.0 - wrong / same) / FULL_TRUST_GAIN, 0.0), 1.0)
+    def expected(self, usual: Sequence[float]) -> tuple[float, ...]:
+        """The arrivals of the profile now and in the next minutes, scaled to the present level; empty: not known."""
+        ratio = self.ratio
+        return () if ratio is None else tuple([min(ratio * each, LARGEST) for each in usual])
 
+    def compare(self, level: float, usual: Sequence[float], now: float) -> None:
+        """Compare the arrivals with the profile, and the last prediction with the arrivals.
 
-def season_trust(memory: Mapping[str, float]) -> float:
-    """How far the profile is trusted, 0 to 1."""
-    return min(max(memory.get("season.trust", 0.0), 0.0), 1.0)
+        Args:
+            level: of the arrivals, records/s.
+            usual: arrivals of the profile now and in the next minutes, records/s; empty: there is no profile.
+            now: seconds since 1970.
+        """
+        if not usual or usual[0] <= 0 or level <= 0:
+            return
+        since = 0.0 if self.seen_at is None else max(now - self.seen_at, 0.0)
+        self.seen_at = now
+        low, high = RATIOS
+        ratio = min(max(level / usual[0], low), high)
+        known = ratio if self.ratio is None else self.ratio
+        off = min(max(ratio - known, -MAX_RATIO_STEP * known), MAX_RATIO_STEP * known)
+        self.ratio = known + (1.0 - math.exp(-since / RATIO_DECAY_S)) * off
+        due = now if self.due_at is None else self.due_at
+        if now < due <= now + AHEAD_MINUTES * MINUTE_S:
+            return
+        # Trusted by what was known before: a larger reading must not lower what is expected.
+        self.trust = self._trust()
+        if self.told is not None and self.same is not None and due <= now <= due + MAX_DELAY_S:
+            kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
+            wrong, unchanged = (
+                min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2
+                for guess in (self.told, self.same)
+            )
+            # Where both errors are equal, as in a quiet night, neither counts.
+            self.wrong = self.wrong * kept + max(wrong - unchanged, 0.0)
+            self.wrong_unchanged = self.wrong_unchanged * kept + max(unchanged - wrong, 0.0)
+        self.due_at = now + AHEAD_MINUTES * MINUTE_S
+        self.told = self.ratio * usual[min(AHEAD_MINUTES, len(usual) - 1)]
+        self.same = level
 
-
-def expected(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float, ...]:
-    """The arrivals of the profile now and in the next minutes, scaled to the present level; empty: not known."""
-    ratio = memory.get("season.ratio")
-    if ratio is None:
-        return ()
-    return tuple([min(ratio * each, LARGEST) for each in usual])
+    def _trust(self) -> float:
+        wrong, same = self.wrong + PRIOR_ERROR * (1.0 - FULL_TRUST_GAIN / 2), self.wrong_unchanged + PRIOR_ERROR
+        return min(max((1.0 - wrong / same) / FULL_TRUST_GAIN, 0.0), 1.0)
 
 
 def is_far_above(level: float, usual: Sequence[float]) -> bool:

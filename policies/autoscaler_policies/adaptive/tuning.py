@@ -27,8 +27,6 @@ class Tuning:
     saturated_utilization: float = 0.6
     """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
 
-    reading_age_s: float = 30.0
-    """A rate is mostly a mean over a minute: it describes a moment so long ago."""
     unprocessed_s: float = 2.0
     """Of what arrives and is not processed at least so many seconds' worth waits, or one of the readings is wrong."""
     lag_growth_limit: float = 2.0
@@ -37,27 +35,13 @@ class Tuning:
     """A trend is expected to last so many times as long as it has been seen."""
     horizon_s: float = 450.0
     """A size must suffice for so long: trends that last longer are handled by the next rescale."""
-    horizon_downtimes: float = 12.0
-    """With a trusted profile for so many downtimes of a rescale longer: the longer they are, the fewer rescales."""
 
     reaction_s: float = 120.0
     """More is asked for when the delay would approach the objective within so long."""
-    lateness_share: float = 0.8
-    """A delay beyond this share of the objective is expected to violate it: no forecast is exact."""
-    jump_polls: float = 2.0
-    """After so many polls without another jump the arrivals are where they jumped to."""
-    down_recovery_s: float = 600.0
-    """The backlog of a rescale to fewer should be processed within so long..."""
-    up_recovery_s: float = 1200.0
-    """... that of a rescale to more within so long..."""
-    recovered_share: float = 0.25
-    """... down to this share of the objective."""
-    down_delay_share: float = 0.9
-    """A smaller size whose own rescale makes the oldest record older than this share of the objective is not taken."""
     shortage_objectives: float = 5.0
-    """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives..."""
-    met_share: float = 0.9
-    """... unless the delay is down to this share of the objective sooner than a rescale is over."""
+    """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives."""
+    recovered_share: float = 0.25
+    """Fewer are asked for once the backlog is no more than this share of the objective."""
 
     profile_trust: float = 0.4
     """A profile that is trusted so far is acted on before anything has risen..."""
@@ -74,29 +58,17 @@ class Tuning:
     """... nor if it has a longer start-up time or downtime."""
     peak_share: float = 0.4
     """Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
-    search_width: int = 4
-    """So many sizes beyond the best are tried: the cost has one minimum, but sizes are whole numbers."""
 
-    line_deviations: float = 1.2
-    """Where arrivals swing around a line, more must do for that and so many times what they swing by..."""
+    peak_deviations: float = 6.0
+    """A peak above a level that arrivals swing around passes, unless it is so many standard deviations off."""
     swing_deviations: float = 3.6
-    """... and fewer for swings of so many times that..."""
+    """Fewer must do for swings of so many standard deviations around a level..."""
     past_delay_share: float = 0.05
-    """... as for what arrived within the scale-down window, each delaying records by this share of the objective."""
+    """... and for what arrived within the scale-down window, each delaying records by this share of the objective."""
     relapse_weight: float = 3.0
     """A time in which fewer do not suffice undoes so many in which they did."""
     unobserved_s: float = 240.0
     """After so long without an observation, the saving by fewer is counted from zero."""
-    reversal_s: float = 24 * 3600.0
-    """Fewer that did not last for so long..."""
-    reversal_deviations: float = 3.0
-    """... though no more arrived, by so many times what arrivals swing by..."""
-    reversal_headroom: float = 0.08
-    """... need so much more headroom the next time..."""
-    learned_headroom_limit: float = 0.4
-    """... at most this..."""
-    headroom_decay_s: float = 24 * 3600.0
-    """... forgotten to 37 % within so long."""
 
 
 TUNING = Tuning()

@@ -1,0 +1,115 @@
+"""What `adaptive` knows from one decision to the next: typed records, kept as numbers by name.
+
+A number is kept as `section.field`; times end in `_at`, as the core moves those when the clock is set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
+from autoscaler_policies.adaptive.forecast import Arrivals, Lasting, Trend
+from autoscaler_policies.adaptive.plateau import Throughput
+from autoscaler_policies.adaptive.seasonality import Season
+
+VERSION = 2.0
+"""Version 1 had no number for it; what it has under the names of today means the same. A later one is not read."""
+VERSION_NAME = "state.version"
+
+
+@dataclass(slots=True)
+class Stall:
+    """How long the job stands still for a rescale, by direction, seconds; None: not seen."""
+
+    up: float | None = None
+    down: float | None = None
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """How far apart checkpoints are, seconds (None: not seen), and when the last one was, seconds since 1970."""
+
+    interval: float | None = None
+    seen_at: float | None = None
+
+
+@dataclass(slots=True)
+class Behind:
+    """Since when the job has been behind and busy, seconds since 1970."""
+
+    since_at: float | None = None
+
+
+@dataclass(slots=True)
+class Spare:
+    """What fewer replicas would have saved.
+
+    Attributes:
+        seen_at: when that was looked at last, seconds since 1970.
+        since_at: since when it is counted.
+        size: the size then; None: never looked at.
+        enough: the size that would do.
+        saved: replica-seconds.
+    """
+
+    seen_at: float | None = None
+    since_at: float = math.inf
+    size: int | None = None
+    enough: int | None = None
+    saved: float = 0.0
+
+
+@dataclass(slots=True)
+class State:
+    """All that is known; each field is described by its type.
+
+    Attributes:
+        climb: what a smaller size could process before more were asked for.
+        plateau: the size from which more did not help.
+    """
+
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    trend: Trend = field(default_factory=Trend)
+    lasting: Lasting = field(default_factory=Lasting)
+    season: Season = field(default_factory=Season)
+    capacity: Capacity = field(default_factory=Capacity)
+    idle: Idle = field(default_factory=Idle)
+    stall: Stall = field(default_factory=Stall)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    behind: Behind = field(default_factory=Behind)
+    spare: Spare = field(default_factory=Spare)
+    climb: Throughput = field(default_factory=Throughput)
+    plateau: Throughput = field(default_factory=Throughput)
+
+    @classmethod
+    def load(cls, memory: Mapping[str, float]) -> State:
+        """What was kept. Names that are not known are left out, and all of a version that is later than this one."""
+        state = cls()
+        if memory.get(VERSION_NAME, VERSION) > VERSION:
+            return state
+        for name, number in memory.items():
+            place = _PLACES.get(name)
+            if place is not None and math.isfinite(number):
+                section, of, kind = place
+                setattr(getattr(state, section), of, number if kind is float else kind(number))
+        return state
+
+    def dump(self) -> dict[str, float]:
+        """To be kept: what is known, as finite numbers by name."""
+        found = {VERSION_NAME: VERSION}
+        for name, (section, of, _) in _PLACES.items():
+            number = getattr(getattr(self, section), of)
+            if number is not None and -math.inf < number < math.inf:
+                found[name] = float(number)
+        return found
+
+
+_KINDS: Mapping[str, type[float]] = {"bool": bool, "int | None": int}
+_PLACES = {
+    f"{section.name}.{of.name}": (section.name, of.name, _KINDS.get(str(of.type), float))
+    for section in fields(State)
+    for of in fields(getattr(State(), section.name))
+}
+"""Name of a number -> where it is, and its type where that is no float."""

@@ -1,0 +1,205 @@
+"""What the default policy knows is kept as numbers by name, and read back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.core.model import MOST_LEARNED, Direction, Learned, Observation, Reading, RescaleTimes, View
+from autoscaler_policies.adaptive.policy import Adaptive
+from autoscaler_policies.adaptive.state import VERSION, VERSION_NAME, State
+from tests.policies.conftest import NOW, make
+
+NUMBERS = {
+    "float": st.floats(allow_nan=False, allow_infinity=False),
+    "int": st.integers(0, 10**9),
+    "bool": st.booleans(),
+}
+
+
+def any_number(kind: str, usual: object) -> st.SearchStrategy[object]:
+    """What a field may hold: finite numbers of its type, or what it holds at first, which may be None or infinite."""
+    return st.one_of(st.just(usual), NUMBERS[kind.removesuffix(" | None")])
+
+
+def sections() -> dict[str, Any]:
+    return {section.name: getattr(State(), section.name) for section in fields(State)}
+
+
+states = st.builds(
+    State,
+    **{
+        name: st.builds(type(section), **{of.name: any_number(str(of.type), of.default) for of in fields(section)})
+        for name, section in sections().items()
+    },
+)
+
+
+def full() -> State:
+    """A number in every field."""
+    state = State()
+    for section in sections():
+        of_state = getattr(state, section)
+        for of in fields(of_state):
+            setattr(of_state, of.name, {"bool": True, "int | None": 7}.get(str(of.type), 0.5))
+    return state
+
+
+NAMES = set(full().dump())
+
+
+@given(states)
+def test_what_is_kept_is_read_back_equal(state: State) -> None:
+    memory = state.dump()
+    assert State.load(memory) == state
+    assert State.load(memory).dump() == memory
+
+
+@given(states)
+def test_finite_numbers_are_kept_under_known_names_and_not_too_many(state: State) -> None:
+    memory = state.dump()
+    assert all(type(number) is float and math.isfinite(number) for number in memory.values())
+    assert memory[VERSION_NAME] == VERSION
+    assert set(memory) <= NAMES
+    assert len(memory) <= MOST_LEARNED
+
+
+def test_every_field_is_kept_under_the_name_of_its_section_and_its_own() -> None:
+    named = {f"{name}.{of.name}" for name, section in sections().items() for of in fields(section)}
+    assert named | {VERSION_NAME} == NAMES
+    assert len(NAMES) <= MOST_LEARNED
+    assert State.load(full().dump()) == full()
+
+
+def test_nothing_is_known_of_no_memory() -> None:
+    assert State.load({}) == State()
+
+
+@pytest.mark.parametrize("version", [{}, {VERSION_NAME: 1.0}])
+def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping[str, float]) -> None:
+    state = State.load(
+        {
+            **version,
+            "arrivals.seen_at": 1000.0,
+            "arrivals.level": 340.0,
+            "arrivals.jumped_at": 400.0,
+            "arrivals.swing": 0.1,
+            "trend.minutes": 2.0,
+            "trend.line": 0.2,
+            "line.now": 340.0,
+            "outlast.mean": 330.0,
+            "capacity.level": 4.6,
+            "capacity.exponent": 0.85,
+            "capacity.seconds": 900.0,
+            "capacity.line.weight": 100.0,
+            "size.4.deviation": 0.1,
+            "season.trust": 0.5,
+            "stall.up": 15.0,
+            "checkpoint.interval": 60.0,
+            "behind.since_at": 990.0,
+            "spare.size": 4.0,
+            "down.reserve": 0.05,
+            "climb.size": 4.0,
+            "plateau.rate": 450.0,
+        }
+    )
+    expected = State()
+    expected.arrivals.seen_at, expected.arrivals.level = 1000.0, 340.0
+    expected.trend.line = 0.2
+    expected.capacity.level, expected.capacity.exponent = 4.6, 0.85
+    expected.season.trust = 0.5
+    expected.stall.up = 15.0
+    expected.checkpoint.interval = 60.0
+    expected.behind.since_at = 990.0
+    expected.spare.size = 4
+    expected.climb.size = 4.0
+    expected.plateau.rate = 450.0
+    assert state == expected
+
+
+def test_a_later_version_is_not_read() -> None:
+    assert State.load({**full().dump(), VERSION_NAME: VERSION + 1}) == State()
+
+
+@pytest.mark.parametrize("name", ["level", "arrivals", "arrivals.", ".level", "arrivals.level.x", "arrivals.trust", ""])
+def test_unknown_names_are_left_out(name: str) -> None:
+    assert State.load({name: 5.0}) == State()
+
+
+def test_what_is_derived_is_no_field_to_be_set() -> None:
+    assert State.load({"trend.trust": 0.5, "trend.rise": 5.0, "capacity.rate": 5.0}) == State()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_left_out(number: float) -> None:
+    assert State.load(dict.fromkeys(NAMES - {VERSION_NAME}, number)) == State()
+    state = full()
+    state.arrivals.level = state.trend.line = state.idle.xx = number
+    assert NAMES - set(state.dump()) == {"arrivals.level", "trend.line", "idle.xx"}
+
+
+def test_whole_numbers_and_booleans_come_back_as_such() -> None:
+    state = State.load({"spare.size": 4.0, "spare.enough": 3.0, "capacity.least": 1.0, "arrivals.doubted": 0.0})
+    assert (state.spare.size, state.spare.enough) == (4, 3)
+    assert type(state.spare.size) is type(state.spare.enough) is int
+    assert state.capacity.least is True
+    assert state.arrivals.doubted is False
+
+
+# times
+
+
+def lived(later: timedelta) -> list[Mapping[str, float]]:
+    """What is known after each of many polls, of which all times are so much later."""
+    policy = Adaptive(profile="usual")
+    memory: Mapping[str, float] = {}
+    past: tuple[Observation, ...] = ()
+    found = []
+    for number in range(160):
+        at = NOW + later + timedelta(seconds=15 * number)
+        size = 4 if number < 140 else 8
+        behind = number > 130
+        # a jump, then a ramp, then a job that cannot keep up however many workers it has
+        arriving = 100.0 + number + 500.0 * (number >= 30)
+        values: dict[str, Any] = {
+            "lag": 100_000.0 if behind else 10.0,
+            "arrivals": arriving,
+            "throughput": 500.0 if behind else arriving,
+            "utilization": 0.9,
+            "usual": tuple(arriving + 4.0 * minute for minute in range(31)),
+        }
+        seen = make({}, current=size)
+        metrics = {name: Reading(value, at, over=timedelta(seconds=60)) for name, value in values.items()}
+        past = (*past, replace(seen.past[0], at=at, desired=size, ready=size, metrics=metrics))[-80:]
+        assert seen.engine is not None
+        view: View = replace(
+            seen,
+            now=at,
+            metrics=metrics,
+            past=past,
+            memory=memory,
+            learned=Learned(times={direction: (RescaleTimes(30.0, 30.0, 42.0, 42.0),) for direction in Direction}),
+            engine=replace(seen.engine, last_checkpoint=at - timedelta(seconds=number % 4)),
+        )
+        memory = policy.learn(view)
+        found.append(memory)
+    return found
+
+
+def test_names_that_end_in_at_and_only_those_are_times() -> None:
+    shift = timedelta(days=3)
+    known = set()
+    for before, after in zip(lived(timedelta()), lived(shift), strict=True):
+        assert set(before) == set(after)
+        known |= set(before)
+        for name, number in before.items():
+            moved = shift.total_seconds() if name.endswith("_at") else 0.0
+            assert after[name] == number + moved, name
+    assert known == NAMES
