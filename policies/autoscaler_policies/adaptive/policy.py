@@ -249,7 +249,7 @@ class Adaptive:
         if before is not None and before < view.current:
             workers = _effective_replicas(view, before, source_partitions(view.spec, view.engine, view.past))
             plateau.climb(state.climb, before, state.capacity.rate(workers), now)
-        if before != view.current or since > TUNING.unobserved_s:
+        if before != view.current or since > TUNING.unobserved_s or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
         spare.enough = view.current
         if view.rescale is not None:
