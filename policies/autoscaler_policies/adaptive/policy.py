@@ -227,11 +227,11 @@ class Adaptive:
         least, seen = capacity_model.MIN_UTILIZATION, state.capacity.rate(workers)
         if busy >= least:
             if state.capacity.least:
-                state.capacity, state.idle = Capacity(), Idle()
+                state.capacity, state.idle = Capacity(exponent=state.capacity.exponent), Idle()
             state.capacity.sample(state.idle, workers, throughput, busy, now)
         elif busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen:
             # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
-            state.capacity, state.idle = Capacity(least=True), Idle()
+            state.capacity, state.idle = Capacity(exponent=state.capacity.exponent, least=True), Idle()
             state.capacity.sample(state.idle, workers, throughput, least, now)
 
     def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
