@@ -458,6 +458,13 @@ class Life:
         raise AssertionError(f"{size} was never asked for")
 
 
+@pytest.mark.parametrize("since", [{}, {"spare.since_at": T + 1e9}])
+def test_a_saving_of_which_nobody_knows_since_when_is_counted_anew(since: Memory) -> None:
+    life = Life(size=12)
+    life.memory = {**SURE, "spare.size": 12.0, "spare.seen_at": T, "spare.saved": 1e6, **since}
+    assert life.until(4) == 13
+
+
 def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
     much, little = Life(size=12), Life(size=5)
     much.memory = SURE

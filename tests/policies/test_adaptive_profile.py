@@ -142,6 +142,16 @@ def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
     assert math.exp(learned["capacity.level"]) * 4**0.8 == pytest.approx(400)
 
 
+def test_the_exponent_of_the_profile_is_kept_while_workers_are_hardly_busy_and_after_it() -> None:
+    view = replace(shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.8}), memory={})
+    for number, busy in enumerate((0.01, 0.75)):
+        now = view.now + timedelta(seconds=15 * number)
+        metrics = {**view.metrics, "utilization": Reading(busy, now)}
+        view = replace(view, now=now, metrics=metrics)
+        view = replace(view, memory=Adaptive(profile="profile").learn(view))
+        assert view.memory["capacity.exponent"] == 0.8
+
+
 @pytest.mark.parametrize(("up", "ahead"), [({"start_up": 90.0, "stall": 30.0}, 120.0), ({"stall": 5.0}, 50.0)])
 def test_times_are_those_of_the_profile_until_they_have_been_seen(up: dict[str, float], ahead: float) -> None:
     assert asked(shown(380, FLAT, up=up)).inputs["ahead"] == ahead

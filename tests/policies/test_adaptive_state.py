@@ -114,6 +114,7 @@ def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping
     expected.arrivals.seen_at, expected.arrivals.level = 1000.0, 340.0
     expected.trend.line = 0.2
     expected.capacity.level, expected.capacity.exponent = 4.6, 0.85
+    expected.idle.weight = 100.0
     expected.season.trust = 0.5
     expected.stall.up = 15.0
     expected.checkpoint.interval = 60.0
@@ -122,6 +123,14 @@ def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping
     expected.climb.size = 4.0
     expected.plateau.rate = 450.0
     assert state == expected
+
+
+def test_the_idle_cpu_that_version_1_learned_is_read() -> None:
+    sums = {"weight": 10.0, "x": 5.0, "y": 6.0, "xx": 3.5, "xy": 3.8, "yy": 4.24}  # y = 0.2 + 0.8 x
+    former = State.load({f"capacity.line.{name}": number for name, number in sums.items()})
+    assert former == State.load({f"idle.{name}": number for name, number in sums.items()})
+    assert former.idle.utilization() == pytest.approx(0.2)
+    assert not any(name.startswith("capacity.line") for name in former.dump())
 
 
 def test_a_later_version_is_not_read() -> None:

@@ -222,6 +222,13 @@ def test_a_part_of_what_was_known_is_enough_to_go_on(lost: list[str]) -> None:
     assert rest.rate(8) == pytest.approx(1000 * 8**0.9, rel=0.08)
 
 
+@pytest.mark.parametrize("exponent", [1e308, -1e308])
+def test_an_exponent_that_is_not_believed_is_forgotten_by_samples(exponent: float) -> None:
+    model = Model.of({"capacity.level": math.log(1000.0), "capacity.exponent": exponent})
+    hours(model, (4, 8), 1000.0, 0.9, count=6 * HOUR)
+    assert model.rate(8) == pytest.approx(1000 * 8**0.9, rel=0.08)
+
+
 positive = st.floats(0, allow_infinity=False)
 
 

@@ -126,6 +126,8 @@ class Capacity:
         """
         if not (throughput > 0 and utilization >= MIN_UTILIZATION and replicas > 0):
             return
+        low, high = EXPONENTS
+        self.exponent = min(max(self.exponent, low), high)  # of a damaged memory the power below may overflow
         busy = min(utilization, 1.0)
         since = 0.0 if self.seen_at is None else min(max(now - self.seen_at, 0.0), MAX_AGE_S)
         idle.learn(throughput / replicas**self.exponent, busy, since)

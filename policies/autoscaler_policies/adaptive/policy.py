@@ -227,11 +227,11 @@ class Adaptive:
         least, seen = capacity_model.MIN_UTILIZATION, state.capacity.rate(workers)
         if busy >= least:
             if state.capacity.least:
-                state.capacity, state.idle = Capacity(), Idle()
+                state.capacity, state.idle = Capacity(exponent=state.capacity.exponent), Idle()
             state.capacity.sample(state.idle, workers, throughput, busy, now)
         elif busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen:
             # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
-            state.capacity, state.idle = Capacity(least=True), Idle()
+            state.capacity, state.idle = Capacity(exponent=state.capacity.exponent, least=True), Idle()
             state.capacity.sample(state.idle, workers, throughput, least, now)
 
     def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
@@ -249,7 +249,7 @@ class Adaptive:
         if before is not None and before < view.current:
             workers = _effective_replicas(view, before, source_partitions(view.spec, view.engine, view.past))
             plateau.climb(state.climb, before, state.capacity.rate(workers), now)
-        if before != view.current or since > TUNING.unobserved_s:
+        if before != view.current or since > TUNING.unobserved_s or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
         spare.enough = view.current
         if view.rescale is not None:

@@ -15,7 +15,7 @@ from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.seasonality import Season
 
 VERSION = 2.0
-"""Version 1 had no number for it; what it has under the names of today means the same. A later one is not read."""
+"""Version 1 had no number for it: its names of today, and those in `_FORMER`, are read. A later one is not read."""
 VERSION_NAME = "state.version"
 
 
@@ -90,7 +90,7 @@ class State:
         if memory.get(VERSION_NAME, VERSION) > VERSION:
             return state
         for name, number in memory.items():
-            place = _PLACES.get(name)
+            place = _PLACES.get(name) or _FORMER.get(name)
             if place is not None and math.isfinite(number):
                 section, of, kind = place
                 setattr(getattr(state, section), of, number if kind is float else kind(number))
@@ -113,3 +113,5 @@ _PLACES = {
     for of in fields(getattr(State(), section.name))
 }
 """Name of a number -> where it is, and its type where that is no float."""
+_FORMER = {f"capacity.line.{of.name}": _PLACES[f"idle.{of.name}"] for of in fields(Idle)}
+"""Names of version 1: without idle CPU a job that is hardly busy would seem to be able to do much less."""
