@@ -343,12 +343,34 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         {"memory": spare(8), "minimum": 8},
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
         {"memory": {**spare(8), "trend.line": 1.0}},  # 300 + 480 are expected
-        # 150 s of 300/s are 112.5 s of 4 replicas' work, 52.5 s too late: (72 + 14 * 52.5) * 8 = 6456 to be saved
-        {"memory": {**spare(8, 6455), "stall.down": 140.0}},
+        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (72 + 14 * 90) * 8 = 10656 to be saved
+        {"memory": {**spare(8, 10655), "stall.down": 140.0}},
     ],
 )
 def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
     assert asked(shown(**{"arrivals": 300, "current": 8, **change})).replicas == 8
+
+
+def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
+    # (72 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1136
+    memory = {**spare(8, 1000), "stall.down": 40.0, "checkpoint.interval": 20.0, "spare.enough": 4.0}
+    found = asked(shown(300, 4000, current=8, memory=memory))
+    assert found.replicas == 8
+    assert found.detail.endswith(
+        "4 would do and have saved 1,000 of 1,136 replica-seconds, as its stop makes records 5 s too late"
+    )
+    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1136.0}))
+    assert saved.replicas == 4
+    assert saved.detail.endswith("a rescale is worth 1,136, as its stop makes records 5 s too late")
+    # of nothing that arrives nothing is late
+    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 576.0})).replicas == 1
+
+
+@pytest.mark.parametrize("stall", [10.0, 60.0, 120.0])
+def test_more_arrivals_never_make_a_rescale_cheaper(stall: float) -> None:
+    memory = {**spare(8, 6000), "stall.down": stall, "checkpoint.interval": 60.0}
+    sizes = [asked(shown(rate, rate, current=8, memory=memory)).replicas or 0 for rate in range(100, 800, 10)]
+    assert sizes == sorted(sizes)
 
 
 def test_fewer_must_have_done_for_what_arrived_within_the_window() -> None:

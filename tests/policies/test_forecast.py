@@ -546,6 +546,14 @@ def test_after_a_smaller_jump_the_level_is_off_by_no_more_than_chance_explains(f
     assert followed > 0
 
 
+def test_a_jump_out_of_next_to_nothing_hides_no_later_one() -> None:
+    # one record a second every five minutes for two hours, then 300/s for one
+    _, found = list(play(lambda at: (at % 300 < 15) if at < 7200 else 300.0, 3 * 3600))[-1]
+    assert found.lasting.both < -found.lasting.square
+    assert found.lasting.rate(450.0) == 450
+    assert found.lasting.swings() is None
+
+
 ENOUGH = 1.01 * forecast.STEADY_MINUTES
 
 

@@ -157,9 +157,14 @@ class Lasting:
     square: float = 0.0
     both: float = 0.0
 
+    @property
+    def _is_of_jumps(self) -> bool:
+        """Whether a jump out of next to nothing outweighs all else, by which no swing can be told."""
+        return self.both < -self.square
+
     def rate(self, level: float) -> float:
         """What will arrive by the present level, records/s: of what it is off from the mean as much as mostly lasts."""
-        if self.mean is None or self.square <= 0 or self.weight <= 0:
+        if self.mean is None or self.square <= 0 or self.weight <= 0 or self._is_of_jumps:
             return level
         most = SIGNIFICANCE * self.mean * math.sqrt(self.square / self.weight)  # more than that is no swing: it lasts
         swing = min(max(level - self.mean, -most), most)
@@ -172,7 +177,7 @@ class Lasting:
         It is the mean of hours, as far as chance explains that the last quarter of an hour differs from it: the mean
         of what swings for a time T has a variance of 2 T / 15 minutes of that of a reading.
         """
-        if self.mean is None or self.mean <= 0 or self.weight < STEADY_MINUTES or self.square <= 0:
+        if self.mean is None or self.mean <= 0 or self.weight < STEADY_MINUTES or self.square <= 0 or self._is_of_jumps:
             return None
         lasts = AHEAD_S * max(self.both / self.square, MIN_LASTING)
         if lasts > STEADY_S:

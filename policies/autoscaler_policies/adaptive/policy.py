@@ -441,7 +441,7 @@ class Adaptive:
         size = self._smallest_size(outlook) if spare.enough is None or spare.seen_at != now else spare.enough
         saved = spare.saved
         capacity = outlook.capacity_at(size)
-        price = self._rescale_price(outlook, size)
+        price = self._rescale_price(outlook)
         watched = now - spare.since_at
         if size >= view.current or watched < self.scale_down_window.total_seconds() or saved < price:
             return None
@@ -454,18 +454,27 @@ class Adaptive:
             f"{self._describe_load(outlook, inputs)}; {replicas(size)} ({format_number(capacity)}/s) would do and "
             f"would have saved {format_number(saved)} replica-seconds, a rescale is worth {format_number(price)}"
         )
+        text += self._describe_lateness(outlook)
         return sized(view, size, inputs, text)
 
-    def _rescale_price(self, outlook: _Outlook, size: int) -> float:
+    def _rescale_price(self, outlook: _Outlook) -> float:
         """What a smaller size must have saved before a rescale is worth it, in replica-seconds.
 
-        The price of a rescale, and of the time by which its stop and what is replayed make records late.
+        The price of a rescale, and of the time by which its stop makes records late.
         """
-        capacity = outlook.capacity_at(size)
-        backlog = outlook.lag + outlook.level * (outlook.stall_down + outlook.replay)
-        late = backlog / capacity - self.objective.total_seconds() if capacity > 0 else 0.0
-        price = self.rescale_price.total_seconds() + self.lateness_weight * max(late, 0.0)
+        price = self.rescale_price.total_seconds() + self.lateness_weight * self._late_by_stop(outlook)
         return min(price * outlook.view.current, LARGEST)
+
+    def _late_by_stop(self, outlook: _Outlook) -> float:
+        """By how many seconds a rescale down makes records older than the objective: its stop, and what is replayed.
+
+        What waits now is compared with the capacity and not with the arrivals: more of these must not lower the price.
+        """
+        capacity = outlook.capacity_at(outlook.view.current)
+        if outlook.level <= 0 or capacity <= 0:
+            return 0.0
+        oldest = outlook.stall_down + outlook.replay + outlook.lag / capacity
+        return min(max(oldest - self.objective.total_seconds(), 0.0), LARGEST)
 
     def _describe_stay(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         view = outlook.view
@@ -475,9 +484,14 @@ class Adaptive:
         enough = outlook.state.spare.enough
         if enough is not None and enough < view.current:
             saved = format_number(outlook.state.spare.saved)
-            price = format_number(self._rescale_price(outlook, enough))
+            price = format_number(self._rescale_price(outlook))
             text += f"; {enough} would do and have saved {saved} of {price} replica-seconds"
+            text += self._describe_lateness(outlook)
         return text
+
+    def _describe_lateness(self, outlook: _Outlook) -> str:
+        late = self._late_by_stop(outlook)
+        return f", as its stop makes records {format_number(late)} s too late" if late > 0 else ""
 
     def _describe_load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         text = f"{format_number(outlook.level)}/s arriving"
