@@ -39,7 +39,7 @@ def asked(view: View, **parameters: Any) -> Recommendation:
 
 def test_workers_are_there_before_a_typical_rise() -> None:
     found = asked(shown(380, RISES))
-    # by 600/s and the reserve: 5 % and a little for the outage
+    # by 600/s and the headroom
     assert (found.reason, found.replicas) == (Reason.ABOVE, 7)
     assert found.inputs["expected"] == pytest.approx(380)  # within the minute that a rescale takes nothing rises yet
     assert asked(shown(380, FLAT)).replicas == 4

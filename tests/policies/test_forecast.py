@@ -579,7 +579,7 @@ def test_what_was_not_seen_for_long_or_lasts_too_long_is_no_swing(known: Lasting
 
 
 def test_a_deviation_that_turns_round_at_once_still_lasts_a_little() -> None:
-    found = Lasting(mean=100.0, weight=ENOUGH, square=1.0, both=-5.0).swings()
+    found = Lasting(mean=100.0, weight=ENOUGH, square=1.0, both=-0.5).swings()
     assert found is not None
     assert found.lasts == forecast.MIN_LASTING * forecast.AHEAD_S
 
