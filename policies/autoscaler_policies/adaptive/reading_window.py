@@ -66,22 +66,6 @@ def points(
     return found
 
 
-def peak(past: tuple[Observation, ...], name: str, begin: datetime) -> float:
-    """The most that a metric was since then; 0 where it was not seen."""
-    rates = [0.0]
-    for seen in reversed(past):
-        if seen.at < begin:
-            break
-        reading = seen.metrics.get(name)
-        if reading is None:
-            continue
-        value = reading.value
-        if type(value) is not float or not 0.0 <= value <= LARGEST:
-            value = rate(seen, name) or 0.0
-        rates.append(value)
-    return max(rates)
-
-
 def largest_backlog(points: list[tuple[float, float]], capacity: float) -> float:
     """Records that would have waited at most if so many a second had been processed, and none had waited before.
 
