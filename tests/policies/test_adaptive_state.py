@@ -83,7 +83,7 @@ def test_nothing_is_known_of_no_memory() -> None:
 
 
 @pytest.mark.parametrize("version", [{}, {VERSION_NAME: 1.0}])
-def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping[str, float]) -> None:
+def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[str, float]) -> None:
     state = State.load(
         {
             **version,
@@ -92,7 +92,7 @@ def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping
             "arrivals.jumped_at": 400.0,
             "arrivals.swing": 0.1,
             "trend.minutes": 2.0,
-            "trend.line": 0.2,
+            "trend.quarter": 0.2,
             "line.now": 340.0,
             "outlast.mean": 330.0,
             "capacity.level": 4.6,
@@ -101,6 +101,8 @@ def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping
             "capacity.line.weight": 100.0,
             "size.4.deviation": 0.1,
             "season.trust": 0.5,
+            "season.told": 360.0,
+            "season.same": 340.0,
             "stall.up": 15.0,
             "checkpoint.interval": 60.0,
             "behind.since_at": 990.0,
@@ -112,10 +114,10 @@ def test_a_memory_of_version_1_is_read_where_names_are_the_same(version: Mapping
     )
     expected = State()
     expected.arrivals.seen_at, expected.arrivals.level = 1000.0, 340.0
-    expected.trend.line = 0.2
     expected.capacity.level, expected.capacity.exponent = 4.6, 0.85
     expected.idle.weight = 100.0
     expected.season.trust = 0.5
+    expected.season.predicted, expected.season.unchanged = 360.0, 340.0
     expected.stall.up = 15.0
     expected.checkpoint.interval = 60.0
     expected.behind.since_at = 990.0

@@ -77,9 +77,7 @@ def play(rate: Rate, seconds: float) -> Iterator[tuple[float, Known]]:
 
 
 def after(rate: Rate, seconds: float) -> Known:
-    found = known()
-    for _, found in play(rate, seconds):  # noqa: B007 - the last one counts
-        pass
+    *_, (_, found) = play(rate, seconds)
     return found
 
 

@@ -81,7 +81,7 @@ def test_a_jump_that_comes_early_hardly_changes_the_level() -> None:
 def test_errors_are_judged_when_they_are_due() -> None:
     season = Season()
     season.compare(100.0, [100.0] * AHEAD_MINUTES + [150.0] * 11, 0.0)
-    assert (season.told, season.same) == (150.0, 100.0)
+    assert (season.predicted, season.unchanged) == (150.0, 100.0)
     season.compare(200.0, [100.0] * 31, AHEAD_S - 1)
     assert (season.wrong, season.wrong_unchanged) == (0, 0)
     season.compare(200.0, [100.0] * 31, AHEAD_S)
@@ -98,7 +98,7 @@ def test_errors_are_judged_when_they_are_due() -> None:
 def test_a_profile_that_ends_earlier_predicts_what_it_ends_with() -> None:
     season = Season()
     season.compare(100.0, [100.0, 120.0], 0.0)
-    assert season.told == 120
+    assert season.predicted == 120
 
 
 @pytest.mark.parametrize("late", [AHEAD_S + seasonality.MAX_DELAY_S + 1, -AHEAD_S - 100])

@@ -63,7 +63,7 @@ LASTING_PRIOR = 0.05
 STEADY_MINUTES = 30.0
 """Arrivals are said to swing around a level once that was seen for so long..."""
 STEADY_S = 200.0
-"""... where a deviation decays within so long (to 37 %): longer ones cannot be told from a change of the level."""
+"""... where a deviation decays within so long (to 37 %): longer ones look like a change of the level."""
 MIN_LASTING = 0.02
 """... and of which this share lasts at least: it is learned of few."""
 CHANCE = 2.0
@@ -159,7 +159,7 @@ class Lasting:
 
     @property
     def _is_of_jumps(self) -> bool:
-        """Whether a jump out of next to nothing outweighs all else, by which no swing can be told."""
+        """Whether a jump out of next to nothing outweighs all else, so that no swing can be recognised."""
         return self.both < -self.square
 
     def rate(self, level: float) -> float:

@@ -408,7 +408,7 @@ class Adaptive:
 
     def _smallest_size(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""
-        view, capacity_known = outlook.view, outlook.state.capacity
+        view, model = outlook.view, outlook.state.capacity
         low = view.limits.minimum
         if low >= view.current:
             return view.current
@@ -420,7 +420,7 @@ class Adaptive:
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
-            unsure = capacity_known.uncertainty(max(size, 1))
+            unsure = model.uncertainty(max(size, 1))
             if capacity < most * (1 + unsure):
                 return False
             waiting = reading_window.largest_backlog(seen, capacity)

@@ -51,7 +51,7 @@ class Season:
         seen_at: when it was compared last, seconds since 1970.
         ratio: the arrivals in those of the profile; None: not known.
         due_at: when the last prediction is compared with the arrivals...
-        told, same: ... by the profile, and if nothing changed; None: there is none.
+        predicted, unchanged: ... by the profile, and if nothing changed; None: there is none.
         wrong, wrong_unchanged: by how much more each was wrong, summed squares.
         trust: how far the profile is trusted, 0 to 1.
     """
@@ -59,8 +59,8 @@ class Season:
     seen_at: float | None = None
     ratio: float | None = None
     due_at: float | None = None
-    told: float | None = None
-    same: float | None = None
+    predicted: float | None = None
+    unchanged: float | None = None
     wrong: float = 0.0
     wrong_unchanged: float = 0.0
     trust: float = 0.0
@@ -92,18 +92,18 @@ class Season:
             return
         # Trusted by what was known before: a larger reading must not lower what is expected.
         self.trust = self._trust()
-        if self.told is not None and self.same is not None and due <= now <= due + MAX_DELAY_S:
+        if self.predicted is not None and self.unchanged is not None and due <= now <= due + MAX_DELAY_S:
             kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
             wrong, unchanged = (
                 min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2
-                for guess in (self.told, self.same)
+                for guess in (self.predicted, self.unchanged)
             )
             # Where both errors are equal, as in a quiet night, neither counts.
             self.wrong = self.wrong * kept + max(wrong - unchanged, 0.0)
             self.wrong_unchanged = self.wrong_unchanged * kept + max(unchanged - wrong, 0.0)
         self.due_at = now + AHEAD_MINUTES * MINUTE_S
-        self.told = self.ratio * usual[min(AHEAD_MINUTES, len(usual) - 1)]
-        self.same = level
+        self.predicted = self.ratio * usual[min(AHEAD_MINUTES, len(usual) - 1)]
+        self.unchanged = level
 
     def _trust(self) -> float:
         wrong, same = self.wrong + PRIOR_ERROR * (1.0 - FULL_TRUST_GAIN / 2), self.wrong_unchanged + PRIOR_ERROR

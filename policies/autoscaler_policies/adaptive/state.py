@@ -113,5 +113,9 @@ _PLACES = {
     for of in fields(getattr(State(), section.name))
 }
 """Name of a number -> where it is, and its type where that is no float."""
-_FORMER = {f"capacity.line.{of.name}": _PLACES[f"idle.{of.name}"] for of in fields(Idle)}
+_FORMER = {
+    **{f"capacity.line.{of.name}": _PLACES[f"idle.{of.name}"] for of in fields(Idle)},
+    "season.told": _PLACES["season.predicted"],
+    "season.same": _PLACES["season.unchanged"],
+}
 """Names of version 1: without idle CPU a job that is hardly busy would seem to be able to do much less."""
