@@ -7,6 +7,7 @@ from dataclasses import replace
 from autoscaler.core.combine import Combined, combined_size
 from autoscaler.core.evaluate import evaluate, views_for
 from autoscaler.core.explain import describe, describe_combination
+from autoscaler.core.fast_init import creator
 from autoscaler.core.guards import GuardContext
 from autoscaler.core.learn import LearnResult, view_of
 from autoscaler.core.model import (
@@ -20,6 +21,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.rescale import Settled, request
 from autoscaler.core.trust import Trusted
+
+_create_decision = creator(Decision)
+_create_state = creator(ClusterState)
 
 
 def decide(
@@ -40,7 +44,7 @@ def decide(
             notes = (*notes, (Reason.SUPERSEDED, fact))
         rescale = request(settled.desired, wanted, seen.observation, rescale)
         events = (*events, ScaleEvent(at, wanted - current))
-    decision = Decision(
+    decision = _create_decision(
         cluster=spec.name,
         at=at,
         current=current,
@@ -53,7 +57,7 @@ def decide(
         combined=describe_combination(spec.combine, combined.error),
     )
     return (
-        ClusterState(
+        _create_state(
             at=at,
             desired=settled.desired,
             watched_since=seen.watched_since,
@@ -82,7 +86,7 @@ def hold(seen: Trusted) -> tuple[ClusterState, Decision]:
     values = {"desired": observation.desired, "ready": observation.ready}
     why = seen.untrusted.get("target") or Fact("target_size", values)
     detail = describe(Fact("size_unknown", {"why": why}))
-    decision = Decision(
+    decision = _create_decision(
         cluster=spec.name,
         at=observation.at,
         current=current,

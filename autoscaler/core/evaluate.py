@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import islice
 from types import MappingProxyType
 
+from autoscaler.core.fast_init import creator
 from autoscaler.core.foreign import format_exception, shorten
 from autoscaler.core.model import (
     MAX_REPLICAS,
@@ -25,6 +26,8 @@ from autoscaler.core.model import (
 )
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
+
+_create_recommendation = creator(Recommendation)
 
 
 def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) -> tuple[Allowance, dict[str, str]]:
@@ -99,7 +102,7 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     inputs = answer.inputs
     if len(inputs) > MOST_LEARNED:  # they are kept, recorded and shown
         inputs = dict(islice(inputs.items(), MOST_LEARNED))
-    return Recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
+    return _create_recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
 
 
 def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[View, ...]:

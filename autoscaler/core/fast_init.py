@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Class = TypeVar("Class", bound=type)
+Created = TypeVar("Created")
+Fields = ParamSpec("Fields")
+
+_CREATORS: dict[object, Callable[..., Any]] = {}
 
 
 def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> Class:
@@ -43,21 +47,33 @@ def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> C
         made = "{}" if make is dict else f"make_{name}()"
         value = name if make is MISSING else f"{made} if {name} is default_{name} else {name}"
         set_all.append(f"self.{name} = {value}")
-    if former and "*" not in taken:
-        taken.append("*")
-    taken += [f"{old}=unset" for old in former]
-    lines = [
+    set_all.append("self.__class__ = frozen")
+    if hasattr(cls, "__post_init__"):
+        set_all.append("self.__post_init__()")
+    initialize = [
         # First, as `replace` gives the present name too, with what it was.
         *(f"if {old} is not unset: {name} = {old}" for old, name in former.items()),
         # A subclass may have more slots.
         f"if self.__class__ is not frozen: return slow_init(self, {', '.join(names)})",
         "become(self, Open)",
         *set_all,
-        "self.__class__ = frozen",
     ]
-    if hasattr(cls, "__post_init__"):
-        lines.append("self.__post_init__()")
-    text = f"def __init__(self, {', '.join(taken)}):\n    " + "\n    ".join(lines)
-    exec(text, known)  # noqa: S102 - as `dataclass` itself does
+    also = [*({"*"} - {*taken}), *(f"{old}=unset" for old in former)] if former else []
+    _define(f"__init__(self, {', '.join([*taken, *also])})", initialize, known)
+    _define(f"create({', '.join(taken)})", ["self = Open()", *set_all, "return self"], known)
     cls.__init__ = wraps(slow_init)(known["__init__"])  # type: ignore[misc]
+    _CREATORS[cls] = known["create"]
     return cls
+
+
+def creator(cls: Callable[Fields, Created]) -> Callable[Fields, Created]:
+    """A function that creates the objects of a class with `fast_init`: with many keywords in a third of the time.
+
+    Whoever calls a class with keywords has a dictionary made of them first, which a function does not need.
+    """
+    return _CREATORS[cls]
+
+
+def _define(signature: str, lines: list[str], known: dict[str, Any]) -> None:
+    """Add a function to the names that it knows."""
+    exec(f"def {signature}:\n    " + "\n    ".join(lines), known)  # noqa: S102 - as `dataclass` itself does

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from autoscaler.core.capacity import learn_rate
 from autoscaler.core.evaluate import views_for
+from autoscaler.core.fast_init import creator
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
     MOST_LEARNED,
@@ -22,6 +23,8 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.rescale import Settled, runs
 from autoscaler.core.trust import Trusted
+
+_create_view = creator(View)
 
 
 class LearnResult(NamedTuple):
@@ -53,7 +56,7 @@ def learn(seen: Trusted, settled: Settled) -> LearnResult:
 def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:
     """What policies are shown."""
     observation, spec = seen.observation, seen.spec
-    return View(
+    return _create_view(
         now=observation.at,
         current=current,
         ready=ready,

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from autoscaler.core.evaluate import allowed
+from autoscaler.core.fast_init import creator
 from autoscaler.core.model import (
     AMOUNT,
     ANY,
@@ -26,6 +27,8 @@ from autoscaler.core.state import rebase
 
 Note = tuple[Reason, Fact]
 """What happened in a step besides the decision."""
+
+_create_observation = creator(Observation)
 
 _GAP = 2.5
 """Intervals without a trusted observation that a window may always have: one tick may be lost."""
@@ -213,7 +216,7 @@ def _without_values(seen: Observation) -> Observation:
     read = {name: reading for name, reading in metrics.items() if reading.partitions} if metrics else metrics
     if len(read) == len(metrics):
         return seen
-    return Observation(  # one in each step: `replace` takes five times as long
+    return _create_observation(  # one in each step: `replace` takes five times as long
         at=seen.at,
         desired=seen.desired,
         ready=seen.ready,

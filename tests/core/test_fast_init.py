@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from autoscaler.core.fast_init import fast_init
+from autoscaler.core.fast_init import creator, fast_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,17 @@ def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
     assert copy.deepcopy(made) == made
     assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own
     assert inspect.signature(Fast) == inspect.signature(Plain)
+
+
+def test_a_creator_makes_what_the_class_makes() -> None:
+    create = creator(Fast)
+    assert create(name="a", size=2, parts={"x": 1.0}) == Fast("a", 2, {"x": 1.0})
+    assert create("a") == Fast("a")
+    assert create("a").parts is not create("a").parts
+    with pytest.raises(FrozenInstanceError):
+        create("a").size = 2  # type: ignore[misc]
+    with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
+        create("a", -1)
 
 
 def test_a_class_that_is_made_of_it_has_its_fields_as_well() -> None:
