@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from autoscaler.core.explain import hold_reason
 from autoscaler.core.foreign import foreign_text
@@ -12,7 +12,8 @@ from autoscaler.core.rescale import Settled
 from autoscaler.core.trust import Trusted
 
 
-class Combined(NamedTuple):
+@dataclass(slots=True)
+class Combined:
     """What the policies ask for together.
 
     Attributes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple
 
 from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.combine import Combined
@@ -51,7 +51,8 @@ PAUSE = timedelta(minutes=15)
 _UNSETTLED = frozenset({JobState.STARTING, JobState.RESTARTING, JobState.STOPPED, JobState.FAILED})
 
 
-class GuardContext(NamedTuple):
+@dataclass(slots=True)
+class GuardContext:
     """What guards are shown.
 
     Attributes:
@@ -156,7 +157,8 @@ def _events(spec: ClusterSpec, events: tuple[ScaleEvent, ...], at: datetime) -> 
     return tuple([event for event in events if event.at > cutoff])
 
 
-class Effect(NamedTuple):
+@dataclass(slots=True)
+class Effect:
     """What a guard does to the size: it wants another one, or narrows the range of sizes allowed.
 
     Attributes:

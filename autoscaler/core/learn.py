@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from autoscaler.core.capacity import learn_rate
 from autoscaler.core.evaluate import views_for
@@ -27,7 +27,8 @@ from autoscaler.core.trust import Trusted
 _create_view = creator(View)
 
 
-class LearnResult(NamedTuple):
+@dataclass(slots=True)
+class LearnResult:
     """What was learned.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from autoscaler.core.capacity import learn_durations, learn_times
 from autoscaler.core.model import (
@@ -52,7 +51,8 @@ _SAME = timedelta(seconds=1)
 """A start time that differs by less is of the same run."""
 
 
-class Settled(NamedTuple):
+@dataclass(slots=True)
+class Settled:
     """What the second stage found.
 
     Attributes:

@@ -1,4 +1,7 @@
-"""One step of the decision machine. The daemon, replay, simulate and backtest all drive this one function."""
+"""One step of the decision machine. The daemon, replay, simulate and backtest all drive this one function.
+
+What one stage hands to the next is not frozen: it never leaves the step, and is made and read in half the time.
+"""
 
 from __future__ import annotations
 

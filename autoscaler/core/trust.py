@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
 
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.fast_init import creator
@@ -34,7 +33,8 @@ _GAP = 2.5
 """Intervals without a trusted observation that a window may always have: one tick may be lost."""
 
 
-class Trusted(NamedTuple):
+@dataclass(slots=True)
+class Trusted:
     """An observation as far as it can be trusted, and what it is seen against.
 
     Attributes:

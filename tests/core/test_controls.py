@@ -115,7 +115,7 @@ def test_what_is_ordered_is_done(controls: list[Control], current: int, proposed
 def test_a_hold_waits_for_none_of_what_policies_wait_for(obstacle: dict[str, Any], size: int) -> None:
     slow = Behaviour(window=seconds(600), cooldown=seconds(600), rates=())
     held = situation(8, 20, controls=(hold(size),), spec=spec(limits=Limits(0, 1000), up=slow, down=slow))
-    assert guard(held._replace(**obstacle))[-1].after == size
+    assert guard(replace(held, **obstacle))[-1].after == size
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_hold_goes_as_far_as_the_target_can() -> None:
 def test_a_hold_does_not_let_more_of_a_rescale_through_that_is_clearly_too_small() -> None:
     s = situation(8, 100, rescale=UNDER_WAY)
     assert guard(s)[-1].after == 100
-    assert guard(s._replace(controls=(hold(9),)))[-1].after == 8
+    assert guard(replace(s, controls=(hold(9),)))[-1].after == 8
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_a_limit_lowers_nothing_that_must_not_be_lowered_now(obstacle: dict[str,
 def test_the_bounds_are_last_and_an_exclusion_window_holds_everything() -> None:
     s = situation(8, 8, spec=spec(limits=Limits(4, 10)), controls=(hold(12),))
     assert changed(guard(s)) == [(Reason.CONTROL, 8, 12), (Reason.BOUNDS, 12, 10)]
-    assert guard(s._replace(controls=(hold(2),), hold_reason="lag: gone"))[-1].after == 4
-    assert guard(s._replace(controls=(limit(20, 30),)))[-1].after == 10
-    assert guard(s._replace(excluded="it is Friday"))[-1].after == 8
+    assert guard(replace(s, controls=(hold(2),), hold_reason="lag: gone"))[-1].after == 4
+    assert guard(replace(s, controls=(limit(20, 30),)))[-1].after == 10
+    assert guard(replace(s, excluded="it is Friday"))[-1].after == 8
     # What is outside of them comes within, paused or not.
-    assert guard(s._replace(current=12, proposed=12, controls=(BOTH,)))[-1].after == 10
+    assert guard(replace(s, current=12, proposed=12, controls=(BOTH,)))[-1].after == 10
 
 
 @pytest.mark.parametrize(

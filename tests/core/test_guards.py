@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def situation(current: int, proposed: int, **changes: Any) -> GuardContext:
         cooldown_from=None,
         watched_since=T0,
     )
-    return base._replace(**changes)
+    return replace(base, **changes)
 
 
 def changed(verdicts: tuple[Verdict, ...]) -> list[tuple[Reason, int, int]]:
@@ -151,7 +152,7 @@ def test_what_cannot_be_trusted_may_raise_but_not_lower() -> None:
 def test_the_maximum_is_not_enforced_downwards_while_input_is_missing() -> None:
     above = situation(20, 2, hold_reason="lag: gone", spec=spec(limits=Limits(1, 10)))
     assert guard(above)[-1].after == 20
-    assert guard(above._replace(hold_reason=None))[-1].after == 2
+    assert guard(replace(above, hold_reason=None))[-1].after == 2
 
 
 IN_FLIGHT = Rescale(before=2, to=4, at=at(990), cause=Cause.REQUEST, phase=Phase.REQUESTED, since=at(990))
@@ -480,9 +481,9 @@ def test_another_controller_that_keeps_changing_the_size_is_given_way_to_for_a_w
     assert guard(s)[-1].after == after
     verdict = next(v for v in guard(s) if v.guard is Reason.CONTENTION)
     assert ("another controller" in verdict.detail) == (after == 2)
-    long_ago = s._replace(at=at(800 + 900))
+    long_ago = replace(s, at=at(800 + 900))
     assert guard(long_ago)[-1].after == 6
-    assert guard(s._replace(proposed=2, proposals=()))[-1].after == 2
+    assert guard(replace(s, proposed=2, proposals=()))[-1].after == 2
 
 
 @pytest.mark.parametrize(("current", "limits"), [(1, Limits(4, 9)), (12, Limits(4, 9))])
@@ -492,7 +493,7 @@ def test_whoever_undoes_what_the_limits_ask_for_is_given_way_to_as_well(current:
     last = guard(s)[-1]
     assert last.after == current
     assert last.detail.startswith("4 to 9 is allowed, but sizes requested here did not last, 3 times")
-    assert limits.minimum <= guard(s._replace(at=at(1900)))[-1].after <= limits.maximum
+    assert limits.minimum <= guard(replace(s, at=at(1900)))[-1].after <= limits.maximum
 
 
 @pytest.mark.parametrize(
