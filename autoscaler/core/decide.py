@@ -81,7 +81,7 @@ def hold(seen: Trusted) -> tuple[ClusterState, Decision]:
     spec, state, observation = seen.spec, seen.state, seen.observation
     current = spec.limits.minimum if state.desired is None else state.desired
     view = view_of(seen, state, state.learned, current, current)
-    recommendations = evaluate(spec.policies, views_for(spec.policies, view), state.learned, seen.policy_errors)
+    recommendations = evaluate(views_for(spec.policies, view), state.learned, seen.policy_errors)
     proposed, error = combined_size(recommendations, current, spec.combine)
     values = {"desired": observation.desired, "ready": observation.ready}
     why = seen.untrusted.get("target") or Fact("target_size", values)

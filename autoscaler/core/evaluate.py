@@ -27,6 +27,9 @@ from autoscaler.core.model import (
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
+PolicyView = tuple[NamedPolicy, View]
+"""A policy and what it is shown."""
+
 _create_recommendation = creator(Recommendation)
 
 
@@ -72,8 +75,7 @@ def _allowance_problem(allowance: object) -> str | None:
 
 
 def evaluate(
-    policies: tuple[NamedPolicy, ...],
-    views: tuple[View, ...],
+    views: tuple[PolicyView, ...],
     learned: Learned,
     policy_errors: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Recommendation, ...]:
@@ -82,7 +84,7 @@ def evaluate(
     `learned` is what is known by now, where the views are of before; `policy_errors` are those that have failed
     already.
     """
-    return tuple([_ask(*each, learned, policy_errors) for each in zip(policies, views, strict=True)])
+    return tuple([_ask(named, view, learned, policy_errors) for named, view in views])
 
 
 def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mapping[str, str]) -> Recommendation:
@@ -105,15 +107,15 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     return _create_recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
 
 
-def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[View, ...]:
+def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[PolicyView, ...]:
     """The view of each policy: without readings that it knows to be impossible, now and in the past.
 
     See `trust.trusted`. A past that no policy looks at is left as it is.
     """
     seen = view.past if view.spec.looks_back else view.past[-1:]
     if not [True for each in seen if each.missing]:  # a third faster than `any`, and done in each step
-        return (view,) * len(policies)
-    return tuple([_view_for(named, view) for named in policies])
+        return tuple([(named, view) for named in policies])
+    return tuple([(named, _view_for(named, view)) for named in policies])
 
 
 def _view_for(named: NamedPolicy, view: View) -> View:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoscaler.core.capacity import learn_rate
-from autoscaler.core.evaluate import views_for
+from autoscaler.core.evaluate import PolicyView, views_for
 from autoscaler.core.fast_init import creator
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
@@ -17,7 +17,6 @@ from autoscaler.core.model import (
     ClusterState,
     JobState,
     Learned,
-    NamedPolicy,
     Observation,
     View,
 )
@@ -32,12 +31,12 @@ class LearnResult:
     """What was learned.
 
     Attributes:
-        views: what each policy is shown, with what the policies had learned before.
+        views: each policy and what it is shown, with what it had learned before.
         learned: what is known now.
         policy_errors: policy -> what went wrong when it was asked for the bounds or learned.
     """
 
-    views: tuple[View, ...]
+    views: tuple[PolicyView, ...]
     learned: Learned
     policy_errors: Mapping[str, str]
 
@@ -48,7 +47,7 @@ def learn(seen: Trusted, settled: Settled) -> LearnResult:
     ready = seen.observation.ready
     view = view_of(seen, settled.state, learned, settled.current, settled.desired if ready is None else ready)
     views = views_for(seen.spec.policies, view)
-    memory, errors = learn_policies(seen.spec.policies, views, learned)
+    memory, errors = learn_policies(views, learned)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory, learned.times)
     return LearnResult(views, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
@@ -112,12 +111,12 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
 
 
 def learn_policies(
-    policies: tuple[NamedPolicy, ...], views: tuple[View, ...], learned: Learned
+    views: tuple[PolicyView, ...], learned: Learned
 ) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
     """What each policy has learned now, and what went wrong. A policy that fails keeps what it had learned before."""
     memory: dict[str, Mapping[str, float]] = {}
     errors: dict[str, str] = {}
-    for named, view in zip(policies, views, strict=True):
+    for named, view in views:
         if named.learn is None:
             continue
         known = learned.memory.get(named.name, {})

@@ -44,7 +44,7 @@ def step(
         return hold(seen)
     settled = settle(seen)
     learn_result = learn(seen, settled)
-    recommendations = evaluate(seen.spec.policies, learn_result.views, learn_result.learned, learn_result.policy_errors)
+    recommendations = evaluate(learn_result.views, learn_result.learned, learn_result.policy_errors)
     combined = combine(seen, settled, recommendations)
     context = guard_context(seen, settled, combined)
     return decide(seen, settled, learn_result, recommendations, combined, context, guards(context))

@@ -486,9 +486,8 @@ def test_learn_gives_the_memory_of_the_learners_alone() -> None:
         learned=Learned(memory={"p0": {"old": 1.0}, "gone": {"x": 1.0}}),
         spec=spec(),
     )
-    memory, failed = learn_policies(
-        named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks()), (view, view), view.learned
-    )
+    policies = named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks())
+    memory, failed = learn_policies(tuple((policy, view) for policy in policies), view.learned)
     assert (memory, failed) == ({"p0": {"old": 1.0, "new": 2.0}}, {})
 
 
