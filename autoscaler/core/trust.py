@@ -185,29 +185,25 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
     start = 0
     while start < len(past) and past[start].at < oldest:
         start += 1
-    if spec.looks_back:
-        return (*past[start:], observation)
-    end = first = max(start, _last_used(past, observation.at - spec.capacity.sustained))
-    reduced: list[Observation] = []
-    while first > start:
-        seen = past[first - 1]
-        without = _without_values(seen)
-        if without is seen:
-            break  # those before it are without values already
-        reduced.append(without)
-        first -= 1
-    return (*past[start:first], *reversed(reduced), *past[end:], observation)
+    kept = [*past[start:], observation]
+    if not spec.looks_back:
+        _drop_values(kept, observation.at - spec.capacity.sustained)
+    return tuple(kept)
 
 
-def _last_used(past: tuple[Observation, ...], begin: datetime) -> int:
-    """From which observation on capacity is learned from the readings: the last one before that time.
+def _drop_values(kept: list[Observation], begin: datetime) -> None:
+    """Take from old observations the readings that nothing looks at: most of what an observation takes in memory.
 
-    Nothing looks at those of the observations before it, and they are most of what an observation takes in memory.
+    Capacity is learned from those since `begin` and the last one before it. Where one has no values any more, neither
+    have those before it.
     """
-    end = len(past)
-    while end and past[end - 1].at > begin:
-        end -= 1
-    return max(end - 1, 0)
+    index = len(kept) - 2
+    while index >= 0 and kept[index].at > begin:
+        index -= 1
+    index -= 1
+    while index >= 0 and (without := _without_values(kept[index])) is not kept[index]:
+        kept[index] = without
+        index -= 1
 
 
 def _without_values(seen: Observation) -> Observation:
