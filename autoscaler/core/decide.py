@@ -8,7 +8,7 @@ from autoscaler.core.combine import Combined, combined_size
 from autoscaler.core.evaluate import evaluate, views_for
 from autoscaler.core.explain import describe, describe_combination
 from autoscaler.core.fast_init import creator
-from autoscaler.core.guards import GuardContext
+from autoscaler.core.guards import GuardContext, unopposed
 from autoscaler.core.learn import LearnResult, view_of
 from autoscaler.core.model import (
     ClusterState,
@@ -21,6 +21,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.rescale import Settled, request
 from autoscaler.core.trust import Trusted
+
+_IF_UNCHANGED = (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING)
+"""What policies gave, in the order in which it counts as the reason of a decision that changes nothing."""
 
 _create_decision = creator(Decision)
 _create_state = creator(ClusterState)
@@ -108,15 +111,16 @@ def _reason(
     verdicts: tuple[Verdict, ...],
 ) -> Reason:
     """The last guard that changed the size, or the bounds where they are not kept; else what the policies gave."""
-    if verdicts[-1].detail:
-        return verdicts[-1].reason
-    for verdict in reversed(verdicts):
-        if verdict.before != verdict.after:
-            return verdict.reason
+    if verdicts is not unopposed(current):  # by identity, as it is that of most steps
+        if verdicts[-1].detail:
+            return verdicts[-1].reason
+        for verdict in reversed(verdicts):
+            if verdict.before != verdict.after:
+                return verdict.reason
     if proposed != current:
         return Reason.ABOVE if proposed > current else Reason.BELOW
     given = [recommendation.reason for recommendation in recommendations]
-    for reason in (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING):
+    for reason in _IF_UNCHANGED:
         if reason in given:
             return reason
     return Reason.STEADY if any(r.replicas is not None for r in recommendations) else Reason.ABSTAINED

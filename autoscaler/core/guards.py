@@ -356,12 +356,15 @@ GUARDS: tuple[tuple[Reason, _Guard], ...] = (
 def guard(s: GuardContext) -> tuple[Verdict, ...]:
     """Pass the proposal through every guard. The trail starts at the proposal and ends at what is decided."""
     wanted = size = s.proposed
+    current, limits = s.current, s.spec.limits
+    if size == current and not s.controls and limits.minimum <= size <= limits.maximum:
+        return unopposed(size)
     lowest, highest = 0, _ANY
     verdicts: list[Verdict] = []
-    for index, (name, rule) in enumerate(GUARDS):
-        if wanted == size == s.current:
-            # Guards object to a change only, and most of the time there is none, at first or after a few of them.
-            verdicts += _unopposed(size)[index:]
+    for name, rule in GUARDS:
+        if wanted == size == current:
+            # Guards object to a change only, and often there is none after a few of them.
+            verdicts += unopposed(size)[len(verdicts) : -1]
             break
         effect = rule(s, wanted)
         if effect is None:
@@ -376,7 +379,11 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
             verdicts.append(DeferredVerdict(name, before, size, effect.reason or name, effect.fact))
         else:
             verdicts.append(passed(name, size) if size == before else Verdict(name, before, size, name))
-    return (*verdicts, *_orders(s, size))
+    if s.controls:
+        verdicts.append(control(s, size))
+        size = verdicts[-1].after
+    verdicts.append(bounds(s, size))
+    return tuple(verdicts)
 
 
 @lru_cache(maxsize=4096)
@@ -386,17 +393,9 @@ def passed(name: Reason, size: int) -> Verdict:
 
 
 @lru_cache(maxsize=4096)
-def _unopposed(size: int) -> tuple[Verdict, ...]:
-    """The verdicts of all guards on a size that none of them objects to."""
-    return tuple([passed(name, size) for name, _ in GUARDS])
-
-
-def _orders(s: GuardContext, size: int) -> tuple[Verdict, ...]:
-    """The last guards: what people have ordered, where there is something, and the bounds."""
-    if not s.controls:
-        return (bounds(s, size),)
-    ordered = control(s, size)
-    return ordered, bounds(s, ordered.after)
+def unopposed(size: int) -> tuple[Verdict, ...]:
+    """The verdicts of all guards on a size that none of them objects to: those of most steps."""
+    return (*[passed(name, size) for name, _ in GUARDS], passed(Reason.BOUNDS, size))
 
 
 def control(s: GuardContext, size: int) -> Verdict:
@@ -451,9 +450,9 @@ def bounds(s: GuardContext, size: int) -> Verdict:
     is it during a contention: another controller that puts back what the limits ask for would be fought at every tick.
     """
     limits = s.spec.limits
+    if size == s.current and limits.minimum <= size <= limits.maximum:
+        return passed(Reason.BOUNDS, size)
     if s.excluded is not None:
-        if size == s.current and limits.minimum <= size <= limits.maximum:
-            return passed(Reason.BOUNDS, size)
         fact = Fact("excluded", {"reason": s.excluded})
         return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
