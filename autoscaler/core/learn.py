@@ -74,6 +74,8 @@ def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, 
 def _learn_capacity(seen: Trusted, state: ClusterState) -> Learned:
     """Take the throughput as capacity when the job is saturated, whole and warm; never from a transient."""
     spec, observation = seen.spec, seen.observation
+    if not _sustained(spec, seen.past):
+        return state.learned
     throughput = observation.metrics.get(spec.capacity.throughput)
     if throughput is None or isinstance(throughput.value, tuple) or "engine" in seen.untrusted:
         return state.learned
@@ -87,8 +89,6 @@ def _learn_capacity(seen: Trusted, state: ClusterState) -> Learned:
     ended = state.disturbance_ended_at
     if ended is not None and observation.at - ended < spec.capacity.warmup:
         return state.learned
-    if not _sustained(spec, seen.past):
-        return state.learned
     return learn_rate(state.learned, spec, size, throughput.value, observation.at)
 
 
@@ -97,15 +97,16 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
 
     A throughput averaged over the moment when the load rose is less than the job can do.
     """
-    begin = past[-1].at - spec.capacity.sustained
     for observation in reversed(past):
         saturation = observation.metrics.get(spec.capacity.saturation)
-        share = None if saturation is None else saturation.averaged
-        if share is None or isinstance(share, tuple):
+        if saturation is None:
+            return False
+        share = saturation.value if saturation.mean is None else saturation.mean
+        if isinstance(share, tuple):
             return False
         if not spec.capacity.saturated_at <= share <= SHARE.most:
             return False
-        if observation.at <= begin:
+        if past[-1].at - observation.at >= spec.capacity.sustained:
             return True
     return False
 
