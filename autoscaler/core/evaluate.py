@@ -33,8 +33,10 @@ PolicyView = tuple[NamedPolicy, View]
 _create_recommendation = creator(Recommendation)
 
 
-def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) -> tuple[Allowance, dict[str, str]]:
-    """What holds of the bounds now, by the policies that move them; and those that failed in it, with the reason.
+def allowed(
+    policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits
+) -> tuple[Limits, str | None, dict[str, str]]:
+    """The bounds that hold now, by the policies that move them, and why nothing may change; and those that failed.
 
     Each is shown the bounds that the one before it left.
     """
@@ -55,7 +57,7 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
             continue
         limits = allowance.limits
         excluded = excluded or shorten(allowance.excluded or "") or None
-    return Allowance(limits, excluded), errors
+    return limits, excluded, errors
 
 
 def _allowance_problem(allowance: object) -> str | None:
@@ -112,8 +114,10 @@ def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[PolicyView
 
     See `trust.trusted`. A past that no policy looks at is left as it is.
     """
-    seen = view.past if view.spec.looks_back else view.past[-1:]
-    if not [True for each in seen if each.missing]:  # a third faster than `any`, and done in each step
+    past = view.past
+    # A list is a third faster than `any`, and this is done in each step.
+    missing = [True for each in past if each.missing] if view.spec.looks_back else past[-1].missing
+    if not missing:
         return tuple([(named, view) for named in policies])
     return tuple([(named, _view_for(named, view)) for named in policies])
 

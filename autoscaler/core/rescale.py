@@ -97,7 +97,8 @@ def settle(seen: Trusted) -> Settled:
     notes = list(seen.notes)
     if state.rescale is None:
         state = _disturb(spec, state, observation, desired, notes, settled=False)
-        state = _follow(spec, state, observation, notes)
+        if state.rescale is not None:
+            state = _follow(spec, state, observation, notes)
     else:
         state = _follow(spec, state, observation, notes)
         # What has just settled may have lost a replica since it was ready. Its own restart is over.

@@ -40,7 +40,7 @@ def step(
         The last entry of `state.past` is the observation as it was trusted: the one to record.
     """
     seen = trust(spec, state, observation)
-    if not seen.size_known:
+    if not seen.size_known():
         return hold(seen)
     settled = settle(seen)
     learn_result = learn(seen, settled)

@@ -29,6 +29,8 @@ Note = tuple[Reason, Fact]
 
 _create_observation = creator(Observation)
 
+_NO_ENTRIES = no_entries()
+
 _GAP = 2.5
 """Intervals without a trusted observation that a window may always have: one tick may be lost."""
 
@@ -59,7 +61,6 @@ class Trusted:
     policy_errors: Mapping[str, str]
     notes: tuple[Note, ...]
 
-    @property
     def size_known(self) -> bool:
         """Whether the target's size could be read."""
         desired, ready = self.observation.desired, self.observation.ready
@@ -73,9 +74,9 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
     if state.at is not None and at < state.at:
         notes = ((Reason.CLOCK, Fact("clock", {"seconds": (state.at - at).total_seconds()})),)
         state = rebase(state, at - state.at)
-    allowance, policy_errors = allowed(spec.policies, at, spec.limits)
-    if allowance.limits is not spec.limits:
-        spec = spec.with_limits(allowance.limits)
+    limits, excluded, policy_errors = allowed(spec.policies, at, spec.limits)
+    if limits is not spec.limits:
+        spec = spec.with_limits(limits)
     metrics, untrusted = trusted(spec, observation)
     if untrusted or metrics != observation.metrics:
         observation = replace(observation, metrics=metrics, missing=untrusted)
@@ -86,7 +87,7 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
         untrusted,
         _past(spec, state.past, observation),
         _watched_since(spec, state, at),
-        allowance.excluded,
+        excluded,
         policy_errors,
         notes,
     )
@@ -112,10 +113,12 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
             least, most, _ = ranges.get(name, ANY)
             value = reading.value
             # Most are a number and nothing else; NaN is in no range.
-            plain = type(value) is float and not reading.parts and reading.mean is None
-            possible = least <= value <= most if plain else reading.within(least, most)  # type: ignore[operator]
-            known = reading.partitions is None or reading.partitions >= 1
-            if possible and oldest <= reading.at <= newest and known:
+            plain = type(value) is float and reading.mean is None and not reading.parts
+            if (
+                (least <= value <= most if plain else reading.within(least, most))  # type: ignore[operator]
+                and oldest <= reading.at <= newest
+                and (reading.partitions is None or reading.partitions >= 1)
+            ):
                 if name not in untrusted:
                     good[name] = reading
                 continue
@@ -197,27 +200,28 @@ def _drop_values(kept: list[Observation], begin: datetime) -> None:
     Capacity is learned from those since `begin` and the last one before it. Where one has no values any more, neither
     have those before it.
     """
-    index = len(kept) - 2
-    while index >= 0 and kept[index].at > begin:
-        index -= 1
-    index -= 1
-    while index >= 0 and (without := _without_values(kept[index])) is not kept[index]:
-        kept[index] = without
-        index -= 1
+    for index in range(len(kept) - 2, 0, -1):
+        if kept[index].at <= begin:
+            without = _without_values(kept[index - 1])
+            if without is kept[index - 1]:
+                break
+            kept[index - 1] = without
 
 
 def _without_values(seen: Observation) -> Observation:
     """The observation with those readings only whose log has partitions: they hold while it cannot be read."""
     metrics = seen.metrics
-    read = {name: reading for name, reading in metrics.items() if reading.partitions} if metrics else metrics
+    if not metrics:
+        return seen
+    read = {name: reading for name, reading in metrics.items() if reading.partitions}
     if len(read) == len(metrics):
         return seen
     return _create_observation(  # one in each step: `replace` takes five times as long
         at=seen.at,
         desired=seen.desired,
         ready=seen.ready,
-        metrics=read or no_entries(),
-        missing=seen.missing or no_entries(),
+        metrics=read or _NO_ENTRIES,
+        missing=seen.missing or _NO_ENTRIES,
         engine=seen.engine,
         floor=seen.floor,
         ceiling=seen.ceiling,

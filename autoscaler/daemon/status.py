@@ -136,7 +136,7 @@ class ClusterSnapshot(NamedTuple):
         limits = spec.limits
         if ask and decision is not None:
             # They are asked here, as they are not made for several threads.
-            limits = allowed(spec.policies, decision.at, limits)[0].limits
+            limits = allowed(spec.policies, decision.at, limits)[0]
         return cls(
             c.name,
             c.cluster,
