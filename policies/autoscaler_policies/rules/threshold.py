@@ -89,7 +89,7 @@ class Rule:
 
     def beyond(self, number: float) -> bool:
         """Whether a number is beyond the bound; the bound itself is not."""
-        return number > self.above if self.above is not None else number < self.bound
+        return number > self.above if self.above is not None else number < self.below  # type: ignore[operator]
 
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
@@ -212,7 +212,7 @@ class Threshold:
 
         size, why, waiting = current, "", False
         for rule in self.up:
-            number = self._read(rule, view, inputs, absent)
+            number = _read(rule, view, inputs, absent)
             if number is None or not rule.beyond(number):
                 continue
             waiting = True
@@ -224,28 +224,32 @@ class Threshold:
 
         largest = -1
         for rule in self.down:
-            number = self._read(rule, view, inputs, absent, ready=view.ready)
-            wanted = max(0, current - rule.step(current))
-            if number is not None and wanted > largest and rule.beyond(number) and rule.held(view):
+            number = _read(rule, view, inputs, absent, ready=view.ready)
+            if (
+                number is not None
+                and rule.beyond(number)
+                and (wanted := max(0, current - rule.step(current))) > largest
+                and rule.held(view)
+            ):
                 largest, why = wanted, rule.text(number)
         if absent:
             return missing(view, *dict.fromkeys(absent))
         if why:
             return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
-        readings = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
+        readings = ", ".join([f"{name} {format_number(number)}" for name, number in inputs.items()])
         if self.down or waiting:
             return sized(view, current, inputs, f"no rule fires: {readings}")
         # Rules for scaling up alone must not hold back another policy that asks for fewer.
         return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {readings}")
 
-    @staticmethod
-    def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
-        """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
-        reading = view.metrics.get(rule.metric)
-        if reading is None or (isinstance(reading.averaged, tuple) and len(reading.averaged) < ready):
-            absent.append(rule.metric)
-            return None
-        number = rule.number(reading)
-        name = rule.metric if rule.aggregate is Aggregate.MEAN else f"{rule.metric} {rule.aggregate}"
-        inputs[name] = number
-        return number
+
+def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
+    """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
+    reading = view.metrics.get(rule.metric)
+    if reading is None or (reading.mean is None and isinstance(reading.value, tuple) and len(reading.value) < ready):
+        absent.append(rule.metric)
+        return None
+    number = rule.number(reading)
+    name = rule.metric if rule.aggregate is Aggregate.MEAN else f"{rule.metric} {rule.aggregate}"
+    inputs[name] = number
+    return number
