@@ -14,6 +14,7 @@ from autoscaler.core.explain import explain
 from autoscaler.core.model import (
     AMOUNT,
     ANY,
+    DOWN,
     SHARE,
     Behaviour,
     CapacitySpec,
@@ -789,6 +790,19 @@ def test_readings_that_nothing_looks_at_are_dropped_from_the_past_but_not_the_pa
 def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         spec(**changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Stabilizes(Asks):
+    """Evaluates the past itself."""
+
+    stabilizes: ClassVar[bool] = True
+
+
+def test_there_is_a_window_down_unless_all_policies_stabilize_themselves_or_it_is_given() -> None:
+    assert spec(Asks(), Stabilizes(), down=DOWN).down.window == seconds(300)
+    assert spec(Stabilizes(), Stabilizes(), down=DOWN).down.window == seconds(0)
+    assert spec(Stabilizes(), down=Behaviour(window=seconds(300))).down.window == seconds(300)
 
 
 def test_a_spec_with_other_limits_is_otherwise_the_same() -> None:
