@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from autoscaler.core.fast_init import fast_init
+from autoscaler.core.fast_init import creator, fast_init
 from autoscaler.core.parameters import ParameterError
 
 ZERO = timedelta(0)
@@ -978,7 +978,7 @@ class View:
 
     def with_learned(self, learned: Learned, memory: Mapping[str, float]) -> View:
         """The same view with something else learned. Written out: `dataclasses.replace` takes twice as long."""
-        return View(
+        return _create_view(
             now=self.now,
             current=self.current,
             ready=self.ready,
@@ -1004,3 +1004,6 @@ class View:
             return None
         value = reading.averaged
         return sum(value) / len(value) if isinstance(value, tuple) else value
+
+
+_create_view = creator(View)
