@@ -8,6 +8,7 @@ among several, nothing is imported and Spark does it: what is wrong with a line 
 from __future__ import annotations
 
 import functools
+import gc
 import gzip
 import itertools
 import math
@@ -15,6 +16,7 @@ import operator
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
@@ -54,7 +56,7 @@ MOST_BYTES = 1 << 30
 """Bytes of lines that are read here: about 800,000 records, which need as much memory as Spark's heap, 1 GB."""
 
 _LINES = 256
-"""Lines of a batch: the objects of more would occupy Python's garbage collector."""
+"""Lines that are objects at a time: those of more do not stay in the processor's caches."""
 _ROWS = 20_000
 """Lines whose columns are made at once."""
 
@@ -77,7 +79,8 @@ def add_here(
         return None
     with dataset.writing() as writer:
         try:
-            observations, decisions = _tables(files, rename or {}, now + AHEAD)
+            with _no_collection():
+                observations, decisions = _tables(files, rename or {}, now + AHEAD)
         except _UNFIT:
             return None
         merged = writer.merge_here({"observations": observations, "decisions": decisions})
@@ -103,6 +106,18 @@ def _size(files: Sequence[str]) -> float:
     except OSError:
         return float("inf")
     return total
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have Python not search the objects of lines for cycles, which they do not have: a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # Lines
