@@ -53,7 +53,7 @@ from autoscaler.history.schema import DECISIONS, LINE, METRIC, OBSERVATIONS
 from autoscaler.trace.codec import VERSION
 
 MOST_BYTES = 1 << 30
-"""Bytes of lines that are read here: about 800,000 records, which need as much memory as Spark's heap, 1 GB."""
+"""Bytes of lines that are read here: about 800,000 records, in 2 GB of memory, which an import by Spark needs too."""
 
 _LINES = 256
 """Lines that are objects at a time: those of more do not stay in the processor's caches."""
@@ -78,6 +78,8 @@ def add_here(
     if "://" in dataset.path or not files or _size(files) > MOST_BYTES:
         return None
     with dataset.writing() as writer:
+        if not writer.can_merge_here():
+            return None
         try:
             with _no_collection():
                 observations, decisions = _tables(files, rename or {}, now + AHEAD)

@@ -26,11 +26,10 @@ from pyarrow import dataset, parquet
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from autoscaler.core.model import Cause, Direction, JobState, Reason
 from autoscaler.history.minutes import Flags, Numbers
-from autoscaler.history.schema import DECISIONS, OBSERVATIONS, RESCALES
+from autoscaler.history.schema import RESCALES
 
 FOLLOWED_S = 6 * 3600
 """A rescale is followed for this long: later changes have other causes, and only the next day is needed."""
@@ -99,31 +98,8 @@ def find_here(observations: Sequence[Path], decisions: Sequence[Path]) -> pa.Tab
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.
     """
-    seen = _read(observations, OBSERVATIONS, _OF_OBSERVATIONS)
-    of_lag, engine = pc.map_lookup(seen["metrics"], "lag", "first"), functools.partial(pc.struct_field, seen["engine"])
-    begun = {
-        **{name: seen[name] for name in ("cluster", "at", "ready", "lag", "throughput")},
-        "kind": pa.repeat(0, len(seen)),
-        "size": seen["desired"],
-        "over": pc.coalesce(pc.struct_field(of_lag, "over"), 0.0),
-        "job": engine("job"),
-        "used": pc.coalesce(engine("parallelism"), engine("slots")),
-        "most": engine("max_parallelism"),
-        "since": engine("running_since"),
-    }
-    done = _read(decisions, DECISIONS, _OF_DECISIONS)
-    done = done.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
-    chosen = [
-        next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
-        for row in done.select(["recommendations", "proposed"]).to_pylist()
-    ]
-    asked = {
-        **{name: done[name] for name in ("cluster", "at", "reason")},
-        "kind": pa.repeat(1, len(done)),
-        "size": done["desired"],
-        "detail": pa.array(chosen, pa.string()),
-    }
-    return _found(pa.concat_tables([pa.table(begun), pa.table(asked)], promote_options="default"))
+    tables = [*map(_seen, observations), *map(_asked, decisions)]
+    return _found(pa.concat_tables(tables, promote_options="default"))
 
 
 def read_here(files: Sequence[Path]) -> pa.Table:
@@ -132,11 +108,40 @@ def read_here(files: Sequence[Path]) -> pa.Table:
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
 
-def _read(files: Sequence[Path], kind: StructType, columns: Sequence[str]) -> pa.Table:
-    """Columns of files, by their Parquet paths: to read whole maps and lists takes five times as long."""
-    if not files:
-        return to_arrow_schema(kind, timezone="UTC").empty_table()
-    return pa.concat_tables([parquet.ParquetFile(file).read(columns) for file in files], promote_options="default")
+def _seen(file: Path) -> pa.Table:
+    """The observations of a file, as `_stream` has them. To read whole maps and lists would take five times as long."""
+    rows = parquet.ParquetFile(file).read(_OF_OBSERVATIONS)
+    of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
+    return pa.table(
+        {
+            **{name: rows[name] for name in ("cluster", "at", "ready", "lag", "throughput")},
+            "kind": pa.repeat(0, len(rows)),
+            "size": rows["desired"],
+            "over": pc.coalesce(pc.struct_field(of_lag, "over"), 0.0),
+            "job": engine("job"),
+            "used": pc.coalesce(engine("parallelism"), engine("slots")),
+            "most": engine("max_parallelism"),
+            "since": engine("running_since"),
+        }
+    )
+
+
+def _asked(file: Path) -> pa.Table:
+    """The requests among the decisions of a file, as `_stream` has them."""
+    rows = parquet.ParquetFile(file).read(_OF_DECISIONS)
+    rows = rows.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
+    chosen = [
+        next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
+        for row in rows.select(["recommendations", "proposed"]).to_pylist()
+    ]
+    return pa.table(
+        {
+            **{name: rows[name] for name in ("cluster", "at", "reason")},
+            "kind": pa.repeat(1, len(rows)),
+            "size": rows["desired"],
+            "detail": pa.array(chosen, pa.string()),
+        }
+    )
 
 
 def _of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

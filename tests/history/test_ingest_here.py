@@ -20,8 +20,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from autoscaler import cli
-from autoscaler.history import ingest_here, ingest_records
-from autoscaler.history.dataset import Dataset, DatasetError, here, open_dataset
+from autoscaler.history import ingest_here, ingest_records, rescales
+from autoscaler.history.dataset import Dataset, DatasetError, here, merge, open_dataset
 from autoscaler.history.ingest_here import add_here
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
@@ -226,3 +226,30 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(rows(dataset)["decisions"].values()) == 0
     assert not (tmp_path / "dataset" / "_staging").exists()
     assert add_here(dataset, files, now=NOW) is not None
+
+
+def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
+    assert add_here(dataset, [first], now=NOW) is not None
+    monkeypatch.setattr(rescales, "IN_PROCESS", 150)
+    before = rows(dataset)
+    assert add_here(dataset, [second], now=NOW) is None
+    assert rows(dataset) == before
+    monkeypatch.setattr(rescales, "IN_PROCESS", 100)
+    monkeypatch.setattr(ingest_here, "_tables", lambda *_: pytest.fail("lines were read"))
+    assert add_here(dataset, [second], now=NOW) is None
+
+
+def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second, *others = written(tmp_path / "in", [dump_record(record) for record in GOOD], 40)
+    assert add_here(dataset, [first], now=NOW) is not None
+    assert add_here(dataset, others, now=NOW) is not None
+    monkeypatch.setattr(merge, "ROWS_HERE", 10)
+    assert add_here(dataset, [second], now=NOW) is None
+    monkeypatch.undo()
+    assert add_here(dataset, [second], now=NOW) is not None
+    assert sum(rows(dataset)["decisions"].values()) == len(GOOD)

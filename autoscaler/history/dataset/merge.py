@@ -165,6 +165,16 @@ class Writer:
         with read_errors(), write_errors(self.layout.path):
             return self._merge(spark, rows, keys or {}, partitioned)
 
+    def can_merge_here(self) -> bool:
+        """Whether rows of the present can be merged without Spark: the newest days are on this machine, and few.
+
+        That is no more than `merge_here` finds out, but before the rows are read.
+        """
+        names = self.layout.current("observations")[0]
+        newest = sorted({day for day in map(date_of, names) if day is not None})[-3:]
+        count = self.layout.count(of_dates(names, newest), rescales.IN_PROCESS)
+        return count is not None and count <= rescales.IN_PROCESS
+
     def merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         """Like `merge`, but of rows in the memory of this process, and without Spark.
 
