@@ -126,11 +126,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _import_here(options: argparse.Namespace, dataset: Dataset, found: _Found, rename: Mapping[str, str]) -> int | None:
     """Import without Spark; None: it takes Spark."""
-    from autoscaler.history.ingest_here import add_here
-
     files = _to_read(options, dataset, found)
     if sys.stderr.isatty():
         print_error(f"Importing {count_of(len(files), 'file')} ...")
+    from autoscaler.history.ingest_here import add_here  # it takes a while
+
     done = add_here(dataset, files, now=datetime.fromtimestamp(time.time(), UTC), rename=rename)
     return None if done is None else _finish(options, dataset, found, files, done)
 
