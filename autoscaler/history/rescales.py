@@ -98,7 +98,9 @@ def find_here(observations: Sequence[Path], decisions: Sequence[Path]) -> pa.Tab
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.
     """
-    tables = [*map(_seen, observations), *map(_asked, decisions)]
+    # There may be no decision, as of what Prometheus had.
+    of_requests = pa.schema([("reason", pa.string()), ("detail", pa.string())])
+    tables = [*map(_seen, observations), *map(_asked, decisions), of_requests.empty_table()]
     return _found(pa.concat_tables(tables, promote_options="default"))
 
 
