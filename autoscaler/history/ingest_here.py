@@ -63,7 +63,7 @@ _ROWS = 20_000
 _AT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"
 """A time as daemons write it: Arrow understands others that Spark does not."""
 
-_UNFIT = (ValueError, TypeError, OSError, EOFError, zlib.error)
+_UNFIT = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
 """What is raised for a file or a line that Spark has to judge; errors of pydantic and Arrow are among them."""
 
 
@@ -188,13 +188,17 @@ def _lines(files: Sequence[str]) -> Iterator[bytes]:
     left = MOST_BYTES
     for file in files:
         with gzip.open(file) if file.endswith(".gz") else Path(file).open("rb") as opened:
-            content = opened.read(left + 1)
-        left -= len(content)
-        if left < 0:
-            raise ValueError("it has more bytes than it says")
-        if b"\r" in content:
-            raise ValueError("it may have other ends of lines")
-        yield from content.removesuffix(b"\n").split(b"\n")
+            before = left
+            # Not the whole file at once: it may have all the bytes that are read here.
+            while line := opened.readline(left + 1):
+                left -= len(line)
+                if left < 0:
+                    raise ValueError("it has more bytes than it says")
+                if b"\r" in line:
+                    raise ValueError("it may have other ends of lines")
+                yield line
+        if left == before:
+            raise ValueError("it is empty")
 
 
 def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> tuple[pa.Table, pa.Table]:
@@ -371,6 +375,8 @@ def _seconds(span: str) -> float:
     if not re.fullmatch(DURATION, span):
         raise ValueError(f"{span} is not a duration")
     amounts = re.findall(f"([0-9.]+)([{''.join(UNITS)}])", span)
+    if len({unit for _, unit in amounts}) < len(amounts):
+        raise ValueError(f"{span} has a unit twice")
     total = functools.reduce(operator.add, (float(amount) * UNITS[unit] for amount, unit in amounts), 0.0)
     exact = float(Decimal(repr(total)).quantize(Decimal("1e-6"), ROUND_HALF_UP))  # a microsecond is pydantic's least
     return -exact if span.startswith("-") else exact

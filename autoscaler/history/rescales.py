@@ -56,6 +56,8 @@ _SECOND = 1_000_000
 _NEVER = int(np.iinfo(np.int64).max)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _ARROW = to_arrow_schema(RESCALES, timezone="UTC")
+_TIME = pa.timestamp("us", "UTC")
+"""The type of times: those that earlier versions have written (INT96) are read without a time zone."""
 _OF_OBSERVATIONS = [
     *(
         "cluster",
@@ -116,14 +118,15 @@ def _seen(file: Path) -> pa.Table:
     of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
     return pa.table(
         {
-            **{name: rows[name] for name in ("cluster", "at", "ready", "lag", "throughput")},
+            **{name: rows[name] for name in ("cluster", "ready", "lag", "throughput")},
+            "at": rows["at"].cast(_TIME),
             "kind": pa.repeat(0, len(rows)),
             "size": rows["desired"],
             "over": pc.coalesce(pc.struct_field(of_lag, "over"), 0.0),
             "job": engine("job"),
             "used": pc.coalesce(engine("parallelism"), engine("slots")),
             "most": engine("max_parallelism"),
-            "since": engine("running_since"),
+            "since": engine("running_since").cast(_TIME),
         }
     )
 
@@ -138,7 +141,8 @@ def _asked(file: Path) -> pa.Table:
     ]
     return pa.table(
         {
-            **{name: rows[name] for name in ("cluster", "at", "reason")},
+            **{name: rows[name] for name in ("cluster", "reason")},
+            "at": rows["at"].cast(_TIME),
             "kind": pa.repeat(1, len(rows)),
             "size": rows["desired"],
             "detail": pa.array(chosen, pa.string()),

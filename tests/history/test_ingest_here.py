@@ -143,6 +143,14 @@ UNFIT = {
     "an empty line": b"\n\n",
     "a byte that is no text": dump_record(GOOD[200]).replace(b'"cluster":"', b'"cluster":"\xff') + b"\n",
     "a metric that is nothing": spoiled(observation__metrics={"lag": None}) + b"\n",
+    **{
+        f"a span that is {what}": spoiled(observation__metrics__lag__over=span) + b"\n"
+        for what, span in {
+            "longer than the precision of decimals": f"PT{10**30}S",
+            "no finite number": f"P{'9' * 400}D",
+            "of one unit twice": "PT5M3M",  # Spark counts the first
+        }.items()
+    },
     "a time without seconds": spoiled(observation__metrics__lag__at="2026-01-05T12:00Z") + b"\n",
 }
 
@@ -154,6 +162,56 @@ def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, unfit: str) -> 
     file.write_bytes(lines(GOOD[:3]) + UNFIT[unfit])
     assert add_here(dataset, [str(file)], now=NOW) is None
     assert dataset.dates() == ()
+
+
+def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
+    for empty in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"):
+        empty.write_bytes(b"")
+        assert add_here(dataset, [whole, str(empty)], now=NOW) is None
+
+
+def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    whole, last = lines(GOOD), lines(GOOD[:1])
+    file = tmp_path / "two.jsonl.gz"
+    # The size at the end is that of the last member.
+    file.write_bytes(gzip.compress(whole[len(last) :]) + gzip.compress(last))
+    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole))
+    assert ingest_here._size([str(file)]) < len(whole) // 2
+    ingest_here._tables([str(file)], {}, NOW)
+    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole) - 1)
+    assert add_here(dataset, [str(file)], now=NOW) is None
+
+
+def test_files_of_earlier_versions_get_rows(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
+    assert add_here(dataset, [first], now=NOW) is not None
+    for table in ("observations", "decisions"):
+        for name in (name for some in dataset.files(table).values() for name in some):
+            # Before times had statistics; and there were no `controls`.
+            old = pq.ParquetFile(file := Path(dataset.path, name)).read()
+            kept = [name for name in old.column_names if name != "controls"]
+            pq.write_table(old.select(kept), file, store_schema=False, use_deprecated_int96_timestamps=True)
+    assert add_here(dataset, [second], now=NOW) is not None
+    new = open_dataset(tmp_path / "new", make=True)
+    assert add_here(new, [first, second], now=NOW) is not None
+    assert rows(dataset)["rescales"] == rows(new)["rescales"]
+    assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
+
+
+@pytest.mark.e2e
+def test_spark_finds_rows_with_nan(spark: SparkSession, tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T12.jsonl"
+    values = ["NaN", 1, 2.5]
+    found = [spoiled(observation__metrics__lag__value=value, decision__cluster=f"{value}") for value in values]
+    file.write_bytes(b"\n".join(found))
+    assert add_here(dataset, [str(file)], now=NOW) is not None
+    # NaN is greater than any other number.
+    assert [row.cluster for row in dataset.read(spark, "observations").where("lag > 3").collect()] == ["NaN"]
 
 
 def test_damaged_files_are_left_to_spark(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def is_number(kind: DataType) -> bool:
 _DICTIONARIES = {
     table: [path for path, kind in leaves(columns) if not is_number(kind)] for table, columns in TABLES.items()
 }
+_STATISTICS = {
+    table: [path for path, kind in leaves(columns) if not isinstance(kind, DoubleType)]
+    for table, columns in TABLES.items()
+}
+"""Arrow leaves NaN out of the range of a column: Spark, to which it is the greatest number, would skip such rows."""
 
 
 def with_date(rows: pa.Table) -> pa.Table:
@@ -108,6 +113,7 @@ def write(rows: pa.Table, table: str, directory: Path) -> list[str]:
             place,
             compression="zstd",
             use_dictionary=_DICTIONARIES[table],
+            write_statistics=_STATISTICS[table],
             store_schema=False,
         )
         names.append(name)
