@@ -286,6 +286,18 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert add_here(dataset, files, now=NOW) is not None
 
 
+def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
+
+    def overflow(*_: object) -> None:
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(here, "write", overflow)
+    assert add_here(dataset, files, now=NOW) is None
+    assert dataset.dates() == ()
+
+
 def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)

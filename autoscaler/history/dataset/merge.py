@@ -187,7 +187,10 @@ class Writer:
         ):
             return None
         with write_errors(self.layout.path):
-            return self._merge_here(rows)
+            try:
+                return self._merge_here(rows)
+            except pa.ArrowInvalid:
+                return None  # a column of old and new rows has more than 2 GB of text, which Arrow does not sort
 
     def _merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         change, days = Change(), set[date]()
