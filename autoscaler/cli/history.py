@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,8 +116,23 @@ def run(options: argparse.Namespace) -> int:
     dataset = open_dataset(options.dataset, make=True)
     if not options.reimport and not _changed(found, _ledger(dataset)):
         return _report(options, found, len(found.files), None)
+    if not options.explain:
+        code = _import_here(options, dataset, found, rename)
+        if code is not None:
+            return code
     with spark_options.open_session(options, "history", little=_is_little(found)) as spark:
         return _import(options, dataset, found, rename, spark)
+
+
+def _import_here(options: argparse.Namespace, dataset: Dataset, found: _Found, rename: Mapping[str, str]) -> int | None:
+    """Import without Spark; None: it takes Spark."""
+    files = _to_read(options, dataset, found)
+    if sys.stderr.isatty():
+        print_error(f"Importing {count_of(len(files), 'file')} ...")
+    from autoscaler.history.ingest_here import add_here  # it takes a while
+
+    done = add_here(dataset, files, now=datetime.fromtimestamp(time.time(), UTC), rename=rename)
+    return None if done is None else _finish(options, dataset, found, files, done)
 
 
 def _is_little(found: _Found) -> bool:
@@ -145,8 +161,7 @@ def _import(
     from autoscaler.history import ingest_records
     from autoscaler.history.progress import show_progress
 
-    ledger = _ledger(dataset)
-    files = list(found.files) if options.reimport else _changed(found, ledger)
+    files = _to_read(options, dataset, found)
     now = datetime.fromtimestamp(time.time(), UTC)
     if options.explain and files:
         spark_options.print_plans(options, ingest_records.query_plans(spark, files, now=now, rename=rename))
@@ -163,7 +178,16 @@ def _import(
             ) from error
         # A daemon compresses an hour when the next one has begun: the same lines are in another file now.
         return _import(options, dataset, _find(options.sources), rename, spark, repeated=True)
-    ledger |= {file: found.files[file] for file in files}
+    return _finish(options, dataset, found, files, done)
+
+
+def _to_read(options: argparse.Namespace, dataset: Dataset, found: _Found) -> list[str]:
+    return list(found.files) if options.reimport else _changed(found, _ledger(dataset))
+
+
+def _finish(options: argparse.Namespace, dataset: Dataset, found: _Found, files: Sequence[str], done: Imported) -> int:
+    """Note which files were imported, and report it."""
+    ledger = _ledger(dataset) | {file: found.files[file] for file in files}
     dataset.keep_note(LEDGER, json.dumps(ledger, indent=0) + "\n")
     return _report(options, found, len(found.files) - len(files), done)
 

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.dataset import BusyError, Dataset
+from autoscaler.history.ingest_here import add_here
 from autoscaler.history.ingest_records import Imported, add
 from autoscaler.ports import AutoscalerError
 
@@ -236,7 +237,9 @@ class Follower:
         warned = False
         while True:
             try:
-                return add(self.spark, self.dataset, files, now=datetime.fromtimestamp(time.time(), UTC))
+                now = datetime.fromtimestamp(time.time(), UTC)
+                done = add_here(self.dataset, files, now=now)
+                return add(self.spark, self.dataset, files, now=now) if done is None else done
             except BusyError as error:
                 if not warned:
                     self.warn(f"waiting: {error}")

@@ -31,14 +31,14 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
+from pyspark.sql.types import ArrayType, DoubleType, MapType, StringType, StructField, StructType
 
 from autoscaler.core.guards import GUARDS
 from autoscaler.core.model import Reason
 from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, count_keys, counted, escape_glob
 from autoscaler.history.dataset.layout import KEYS
 from autoscaler.history.progress import is_connect
-from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
+from autoscaler.history.schema import DECISIONS, ENGINE, LINE, METRIC, OBSERVATIONS
 from autoscaler.history.session import little_data
 from autoscaler.trace.codec import VERSION
 
@@ -69,36 +69,16 @@ _SPARK_FAILED = (PySparkException, Py4JError)
 
 _BAD = "_bad"
 _METRICS = "_metrics"
-_METRIC = (
-    "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string,mean:double>"
-)
-_BOUND = "struct<replicas:int,reason:string>"
-_ENGINE = (
-    "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
-    "last_checkpoint:timestamp,restarts:int,deadlines:map<string,string>>"
-)
-_CONTROL = (
-    "struct<kind:string,by:string,at:timestamp,up:boolean,down:boolean,replicas:int,minimum:int,maximum:int,"
-    "until:timestamp,reason:string>"
-)
-_SIZES = "cluster:string,at:timestamp,current:int,proposed:int,desired:int,reason:string"
-_OBSERVATION = (
-    f"observation struct<at:timestamp,desired:int,ready:int,metrics:map<string,{_METRIC}>,missing:map<string,string>,"
-    f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>,controls:array<{_CONTROL}>>"
-)
-_DECISION = (
-    f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
-    "inputs:map<string,double>,detail:string>>,guards:string,"
-    "verdicts:array<struct<guard:string,before:int,after:int,reason:string,detail:string>>,notes:array<array<string>>,combined:string>"
-)
-LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
-"""The schema of a line."""
-
 WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
+NEEDED = (
+    *(f"decision.{name}" for name in ("at", "current", "proposed", "desired", "reason")),
+    "observation.at",
+)
+"""The fields that each record has."""
 DAMAGED = "the file is damaged: the readable part was imported"
 
-_UNITS = {"Y": 365 * 86400, "W": 604800, "D": 86400, "H": 3600, "M": 60, "S": 1}
-_DURATION = r"^-?P([0-9.]+[YWD])*(T([0-9.]+[HMS])+)?$"
+UNITS = {"Y": 365 * 86400, "W": 604800, "D": 86400, "H": 3600, "M": 60, "S": 1}
+DURATION = r"^-?P([0-9.]+[YWD])*(T([0-9.]+[HMS])+)?$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +336,7 @@ def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
         files = [_escaped(file) for file in given.files if (file in given.damaged) is damaged]
         if files:
             lines = (
-                spark.read.schema(f"{LINE}, {_BAD} string")
+                spark.read.schema(StructType([*LINE, StructField(_BAD, StringType())]))
                 .option("columnNameOfCorruptRecord", _BAD)
                 .option("ignoreCorruptFiles", str(damaged).lower())
                 .json(files)
@@ -384,7 +364,7 @@ def _of_line(spark: SparkSession) -> _Of:
     batch of `history follow`.
     """
     del spark
-    metrics = F.coalesce("observation.metrics", F.create_map().cast(f"map<string,{_METRIC}>"))
+    metrics = F.coalesce("observation.metrics", F.create_map().cast(LINE["observation"].dataType["metrics"].dataType))
     return _Of(
         F.transform_values(metrics, _metric),
         F.exists(F.map_values(_METRICS), _is_incomplete),
@@ -462,15 +442,7 @@ def _problem(of: _Of, given: _Input) -> Column:
         .when(bad.isNotNull(), WRONG_TYPE)
         .when(cluster.isNull() | (cluster == ""), "it has no decision.cluster")
     )
-    needed = [
-        "decision.at",
-        "decision.current",
-        "decision.proposed",
-        "decision.desired",
-        "decision.reason",
-        "observation.at",
-    ]
-    for name in needed:
+    for name in NEEDED:
         known = known.when(F.col(name).isNull(), f"it has no {name}")
     return (
         known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
@@ -605,8 +577,8 @@ def _short(text: Column) -> Column:
 
 def _long(text: Column) -> Column:
     """Seconds of any duration."""
-    amounts = F.regexp_extract_all(text, F.lit(f"([0-9.]+[{''.join(_UNITS)}])"), F.lit(1))
-    units = F.create_map(*(F.lit(each) for pair in _UNITS.items() for each in pair))
+    amounts = F.regexp_extract_all(text, F.lit(f"([0-9.]+[{''.join(UNITS)}])"), F.lit(1))
+    units = F.create_map(*(F.lit(each) for pair in UNITS.items() for each in pair))
     total = F.aggregate(
         amounts,
         F.lit(0.0),
@@ -615,7 +587,7 @@ def _long(text: Column) -> Column:
         ),
     )
     exact = F.round(total, 6)  # a microsecond is pydantic's least
-    return F.when(text.rlike(_DURATION), F.when(text.startswith("-"), -exact).otherwise(exact))
+    return F.when(text.rlike(DURATION), F.when(text.startswith("-"), -exact).otherwise(exact))
 
 
 def _decision() -> list[Column]:

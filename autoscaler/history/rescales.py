@@ -10,6 +10,7 @@ NumPy does the rest: as a query it would be planned and compiled for seconds, fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,15 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from autoscaler.core.model import Cause, Direction, JobState, Reason
 from autoscaler.history.minutes import Flags, Numbers
-from autoscaler.history.schema import DECISIONS, OBSERVATIONS, RESCALES
+from autoscaler.history.schema import RESCALES
 
 FOLLOWED_S = 6 * 3600
 """A rescale is followed for this long: later changes have other causes, and only the next day is needed."""
@@ -56,6 +56,25 @@ _SECOND = 1_000_000
 _NEVER = int(np.iinfo(np.int64).max)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _ARROW = to_arrow_schema(RESCALES, timezone="UTC")
+_TIME = pa.timestamp("us", "UTC")
+"""The type of times: those that earlier versions have written (INT96) are read without a time zone."""
+_OF_OBSERVATIONS = [
+    *(
+        "cluster",
+        "at",
+        "desired",
+        "ready",
+        "lag",
+        "throughput",
+        "metrics.key_value.key",
+        "metrics.key_value.value.over",
+    ),
+    *(f"engine.{name}" for name in ("job", "slots", "parallelism", "max_parallelism", "running_since")),
+]
+_OF_DECISIONS = [
+    *("cluster", "at", "current", "proposed", "desired", "reason", "dry_run"),
+    *(f"recommendations.list.element.{name}" for name in ("replicas", "detail")),
+]
 
 
 def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None) -> DataFrame:
@@ -81,30 +100,10 @@ def find_here(observations: Sequence[Path], decisions: Sequence[Path]) -> pa.Tab
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.
     """
-    field = pc.field
-    seen = _read(
-        observations,
-        OBSERVATIONS,
-        {
-            **_plain("cluster", "at", "ready", "lag", "throughput"),
-            "kind": pc.scalar(0),
-            "size": field("desired"),
-            "over": pc.coalesce(pc.struct_field(pc.map_lookup(field("metrics"), "lag", "first"), "over"), 0.0),
-            "job": field("engine", "job"),
-            "used": pc.coalesce(field("engine", "parallelism"), field("engine", "slots")),
-            "most": field("engine", "max_parallelism"),
-            "since": field("engine", "running_since"),
-        },
-    )
-    wanted = (field("desired") != field("current")) & ~pc.coalesce(field("dry_run"), False)
-    columns = _plain("cluster", "at", "reason", "proposed", "recommendations")
-    asked = _read(decisions, DECISIONS, {**columns, "kind": pc.scalar(1), "size": field("desired")}, wanted)
-    chosen = [
-        next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
-        for row in asked.select(["recommendations", "proposed"]).to_pylist()
-    ]
-    asked = asked.append_column("detail", pa.array(chosen, pa.string())).drop_columns(["recommendations", "proposed"])
-    return _found(pa.concat_tables([seen, asked], promote_options="default"))
+    # There may be no decision, as of what Prometheus had.
+    of_requests = pa.schema([("reason", pa.string()), ("detail", pa.string())])
+    tables = [*map(_seen, observations), *map(_asked, decisions), of_requests.empty_table()]
+    return _found(pa.concat_tables(tables, promote_options="default"))
 
 
 def read_here(files: Sequence[Path]) -> pa.Table:
@@ -113,15 +112,42 @@ def read_here(files: Sequence[Path]) -> pa.Table:
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
 
-def _plain(*names: str) -> dict[str, pc.Expression]:
-    return {name: pc.field(name) for name in names}
+def _seen(file: Path) -> pa.Table:
+    """The observations of a file, as `_stream` has them. To read whole maps and lists would take five times as long."""
+    rows = parquet.ParquetFile(file).read(_OF_OBSERVATIONS)
+    of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
+    return pa.table(
+        {
+            **{name: rows[name] for name in ("cluster", "ready", "lag", "throughput")},
+            "at": rows["at"].cast(_TIME),
+            "kind": pa.repeat(0, len(rows)),
+            "size": rows["desired"],
+            "over": pc.coalesce(pc.struct_field(of_lag, "over"), 0.0),
+            "job": engine("job"),
+            "used": pc.coalesce(engine("parallelism"), engine("slots")),
+            "most": engine("max_parallelism"),
+            "since": engine("running_since").cast(_TIME),
+        }
+    )
 
 
-def _read(
-    files: Sequence[Path], kind: StructType, columns: dict[str, pc.Expression], wanted: pc.Expression | None = None
-) -> pa.Table:
-    schema = to_arrow_schema(kind, timezone="UTC")
-    return dataset.dataset([*map(str, files)], schema, "parquet").to_table(columns, wanted)
+def _asked(file: Path) -> pa.Table:
+    """The requests among the decisions of a file, as `_stream` has them."""
+    rows = parquet.ParquetFile(file).read(_OF_DECISIONS)
+    rows = rows.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
+    chosen = [
+        next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
+        for row in rows.select(["recommendations", "proposed"]).to_pylist()
+    ]
+    return pa.table(
+        {
+            **{name: rows[name] for name in ("cluster", "reason")},
+            "at": rows["at"].cast(_TIME),
+            "kind": pa.repeat(1, len(rows)),
+            "size": rows["desired"],
+            "detail": pa.array(chosen, pa.string()),
+        }
+    )
 
 
 def _of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

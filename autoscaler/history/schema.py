@@ -131,4 +131,46 @@ REJECTED = struct(file=_text, reason=_text, text=_text, date=DateType())
 """Quarantined lines, with file and reason. `text` is at most 1,000 characters of a line; `date` is that of the file's
 name, if it has one."""
 
+LINE = struct(
+    observation=struct(
+        at=_time,
+        desired=_whole,
+        ready=_whole,
+        metrics=MapType(
+            _text,
+            struct(
+                value=_text,  # a number, several, or one that JSON lacks
+                at=_time,
+                partitions=_whole,
+                parts=MapType(_text, MapType(_text, _number)),
+                over=_text,
+                mean=_number,
+            ),
+        ),
+        missing=MapType(_text, _text),
+        engine=struct(**{one.name: one.dataType for one in ENGINE} | {"deadlines": MapType(_text, _text)}),
+        floor=BOUND,
+        ceiling=BOUND,
+        remarks=ArrayType(_text),
+        controls=ArrayType(CONTROL),
+    ),
+    decision=struct(
+        cluster=_text,
+        at=_time,
+        current=_whole,
+        proposed=_whole,
+        desired=_whole,
+        reason=_text,
+        recommendations=DECISIONS["recommendations"].dataType,
+        guards=_text,
+        verdicts=DECISIONS["verdicts"].dataType,
+        notes=ArrayType(ArrayType(_text)),
+        combined=_text,
+    ),
+    version=_whole,
+    dry_run=_flag,
+    failed=_text,
+)
+"""A line of a daemon. Spans are ISO 8601 durations."""
+
 TABLES = {"observations": OBSERVATIONS, "decisions": DECISIONS, "rescales": RESCALES, "rejected": REJECTED}

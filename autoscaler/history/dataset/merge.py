@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import ArrayType, DataType, DoubleType, MapType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from autoscaler.history import rescales
-from autoscaler.history.dataset.files import DatasetError
+from autoscaler.history.dataset import here
+from autoscaler.history.dataset.files import DatasetError, LocalFiles
 from autoscaler.history.dataset.layout import (
     KEYS,
     ROWS_PER_FILE,
@@ -40,6 +41,9 @@ ORDER = "order"
 """An optional column of new rows: of several with one key, that with the least value is added. Both halves of a record
 have the same value, so that both are of one record."""
 
+
+ROWS_HERE = 500_000
+"""Days of so many rows are rewritten in this process, in about 1 GB."""
 
 MOST_WRITES = 32
 """The newest date is rewritten when it has the files of more writes."""
@@ -114,24 +118,12 @@ def _counted(keys: DataFrame, table: str) -> Counted:
     return counted(keys, count_keys(keys, table).collect())
 
 
-def _numbers(kind: DataType, path: str) -> Iterator[str]:
-    """The columns of a Parquet file that hold measured numbers or times, by their Parquet paths."""
-    if isinstance(kind, StructType):
-        for each in kind:
-            yield from _numbers(each.dataType, f"{path}.{each.name}" if path else each.name)
-    elif isinstance(kind, ArrayType):
-        yield from _numbers(kind.elementType, f"{path}.list.element")
-    elif isinstance(kind, MapType):
-        yield from _numbers(kind.valueType, f"{path}.key_value.value")
-    elif isinstance(kind, DoubleType | TimestampType):
-        yield path
-
-
 _WRITE_OPTIONS = {
-    table: {f"parquet.enable.dictionary#{column}": "false" for column in _numbers(columns, "")}
+    table: {
+        f"parquet.enable.dictionary#{column}": "false" for column, kind in here.leaves(columns) if here.is_number(kind)
+    }
     for table, columns in TABLES.items()
 }
-"""Most numbers and times seldom repeat: a dictionary of them takes time to build, and is then discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +164,91 @@ class Writer:
         """
         with read_errors(), write_errors(self.layout.path):
             return self._merge(spark, rows, keys or {}, partitioned)
+
+    def can_merge_here(self) -> bool:
+        """Whether rows of the present can be merged without Spark: the newest days are on this machine, and few.
+
+        That is no more than `merge_here` finds out, but before the rows are read.
+        """
+        names = self.layout.current("observations")[0]
+        newest = sorted({day for day in map(date_of, names) if day is not None})[-3:]
+        count = self.layout.count(of_dates(names, newest), rescales.IN_PROCESS)
+        return count is not None and count <= rescales.IN_PROCESS
+
+    def merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
+        """Like `merge`, but of rows in the memory of this process, and without Spark.
+
+        Returns:
+            The result; None: nothing was done. It takes Spark to choose among rows with the same key, to sort what does
+            not fit into memory, to report damaged files, and where the dataset is not on this machine.
+        """
+        if not isinstance(self.layout.files, LocalFiles) or any(
+            here.have_twins(some, table) for table, some in rows.items()
+        ):
+            return None
+        with write_errors(self.layout.path):
+            try:
+                return self._merge_here(rows)
+            except pa.ArrowInvalid:
+                return None  # a column of old and new rows has more than 2 GB of text, which Arrow does not sort
+
+    def _merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
+        change, days = Change(), set[date]()
+        added, known, dates = {}, {}, {}
+        for table, given in rows.items():
+            brought = here.with_date(given)
+            days |= set(brought["date"].unique().to_pylist())
+            new = self._new_here(table, brought)
+            if new is None:
+                return None
+            counts = {pair["values"]: pair["counts"] for pair in new["date"].value_counts().to_pylist()}
+            added[table], known[table] = len(new), len(brought) - len(new)
+            dates[table] = tuple(sorted(counts))
+            appended = self._appended(table, {day: _Count(count, count, 0) for day, count in counts.items()})
+            rewritten = {*counts, *self._scattered(table, counts)} - appended
+            present = of_dates(self.layout.current(table)[0], rewritten)
+            if present:
+                old = self._read_here(table, present)
+                if old is None:
+                    return None
+                new = pa.concat_tables([new, old])
+            change = change.then(self._write_here(new, table), present)
+        complete = self._with_rescales_here(change, days)
+        if complete is None:
+            return None
+        if complete.add or complete.remove:
+            self.layout.commit(complete)
+        return Merged(added, known, dates)
+
+    def _new_here(self, table: str, brought: pa.Table) -> pa.Table | None:
+        """Those of the rows that a table does not have yet; None: a file is damaged, which Spark reports."""
+        first, last = pc.min_max(brought["at"]).values()
+        present = of_dates(self.layout.current(table)[0], brought["date"].unique().to_pylist())
+        present = self.layout.overlapping(present, first.as_py(), last.as_py())
+        if not present:
+            return brought
+        try:
+            return here.without(brought, here.read_keys(self._paths(present), table, first, last), table)
+        except (OSError, pa.ArrowException):
+            return None
+
+    def _read_here(self, table: str, names: Sequence[str]) -> pa.Table | None:
+        """The rows of files; None: they are too many for this process, or one is damaged, which Spark reports."""
+        count = self.layout.count(names)
+        if count is None or count > ROWS_HERE:
+            return None
+        try:
+            return here.read_rows(self._paths(names), table)
+        except (OSError, pa.ArrowException):
+            return None
+
+    def _write_here(self, rows: pa.Table, table: str) -> dict[str, str]:
+        """Stage rows as files of a table, without Spark: staged file -> its place."""
+        within = f"{STAGING}/here"
+        return {f"{within}/{name}": name for name in here.write(rows, table, Path(self.layout.path, within))}
+
+    def _paths(self, names: Sequence[str]) -> list[Path]:
+        return [Path(self.layout.path, name) for name in names]
 
     def stage(self, rows: DataFrame, name: str) -> DataFrame:
         """Write rows to the staging directory and read them back: for what is costly to evaluate twice."""
@@ -280,41 +357,46 @@ class Writer:
 
     def _with_rescales(self, spark: SparkSession, change: Change, days: Collection[date]) -> Change:
         """The change, and the rescales that follow from it, where they differ from those already there."""
-        near = {day + timedelta(days=away) for day in days for away in (-1, 0, 1)}
-        read = {day + timedelta(days=away) for day in near for away in (-1, 0, 1)}
-        observations = of_dates(self.layout.after(change, "observations"), read)
-        if not observations:
-            return change
-        decisions = of_dates(self.layout.after(change, "decisions"), read)
-        before = of_dates(self.layout.after(change, "rescales"), near)
+        complete = self._with_rescales_here(change, days)
+        if complete is not None:
+            return complete
+        near, observations, decisions, before = self._near(change, days)
         count = self.layout.count(observations)
-        few = count is not None and count <= rescales.IN_PROCESS
-        here = self._rescales_here(observations, decisions, before) if few else None
-        if here is not None:
-            known, new = here
-            changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
-            found = spark.createDataFrame(new, TABLES["rescales"]).coalesce(1)
-        else:
-            rows = self.layout.rows
-            tasks = None if count is None else math.ceil(count / ROWS_PER_FILE)
-            found = rescales.find(rows(spark, "observations", observations), rows(spark, "decisions", decisions), tasks)
-            found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
-            changed = _different_dates(found, rows(spark, "rescales", before))
-            found = found.repartition("date")
+        rows = self.layout.rows
+        tasks = None if count is None else math.ceil(count / ROWS_PER_FILE)
+        found = rescales.find(rows(spark, "observations", observations), rows(spark, "decisions", decisions), tasks)
+        found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
+        changed = _different_dates(found, rows(spark, "rescales", before))
         if not changed:
             return change
         replaced = of_dates(before, changed)
-        return change.then(self._write(_on_dates(found, changed), "rescales", "new"), replaced)
+        return change.then(self._write(_on_dates(found.repartition("date"), changed), "rescales", "new"), replaced)
 
-    def _rescales_here(
-        self, observations: Sequence[str], decisions: Sequence[str], before: Sequence[str]
-    ) -> tuple[pa.Table, pa.Table] | None:
-        """Those known before and those found in files of this machine; None: a file is damaged, which Spark reports."""
-        paths = [[Path(self.layout.path, name) for name in names] for names in (observations, decisions, before)]
-        try:
-            return rescales.read_here(paths[2]), rescales.find_here(*paths[:2])
-        except (OSError, pa.ArrowInvalid):
+    def _with_rescales_here(self, change: Change, days: Collection[date]) -> Change | None:
+        """The same without Spark; None: it takes Spark."""
+        near, observations, decisions, before = self._near(change, days)
+        if not observations:
+            return change
+        count = self.layout.count(observations)
+        if count is None or count > rescales.IN_PROCESS:
             return None
+        paths = self._paths
+        try:
+            known = rescales.read_here(paths(before))
+            new = rescales.find_here(paths(observations), paths(decisions))
+        except (OSError, pa.ArrowInvalid):
+            return None  # a file is damaged, which Spark reports
+        changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
+        new = new.filter(pc.is_in(new["date"], pa.array(changed, pa.date32())))
+        return change.then(self._write_here(new, "rescales"), of_dates(before, changed))
+
+    def _near(self, change: Change, days: Collection[date]) -> tuple[set[date], list[str], list[str], list[str]]:
+        """The days whose rescales days may change; the files of observations, decisions and rescales for these."""
+        near = {day + timedelta(days=away) for day in days for away in (-1, 0, 1)}
+        read = {day + timedelta(days=away) for day in near for away in (-1, 0, 1)}
+        after = self.layout.after
+        seen, done = (of_dates(after(change, table), read) for table in ("observations", "decisions"))
+        return near, seen, done, of_dates(after(change, "rescales"), near)
 
     def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str, directory: str = "new") -> dict[str, str]:
         """Stage rows, partitioned into the files of the table: staged file -> its place.

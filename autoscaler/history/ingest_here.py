@@ -1,0 +1,382 @@
+"""Records of daemons into the dataset, like `ingest_records` but in this process, without Spark.
+
+Spark's start, and the planning and compiling of its queries, take longer than to read what daemons write in an hour. So
+files of this machine are read here, if every line is as a daemon writes it. If one is not, or a row has to be chosen
+among several, nothing is imported and Spark does it: what is wrong with a line is known there alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import gzip
+import itertools
+import math
+import operator
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic_core import CoreConfig, CoreSchema, SchemaValidator, core_schema
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StructType,
+    TimestampType,
+)
+
+from autoscaler.core.model import Reason
+from autoscaler.history.dataset import Dataset
+from autoscaler.history.ingest_records import (
+    AHEAD,
+    DURATION,
+    EARLIEST,
+    NEEDED,
+    UNITS,
+    Imported,
+)
+from autoscaler.history.schema import DECISIONS, LINE, METRIC, OBSERVATIONS
+from autoscaler.trace.codec import VERSION
+
+MOST_BYTES = 1 << 30
+"""Bytes of lines that are read here: about 800,000 records, in 2 GB of memory, which an import by Spark needs too."""
+
+_LINES = 256
+"""Lines that are objects at a time: those of more do not stay in the processor's caches."""
+_ROWS = 20_000
+"""Lines whose columns are made at once."""
+
+_AT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"
+"""A time as daemons write it: Arrow understands others that Spark does not."""
+
+_UNFIT = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
+"""What is raised for a file or a line that Spark has to judge; errors of pydantic and Arrow are among them."""
+
+
+def add_here(
+    dataset: Dataset, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
+) -> Imported | None:
+    """Add the records of files to a dataset, like `ingest_records.add`; None: nothing was done, it takes Spark.
+
+    Raises:
+        DatasetError: another process is writing, or a file of the dataset cannot be written.
+    """
+    if "://" in dataset.path or not files or _size(files) > MOST_BYTES:
+        return None
+    with dataset.writing() as writer:
+        if not writer.can_merge_here():
+            return None
+        try:
+            with _no_collection():
+                observations, decisions = _tables(files, rename or {}, now + AHEAD)
+        except _UNFIT:
+            return None
+        merged = writer.merge_here({"observations": observations, "decisions": decisions})
+        if merged is None:
+            return None
+        none = {"rejected": 0}
+        merged = replace(merged, added={**merged.added, **none}, known={**merged.known, **none})
+        return Imported(merged, len(decisions))
+
+
+def _size(files: Sequence[str]) -> float:
+    """Bytes of the lines of files; infinity: not all are whole files of this machine."""
+    total = 0
+    try:
+        for file in files:
+            with Path(file).open("rb") as opened:
+                size = opened.seek(0, 2)
+                if file.endswith(".gz"):
+                    # It ends with the size of its content.
+                    opened.seek(max(0, size - 4))
+                    size = max(size, int.from_bytes(opened.read(), "little"))
+                total += size
+    except OSError:
+        return float("inf")
+    return total
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have Python not search the objects of lines for cycles, which they do not have: a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+# Lines
+
+
+def _validator() -> Callable[[bytes], dict[str, Any]]:
+    """Reads a line, if each known field of it is of the type that it should be."""
+    finite = core_schema.float_schema(strict=True, allow_inf_nan=False)
+    # As daemons write the numbers that JSON lacks.
+    other = core_schema.literal_schema(["NaN", "Infinity", "-Infinity"])
+    number = core_schema.union_schema([finite, core_schema.no_info_after_validator_function(float, other)])
+    value = core_schema.union_schema([number, core_schema.list_schema(number, strict=True)])
+
+    def of(kind: DataType, name: str = "") -> CoreSchema:
+        match kind:
+            case StructType():
+                fields = {
+                    each.name: core_schema.typed_dict_field(
+                        core_schema.nullable_schema(of(each.dataType, each.name)), required=False
+                    )
+                    for each in kind
+                }
+                return core_schema.typed_dict_schema(fields, strict=True)
+            case MapType():
+                return core_schema.dict_schema(of(kind.keyType), of(kind.valueType), strict=True)
+            case ArrayType():
+                return core_schema.list_schema(of(kind.elementType), strict=True)
+            case IntegerType():
+                return core_schema.int_schema(strict=True, ge=-(2**31), lt=2**31)
+            case BooleanType():
+                return core_schema.bool_schema(strict=True)
+            case DoubleType():
+                return number
+            case TimestampType():
+                return core_schema.str_schema(strict=True, pattern=_AT)
+            case _:
+                return value if name == "value" else core_schema.str_schema(strict=True)
+
+    return SchemaValidator(of(LINE), CoreConfig(cache_strings="keys")).validate_json
+
+
+def _text_types(kind: DataType) -> pa.DataType:
+    """The Arrow type of a line in which times are text, and a metric has its numbers in several fields."""
+    match kind:
+        case StructType():
+            fields = {each.name: _text_types(each.dataType) for each in kind}
+            if "value" in fields:
+                number = pa.float64()
+                fields |= {"value": number, "values": pa.list_(number), "sum": number, "most": number}
+            return pa.struct(fields)
+        case MapType():
+            return pa.map_(pa.string(), _text_types(kind.valueType))
+        case ArrayType():
+            return pa.list_(_text_types(kind.elementType))
+        case TimestampType():
+            return pa.string()
+    return to_arrow_type(kind)
+
+
+_TEXT = _text_types(LINE)
+_TIME = pa.timestamp("us", "UTC")
+_REASONS = frozenset(reason.value for reason in Reason)
+
+
+def _lines(files: Sequence[str]) -> Iterator[bytes]:
+    left = MOST_BYTES
+    for file in files:
+        with gzip.open(file) if file.endswith(".gz") else Path(file).open("rb") as opened:
+            before = left
+            # Not the whole file at once: it may have all the bytes that are read here.
+            while line := opened.readline(left + 1):
+                left -= len(line)
+                if left < 0:
+                    raise ValueError("it has more bytes than it says")
+                if b"\r" in line:
+                    raise ValueError("it may have other ends of lines")
+                yield line
+        if left == before:
+            raise ValueError("it is empty")
+
+
+def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> tuple[pa.Table, pa.Table]:
+    """The rows of observations and decisions of files, in the order of the lines. Raises one of `_UNFIT`."""
+    validate, lines, tables = _validator(), _lines(files), []
+    while batches := list(_batches(validate, itertools.islice(lines, _ROWS))):
+        tables.append(_rows(pa.concat_arrays(batches), rename, until))
+    observations, decisions = (pa.concat_tables(some) for some in zip(*tables, strict=True))
+    return observations, decisions
+
+
+def _batches(validate: Callable[[bytes], dict[str, Any]], lines: Iterator[bytes]) -> Iterator[pa.StructArray]:
+    while some := [validate(line) for line in itertools.islice(lines, _LINES)]:
+        for line in some:
+            for metric in ((line.get("observation") or {}).get("metrics") or {}).values():
+                if isinstance(metric.get("value"), list):
+                    metric.update(_of_many(metric["value"], metric.get("mean")))
+        yield pa.array(some, _TEXT)
+
+
+def _of_many(values: list[float], mean: float | None) -> dict[str, Any]:
+    """A metric with one number per replica. NaN is the greatest number, as in Spark."""
+    return {
+        "value": mean,
+        "values": values,
+        "sum": functools.reduce(operator.add, values, 0.0),
+        "most": max(values, key=lambda number: (math.isnan(number), number), default=None),
+    }
+
+
+# Columns
+
+
+def _rows(lines: pa.StructArray, rename: Mapping[str, str], until: datetime) -> tuple[pa.Table, pa.Table]:
+    """The observations and decisions of lines. Raises ValueError if one of them is not a record."""
+    seen, done = _field(lines, "observation"), _field(lines, "decision")
+    version, cluster, at = _field(lines, "version"), _field(done, "cluster"), _field(done, "at").cast(_TIME)
+    whole = all(_field(lines, *name.split(".")).null_count == 0 for name in NEEDED)
+    first, last = pc.min_max(at).values()
+    if not (
+        whole
+        and not cluster.null_count
+        and pc.all(pc.not_equal(cluster, "")).as_py()
+        and pc.all(pc.equal(version.fill_null(VERSION), VERSION)).as_py()
+        and at.equals(_field(seen, "at").cast(_TIME))
+        and first.as_py() >= EARLIEST
+        and last.as_py() <= until
+    ):
+        raise ValueError("a line is not a record")
+    both = {"cluster": _mapped(cluster, lambda name: rename.get(name, name)), "at": at}
+    done_columns = _decisions(done) | {
+        "dry_run": _field(lines, "dry_run").fill_null(False),
+        "failed": _field(lines, "failed").fill_null(""),
+    }
+    return _table(OBSERVATIONS, both | _observations(seen)), _table(DECISIONS, both | done_columns)
+
+
+def _table(kind: StructType, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Columns in the order and of the types of a table, whose `date` follows from `at`."""
+    wanted = [name for name in kind.names if name != "date"]
+    return pa.table({name: columns[name] for name in wanted}).cast(
+        to_arrow_schema(StructType([kind[name] for name in wanted]), timezone="UTC")
+    )
+
+
+def _mapped(texts: pa.Array, of: Callable[[Any], Any]) -> pa.Array:
+    """What a function makes of texts that repeat."""
+    encoded = texts.dictionary_encode(null_encoding="encode")
+    return pa.array(map(of, encoded.dictionary.to_pylist())).take(encoded.indices)
+
+
+def _field(of: pa.StructArray, *path: str) -> pa.Array:
+    """A field of structs, null where there is no struct: `StructArray.field` has some value there."""
+    return pc.struct_field(of, list(path))
+
+
+def _map(of: pa.MapArray, items: pa.Array) -> pa.MapArray:
+    """A map of the same keys, empty where there is none."""
+    return pa.MapArray.from_arrays(of.offsets, of.keys, items)
+
+
+def _structs(of: pa.StructArray, **changed: pa.Array) -> pa.StructArray:
+    """Structs with some of their fields changed."""
+    fields = {each.name: _field(of, each.name) for each in of.type} | changed
+    return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=of.is_null())
+
+
+def _observations(seen: pa.StructArray) -> dict[str, pa.Array]:
+    metrics = _field(seen, "metrics")
+    items = metrics.items
+    value, values, parts = _field(items, "value"), _field(items, "values"), _field(items, "parts")
+    if _field(items, "at").null_count or pc.any(pc.and_(value.is_null(), values.is_null())).as_py():
+        raise ValueError("a metric has no time or no number")
+    over = _mapped(_field(items, "over"), lambda span: 0.0 if span is None else _seconds(span))
+    sums, most = (_map(metrics, pc.coalesce(_field(items, name), value)) for name in ("sum", "most"))
+    engine = _field(seen, "engine")
+    deadlines = _field(engine, "deadlines")
+    return {
+        **{name: _field(seen, name) for name in ("desired", "ready", "floor", "ceiling", "controls")},
+        **{name: pc.map_lookup(sums, name, "first") for name in ("lag", "arrivals", "throughput")},
+        "utilization": pc.map_lookup(most, "utilization", "first"),
+        "metrics": _map(metrics, _metrics(items, over, _map(parts, parts.items))),
+        "missing": _map(_field(seen, "missing"), _field(seen, "missing").items),
+        "engine": _structs(engine, deadlines=_map(deadlines, _mapped(deadlines.items, _seconds))),
+        "remarks": _filled_list(_field(seen, "remarks"), _field(seen, "remarks").values),
+    }
+
+
+def _metrics(items: pa.StructArray, over: pa.Array, parts: pa.Array) -> pa.StructArray:
+    fields = {name: _field(items, name) for name in METRIC.names} | {"over": over, "parts": parts}
+    return pa.StructArray.from_arrays(list(fields.values()), list(fields))
+
+
+def _filled_list(of: pa.ListArray, values: pa.Array) -> pa.ListArray:
+    """Lists of as many values, empty where there is none."""
+    return pa.ListArray.from_arrays(of.offsets, values)
+
+
+def _decisions(done: pa.StructArray) -> dict[str, pa.Array]:
+    asked, verdicts, notes = (_field(done, name) for name in ("recommendations", "verdicts", "notes"))
+    asked_values, inputs, verdict_values = asked.values, _field(asked.values, "inputs"), verdicts.values
+    _check_trails(_field(done, "guards"), verdicts)
+    return {
+        **{name: _field(done, name) for name in ("current", "proposed", "desired", "reason")},
+        "recommendations": _filled_list(
+            asked,
+            _structs(
+                asked_values,
+                policy=_field(asked_values, "policy").fill_null(""),
+                detail=_field(asked_values, "detail").fill_null(""),
+                inputs=_map(inputs, inputs.items),
+            ),
+        ),
+        "guards": _mapped(_field(done, "guards"), lambda guards: " ".join(_words(guards))),
+        "verdicts": _filled_list(
+            verdicts, _structs(verdict_values, detail=_field(verdict_values, "detail").fill_null(""))
+        ),
+        "notes": _filled_list(
+            notes,
+            pa.StructArray.from_arrays([_element(notes.values, 0), _element(notes.values, 1)], ["reason", "text"]),
+        ),
+        "combined": _field(done, "combined").fill_null(""),
+    }
+
+
+def _element(lists: pa.ListArray, place: int) -> pa.Array:
+    """One element of each list; null: it is shorter."""
+    begins, ends = np.asarray(lists.offsets)[:-1], np.asarray(lists.offsets)[1:]
+    return lists.values.take(pa.array(begins + place, mask=begins + place >= ends))
+
+
+def _words(guards: str | None) -> list[str]:
+    """The names in a text, between what Spark takes for spaces."""
+    return [name for name in re.split(r"\s+", guards or "", flags=re.ASCII) if name]
+
+
+def _check_trails(guards: pa.Array, verdicts: pa.ListArray) -> None:
+    """Raise ValueError if a trail cannot be restored from the names of guards and some verdicts: see `restored`."""
+    for given in guards.unique().to_pylist():
+        names = _words(given)
+        if len(set(names)) < len(names) or not set(names) <= _REASONS:
+            raise ValueError("the names of guards are wrong")
+    judged = pc.fill_null(pc.list_value_length(verdicts), 0).to_numpy()
+    which = np.flatnonzero(judged > 0)
+    of_rows = pa.ListArray.from_arrays(verdicts.offsets, _field(verdicts.values, "guard")).take(which).to_pylist()
+    for given, some in set(zip(guards.take(which).to_pylist(), map(tuple, of_rows), strict=True)):
+        names = _words(given)
+        if names and (len(set(some)) < len(some) or not set(some) <= set(names)):
+            raise ValueError("a verdict is of no guard, or of one that has another")
+
+
+def _seconds(span: str) -> float:
+    """An ISO 8601 duration, as pydantic writes it, in seconds: a year has 365 days. Raises ValueError."""
+    if not re.fullmatch(DURATION, span):
+        raise ValueError(f"{span} is not a duration")
+    amounts = re.findall(f"([0-9.]+)([{''.join(UNITS)}])", span)
+    if len({unit for _, unit in amounts}) < len(amounts):
+        raise ValueError(f"{span} has a unit twice")
+    total = functools.reduce(operator.add, (float(amount) * UNITS[unit] for amount, unit in amounts), 0.0)
+    exact = float(Decimal(repr(total)).quantize(Decimal("1e-6"), ROUND_HALF_UP))  # a microsecond is pydantic's least
+    return -exact if span.startswith("-") else exact

@@ -1,0 +1,325 @@
+"""What is imported without Spark is what Spark imports, and what only Spark can judge is left to it."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from autoscaler import cli
+from autoscaler.history import ingest_here, ingest_records, rescales
+from autoscaler.history.dataset import Dataset, DatasetError, here, merge, open_dataset
+from autoscaler.history.ingest_here import add_here
+from autoscaler.history.schema import TABLES
+from autoscaler.ports import Record
+from autoscaler.trace.codec import dump_record
+from tests.history.test_records import BAD, GOOD, NOW, drawn, in_full, lines, spoiled
+
+ODD: list[Any] = [
+    *(None, [], {}, "", "x", 0, -1, 2.0, 1.5, True, "NaN", "nan", "-Infinity", "inf", "5", 2**31, 2**60, 1e308),
+    *([1], [None], ["a"], [1, "NaN"], [[]], [["a"]], [["a", "b", "c"]], [["a", None]], [{}], [{"replicas": 1}]),
+    *("PT", "PT1.5S", "P1W", "P1DT2H", "-PT5S", "PT1H1M1.123456S", "PT1.1234567S", "PT1.2.3S", "pt1m", "60"),
+    *("2026-01-05", "2026-01-05T12:00Z", "2026-01-05T12:00:00+02:00", "2026-01-05T12:00:00.1234567Z"),
+    *("2026-01-05T12:00:00", "1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"),
+    *("bounds", "cap bounds", "bounds bounds", "\u2003cap", "cap\u000bbounds", "[1, 2]", {"a": 1}, {"a": None}),
+    {"lag": {"value": [], "at": "2026-01-05T12:00:00Z"}},
+    {"utilization": {"value": [-0.0, "NaN", 3], "at": "2026-01-05T12:00:00Z", "mean": 1}},
+]
+"""Values that a field of a line may have which others, or a damaged disk, have written."""
+
+
+def rows(dataset: Dataset) -> dict[str, Counter[str]]:
+    """The rows of all tables as text, in which NaN equals NaN."""
+    found = {}
+    for table in TABLES:
+        names = [name for some in dataset.files(table).values() for name in some]
+        read = [pq.ParquetFile(Path(dataset.path, name)).read() for name in names]
+        found[table] = Counter(
+            f"{name.split('/')[1]} {row}"
+            for name, some in zip(names, read, strict=True)
+            for row in some.select(sorted(some.column_names)).to_pylist()
+        )
+    return found
+
+
+def as_others_write(dice: Random, record: Record) -> bytes:
+    """A line with all fields, with unknown ones, or of before there were versions."""
+    line = json.loads(dice.choice([dump_record, in_full])(record))
+    if dice.random() < 0.2:
+        line["mood"], line["observation"]["colour"] = {"good": [1]}, "blue"
+    if dice.random() < 0.2:
+        del line["version"]
+    if dice.random() < 0.2:
+        line["decision"]["guards"] = f" {line['decision'].get('guards', '').replace(' ', '  ')}\t"
+    return json.dumps(line, ensure_ascii=dice.random() < 0.5).encode()
+
+
+def written(directory: Path, found: Sequence[bytes], each: int) -> list[str]:
+    """Files of so many lines each, every second one compressed."""
+    directory.mkdir()
+    files = []
+    for number, begin in enumerate(range(0, len(found), each)):
+        file = directory / f"{number:03}.jsonl{'.gz' * (number % 2)}"
+        content = b"\n".join(found[begin : begin + each]) + b"\n" * (number % 3 > 0)
+        file.write_bytes(gzip.compress(content) if number % 2 else content)
+        files.append(str(file))
+    return files
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    dice = Random(seed)  # noqa: S311 - nothing secret
+    records = drawn(dice, 2000)  # of more than two days
+    found = [as_others_write(dice, record) for record in records]
+    files = [*written(tmp_path / "in", [b"\n".join(found[n : n + 20]) for n in range(0, 2000, 20)], 1)]
+    ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
+    # Days get rows when they are over, and known rows come again.
+    for some in (files[::3], files[:40], files):
+        done = add_here(ours, some, now=NOW, rename={"clicks": "views"})
+        same = ingest_records.add(spark, sparks, some, now=NOW, rename={"clicks": "views"})
+        assert done == same
+        assert rows(ours) == rows(sparks)
+    assert sum(rows(ours)["decisions"].values()) == 2000
+
+
+def _places(line: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    pairs = line.items() if isinstance(line, dict) else enumerate(line) if isinstance(line, list) else ()
+    for name, value in pairs:
+        yield from _places(value, (*path, name))
+
+
+def changed(dice: Random, record: Record) -> bytes:
+    """A line in which one value is odd, or missing."""
+    line = json.loads(dice.choice([dump_record, in_full])(record))
+    *way, last = dice.choice([path for path in _places(line) if path[-1] != "at" or len(path) > 2])
+    place = line
+    for name in way:
+        place = place[name]
+    if dice.random() < 0.2:
+        del place[last]
+    else:
+        place[last] = dice.choice(ODD)
+    return json.dumps(line).encode()
+
+
+@pytest.mark.e2e
+def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    dice = Random(4)  # noqa: S311 - nothing secret
+    file, taken = tmp_path / "one.jsonl", []
+    for record in drawn(dice, 1500):
+        file.write_bytes(line := changed(dice, record))
+        with suppress(*ingest_here._UNFIT):
+            ingest_here._tables([str(file)], {}, NOW)
+            taken.append(line)
+    assert len(taken) > 300
+    files = written(tmp_path / "in", taken, 100)
+    ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
+    done = add_here(ours, files, now=NOW)
+    assert (done, rows(ours)) == (ingest_records.add(spark, sparks, files, now=NOW), rows(sparks))
+    assert done is not None
+    assert done.rejected == {}
+
+
+UNFIT = {
+    **{f"{reason}: {line[:20]!r}": line + b"\n" for line, reason in BAD.items()},
+    "twice": dump_record(GOOD[0]) + b"\n",
+    "other ends of lines": dump_record(GOOD[200]) + b"\r\n",
+    "an empty line": b"\n\n",
+    "a byte that is no text": dump_record(GOOD[200]).replace(b'"cluster":"', b'"cluster":"\xff') + b"\n",
+    "a metric that is nothing": spoiled(observation__metrics={"lag": None}) + b"\n",
+    **{
+        f"a span that is {what}": spoiled(observation__metrics__lag__over=span) + b"\n"
+        for what, span in {
+            "longer than the precision of decimals": f"PT{10**30}S",
+            "no finite number": f"P{'9' * 400}D",
+            "of one unit twice": "PT5M3M",  # Spark counts the first
+        }.items()
+    },
+    "a time without seconds": spoiled(observation__metrics__lag__at="2026-01-05T12:00Z") + b"\n",
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, unfit: str) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T22.jsonl"
+    file.write_bytes(lines(GOOD[:3]) + UNFIT[unfit])
+    assert add_here(dataset, [str(file)], now=NOW) is None
+    assert dataset.dates() == ()
+
+
+def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
+    for empty in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"):
+        empty.write_bytes(b"")
+        assert add_here(dataset, [whole, str(empty)], now=NOW) is None
+
+
+def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    whole, last = lines(GOOD), lines(GOOD[:1])
+    file = tmp_path / "two.jsonl.gz"
+    # The size at the end is that of the last member.
+    file.write_bytes(gzip.compress(whole[len(last) :]) + gzip.compress(last))
+    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole))
+    assert ingest_here._size([str(file)]) < len(whole) // 2
+    ingest_here._tables([str(file)], {}, NOW)
+    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole) - 1)
+    assert add_here(dataset, [str(file)], now=NOW) is None
+
+
+def test_files_of_earlier_versions_get_rows(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
+    assert add_here(dataset, [first], now=NOW) is not None
+    for table in ("observations", "decisions"):
+        for name in (name for some in dataset.files(table).values() for name in some):
+            # Before times had statistics; and there were no `controls`.
+            old = pq.ParquetFile(file := Path(dataset.path, name)).read()
+            kept = [name for name in old.column_names if name != "controls"]
+            pq.write_table(old.select(kept), file, store_schema=False, use_deprecated_int96_timestamps=True)
+    assert add_here(dataset, [second], now=NOW) is not None
+    new = open_dataset(tmp_path / "new", make=True)
+    assert add_here(new, [first, second], now=NOW) is not None
+    assert rows(dataset)["rescales"] == rows(new)["rescales"]
+    assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
+
+
+@pytest.mark.e2e
+def test_spark_finds_rows_with_nan(spark: SparkSession, tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T12.jsonl"
+    values = ["NaN", 1, 2.5]
+    found = [spoiled(observation__metrics__lag__value=value, decision__cluster=f"{value}") for value in values]
+    file.write_bytes(b"\n".join(found))
+    assert add_here(dataset, [str(file)], now=NOW) is not None
+    # NaN is greater than any other number.
+    assert [row.cluster for row in dataset.read(spark, "observations").where("lag > 3").collect()] == ["NaN"]
+
+
+def test_damaged_files_are_left_to_spark(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T22.jsonl.gz"
+    whole = gzip.compress(lines(GOOD))
+    middle = len(whole) // 2
+    for damaged in (whole[:middle], whole[:middle] + b"\0\0\0\0" + whole[middle + 4 :], b"", lines(GOOD)):
+        file.write_bytes(damaged)
+        assert add_here(dataset, [str(file)], now=NOW) is None
+    assert add_here(dataset, [str(tmp_path / "none")], now=NOW) is None
+    file.write_bytes(whole)
+    assert add_here(dataset, [str(file)], now=NOW) is not None
+    # Of a table too: Spark names the file.
+    for name in dataset.files("decisions")[date(2026, 1, 5)]:
+        Path(dataset.path, name).write_bytes(b"PAR1 and nothing else PAR1")
+    assert add_here(dataset, [str(file)], now=NOW) is None
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_the_command_imports_what_daemons_write_without_spark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces, dataset = tmp_path / "traces", str(tmp_path / "dataset")
+    traces.mkdir()
+    (traces / "2026-01-05T22.jsonl").write_bytes(lines(GOOD[:100]))
+    assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == {"observations": 100, "decisions": 100, "rejected": 0}
+    # It has grown, and been compressed.
+    (traces / "2026-01-05T22.jsonl").unlink()
+    (traces / "2026-01-05T22.jsonl.gz").write_bytes(gzip.compress(lines(GOOD[:120])))
+    assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["added"]["decisions"], report["known"]["decisions"]) == (20, 100)
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("autoscaler.cli.spark_options.open_session", refuse)
+
+
+def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "ROWS_PER_FILE", 50)
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
+    assert add_here(dataset, files, now=NOW) is not None
+    for names in dataset.files("observations").values():
+        tables = [pq.read_table(Path(dataset.path, name), columns=["cluster", "at"]) for name in names]
+        assert len(tables) > 1
+        for table in tables:
+            assert table.equals(table.sort_by([("cluster", "ascending"), ("at", "ascending")]))
+        together = pa.concat_tables([table.group_by("cluster").aggregate([]) for table in tables])
+        assert len(together) == len(together["cluster"].unique())
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", full)
+        with pytest.raises(DatasetError, match="cannot be written: No space left on device"):
+            add_here(dataset, files, now=NOW)
+    assert sum(rows(dataset)["decisions"].values()) == 0
+    assert not (tmp_path / "dataset" / "_staging").exists()
+    assert add_here(dataset, files, now=NOW) is not None
+
+
+def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
+
+    def overflow(*_: object) -> None:
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(here, "write", overflow)
+    assert add_here(dataset, files, now=NOW) is None
+    assert dataset.dates() == ()
+
+
+def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
+    assert add_here(dataset, [first], now=NOW) is not None
+    monkeypatch.setattr(rescales, "IN_PROCESS", 150)
+    before = rows(dataset)
+    assert add_here(dataset, [second], now=NOW) is None
+    assert rows(dataset) == before
+    monkeypatch.setattr(rescales, "IN_PROCESS", 100)
+    monkeypatch.setattr(ingest_here, "_tables", lambda *_: pytest.fail("lines were read"))
+    assert add_here(dataset, [second], now=NOW) is None
+
+
+def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second, *others = written(tmp_path / "in", [dump_record(record) for record in GOOD], 40)
+    assert add_here(dataset, [first], now=NOW) is not None
+    assert add_here(dataset, others, now=NOW) is not None
+    monkeypatch.setattr(merge, "ROWS_HERE", 10)
+    assert add_here(dataset, [second], now=NOW) is None
+    monkeypatch.undo()
+    assert add_here(dataset, [second], now=NOW) is not None
+    assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
