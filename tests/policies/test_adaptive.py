@@ -37,6 +37,7 @@ from autoscaler.core.model import (
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.adaptive.policy import Adaptive
+from autoscaler_policies.adaptive.tuning import TUNING
 from tests.policies.conftest import NOW, make
 
 Memory = Mapping[str, float]
@@ -206,15 +207,24 @@ def test_the_learned_times_of_a_rescale_count() -> None:
 
 def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
     # 390/s, 1.2/s more each second: 390 + 1.2 * (60 + 30) = 498 when the new workers are there
-    memory = {"trend.line": 1.2}
-    found = asked(shown(390, memory=memory))
+    found = asked(shown(390, memory={"arrivals.trend": 1.2}))
     assert found.reason is Reason.ABOVE
     assert found.inputs["expected"] == pytest.approx(498)
     assert "390/s arriving, 498/s in 60 s, lag 0;" in found.detail
-    # up by what is expected at 450 + 60 s: (390 + 1.2 * 540) * 1.1 = 1142
-    assert found.replicas == 12
-    # trusted for a quarter, 417/s are not worth it
-    assert asked(shown(390, memory={**memory, "trend.error": 0.2, "trend.unchanged_error": 0.1})).replicas == 4
+    # up by what is expected as long as that goes on: (390 + 1.2 * (200 + 30)) * 1.1 = 733
+    assert found.replicas == 8
+
+
+def test_a_rise_goes_on_as_rises_went_on_before() -> None:
+    # 390/s are 90/s above the mean of ten minutes, which is 270 s behind what rises straight: 1/3 more each second
+    rising = {"lasting.mean": 300.0, "lasting.recent": 300.0, "lasting.weight": 60.0, "lasting.square": 6.0}
+    found = asked(shown(390, memory={**rising, "lasting.both": 10.0}))
+    assert found.inputs["expected"] == pytest.approx(390 + 90 / 270 * (60 + 30))
+    # half of what straight rises grew by: half of it
+    found = asked(shown(390, memory={**rising, "lasting.both": 8.0}))
+    assert found.inputs["expected"] == pytest.approx(390 + 45 / 270 * (60 + 30))
+    for known in ({**rising, "lasting.both": 6.0}, {**rising, "lasting.both": 10.0, "lasting.weight": 14.0}):
+        assert asked(shown(390, memory=known)).inputs["expected"] == 390
 
 
 def test_an_external_forecast_takes_the_place_of_the_trend() -> None:
@@ -229,7 +239,7 @@ def test_an_external_forecast_takes_the_place_of_the_trend() -> None:
     assert found.replicas == 8  # 700 * 1.1 = 770
     # what comes later needs nothing yet, and no trend counts beside it
     assert forecast_of(380.0, 700.0).replicas == 4
-    assert forecast_of(380.0, memory={"trend.line": 1.0}).replicas == 4
+    assert forecast_of(380.0, memory={"arrivals.trend": 1.0}).replicas == 4
     # it lowers nothing, and what is no forecast is none
     assert forecast_of(0.0, rate=460).replicas == asked(shown(460)).replicas
     assert forecast_of(-1.0, 5000.0).replicas == 4
@@ -315,21 +325,21 @@ def spare(size: int, saved: float = 1e6, watched: float = 1000.0) -> Memory:
 
 
 def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_rescale_costs() -> None:
-    # 300 * 1.05 are 315/s, that is 4 of 8. 72 s of 8 are 576.
-    view = shown(300, current=8, memory=spare(8, 576))
+    # 300 * 1.05 are 315/s, that is 4 of 8. 84 s of 8 are 672.
+    view = shown(300, current=8, memory=spare(8, 672))
     found = asked(view)
     assert (found.replicas, found.reason) == (4, Reason.BELOW)
     assert found.detail == (
-        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 576 replica-seconds, "
-        "a rescale is worth 576"
+        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 672 replica-seconds, "
+        "a rescale is worth 672"
     )
-    assert asked(shown(300, current=8, memory=spare(8, 575))).replicas == 8
-    assert asked(view, rescale_price=timedelta(seconds=73)).replicas == 8
+    assert asked(shown(300, current=8, memory=spare(8, 671))).replicas == 8
+    assert asked(view, rescale_price=timedelta(seconds=85)).replicas == 8
 
 
 def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
     found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
-    assert found.detail.endswith("4 would do and have saved 200 of 576 replica-seconds")
+    assert found.detail.endswith("4 would do and have saved 200 of 672 replica-seconds")
 
 
 @pytest.mark.parametrize(
@@ -339,10 +349,10 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         {"memory": spare(7)},  # watched at another size
         {"memory": {"spare.size": 8.0, "spare.saved": 1e6}},
         {"memory": spare(8), "rescale": True},
-        {"memory": spare(8), "lag": 12001},  # still more than 15 s of work waiting
+        {"memory": spare(8), "lag": 19201},  # still more than 15 s of work waiting
         {"memory": spare(8), "minimum": 8},
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
-        {"memory": {**spare(8), "trend.line": 1.0}},  # 300 + 480 are expected
+        {"memory": {**spare(8), "arrivals.trend": 2.0}},  # 300 + 460 are expected
         # It stops for 140 s and repeats 10 s, 90 s more than the objective: (72 + 14 * 90) * 8 = 10656 to be saved
         {"memory": {**spare(8, 10655), "stall.down": 140.0}},
     ],
@@ -352,18 +362,18 @@ def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
 
 
 def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
-    # (72 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1136
+    # (84 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1232
     memory = {**spare(8, 1000), "stall.down": 40.0, "checkpoint.interval": 20.0, "spare.enough": 4.0}
     found = asked(shown(300, 4000, current=8, memory=memory))
     assert found.replicas == 8
     assert found.detail.endswith(
-        "4 would do and have saved 1,000 of 1,136 replica-seconds, as its stop makes records 5 s too late"
+        "4 would do and have saved 1,000 of 1,232 replica-seconds, as its stop makes records 5 s too late"
     )
-    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1136.0}))
+    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1232.0}))
     assert saved.replicas == 4
-    assert saved.detail.endswith("a rescale is worth 1,136, as its stop makes records 5 s too late")
+    assert saved.detail.endswith("a rescale is worth 1,232, as its stop makes records 5 s too late")
     # of nothing that arrives nothing is late
-    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 576.0})).replicas == 1
+    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 672.0})).replicas == 1
 
 
 @pytest.mark.parametrize("stall", [10.0, 60.0, 120.0])
@@ -490,10 +500,10 @@ def test_a_saving_of_which_nobody_knows_since_when_is_counted_anew(since: Memory
 def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
     much, little = Life(size=12), Life(size=5)
     much.memory = SURE
-    # 4 of 12 would do: 8 * 15 each time make 72 * 12 = 864 after 8 times; but 12 times are 3 minutes
+    # 4 of 12 would do: 8 * 15 each time make 84 * 12 = 1008 after 9 times; but 12 times are 3 minutes
     assert much.until(4) == 13
-    # 4 of 5: 15 each time make 72 * 5 = 360 after 24 times
-    assert little.until(4) == 25
+    # 4 of 5: 15 each time make 84 * 5 = 420 after 28 times
+    assert little.until(4) == 29
 
 
 def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
@@ -514,12 +524,12 @@ def test_after_a_time_unseen_saving_begins_anew() -> None:
     life = Life(size=5)
     for _ in range(16):
         life.poll()
-    life.poll(later=timedelta(minutes=5))
+    life.poll(later=timedelta(seconds=TUNING.stale_s + 15))
     assert life.until(4) > 16
     life = Life(size=5)
     for _ in range(16):
         life.poll()
-    for _ in range(17):  # what cannot be seen for more than 4 minutes saves nothing either
+    for _ in range(41):  # what cannot be seen for more than 10 minutes saves nothing either
         life.poll(lag=None)
     assert life.until(4) > 16
 
@@ -531,7 +541,7 @@ def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str
         life.poll()
     missing: dict[str, Any] = {name: None, "throughput": 300.0, "utilization": 0.7}
     assert life.poll(**missing).replicas is None
-    assert life.until(4) == 25 - 17  # as if it had been read
+    assert life.until(4) == 29 - 17  # as if it had been read
 
 
 def test_a_size_is_learned_whatever_utilization_is_read() -> None:
@@ -623,15 +633,15 @@ def test_a_jump_that_waits_nowhere_is_doubted() -> None:
     assert life.poll(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
 
 
-def test_minutes_without_a_reading_are_left_out_of_the_trends() -> None:
+def test_minutes_without_a_reading_are_left_out() -> None:
     life = Life(size=8)
     for number in range(60):
         life.poll(200 + 3.0 * number)
-    assert life.memory["trend.line"] == pytest.approx(0.2, rel=0.05)
+    before = life.memory["lasting.recent"]
     gone = [replace(seen, metrics={}) if number % 8 == 2 else seen for number, seen in enumerate(life.past)]
     life.past = tuple(gone)
     life.poll(380.0)
-    assert life.memory["trend.line"] == pytest.approx(0.2, rel=0.05)
+    assert life.memory["lasting.recent"] == pytest.approx(before, rel=0.05)
 
 
 def test_without_a_past_the_reading_is_what_is_known() -> None:
@@ -685,7 +695,6 @@ def known(chance: Random) -> tuple[Memory, float, float]:
     one, exponent = 10 ** chance.uniform(0, 5), chance.uniform(0.6, 1.0)
     memory = {"capacity.level": math.log(one), "capacity.exponent": exponent}
     ranges = {
-        "trend.swing": (0.01, 0.3),
         "arrivals.noise": (0.01, 0.3),
         "stall.up": (0.0, 60.0),
         "stall.down": (0.0, 60.0),
@@ -708,7 +717,7 @@ def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None
     able = one * current**exponent
     arrivals = able * chance.uniform(0.3, 1.6)
     waited = chance.choice((0.0, chance.uniform(0, 120), 10 ** chance.uniform(0, 4)))
-    slopes = {name: chance.uniform(-0.01, 0.02) for name in ("trend.line", "trend.minute", "arrivals.slope")}
+    slopes = {name: chance.uniform(-0.01, 0.02) for name in ("arrivals.trend", "arrivals.slope")}
     extra = {**spare(current, 10 ** chance.uniform(0, 5), chance.uniform(0, 1000))}
     peak = chance.uniform(0, 1.2)
     parameters = {

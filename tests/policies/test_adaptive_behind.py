@@ -46,7 +46,7 @@ def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
     assert fall_behind(55).replicas == 1
     said = fall_behind(60)
     assert said.inputs["capacity"] == pytest.approx(20.0)
-    assert said.replicas == 3  # 20 x 3^0.9 = 54/s; 2 do 37/s
+    assert said.replicas == 4  # 20 x 4^0.9 = 70/s; 3 do 54/s, a fifth more than what arrives is 55/s
     assert "1 replica (20/s) are short" in said.detail
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autoscaler_policies.adaptive import plateau
-from autoscaler_policies.adaptive.plateau import AGE_S, Throughput
+from autoscaler_policies.adaptive.plateau import Throughput
+from autoscaler_policies.adaptive.tuning import TUNING
 
 NOTHING = Throughput()
 CLIMBED = Throughput(4.0, 400.0, 0.0)
@@ -46,7 +47,7 @@ def test_they_help_where_they_bring_15_percent_of_what_they_would_at_best(throug
     ("size", "now", "smaller"),
     [
         (5, 300.0, CLIMBED),  # noise hides so small a step
-        (8, AGE_S + 1, CLIMBED),  # other records
+        (8, TUNING.plateau_s + 1, CLIMBED),  # other records
         (8, 300.0, replace(CLIMBED, size=0.0)),
         (3, 300.0, CLIMBED),
         (8, 0.0, NOTHING),
@@ -64,15 +65,15 @@ def test_of_steps_in_a_row_the_first_counts_and_of_one_further_down_that() -> No
     assert smaller == CLIMBED
     plateau.climb(smaller, 3, 300.0, 120.0)
     assert smaller == Throughput(3.0, 300.0, 120.0)
-    plateau.climb(smaller, 12, 900.0, 120.0 + AGE_S + 1)
+    plateau.climb(smaller, 12, 900.0, 120.0 + TUNING.plateau_s + 1)
     assert smaller.size == 12
 
 
 @pytest.mark.parametrize(
     ("size", "throughput", "now", "kept"),
     [
-        *((8, 450.0, 300 + AGE_S, True), (8, 450.0, 300 + AGE_S + 1, False)),
-        *((9, 450.0, 300 + AGE_S, True), (7, 450.0, 400.0, False)),
+        *((8, 450.0, 300 + TUNING.plateau_s, True), (8, 450.0, 300 + TUNING.plateau_s + 1, False)),
+        *((9, 450.0, 300 + TUNING.plateau_s, True), (7, 450.0, 400.0, False)),
         *((8, 517.0, 400.0, True), (8, 518.0, 400.0, False)),
     ],
 )

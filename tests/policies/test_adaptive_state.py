@@ -116,8 +116,7 @@ def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[
     expected.arrivals.seen_at, expected.arrivals.level = 1000.0, 340.0
     expected.capacity.level, expected.capacity.exponent = 4.6, 0.85
     expected.idle.weight = 100.0
-    expected.season.trust = 0.5
-    expected.season.predicted, expected.season.unchanged = 360.0, 340.0
+    expected.season.unchanged = 340.0
     expected.stall.up = 15.0
     expected.checkpoint.interval = 60.0
     expected.behind.since_at = 990.0
@@ -152,8 +151,8 @@ def test_what_is_derived_is_no_field_to_be_set() -> None:
 def test_numbers_that_are_not_finite_are_left_out(number: float) -> None:
     assert State.load(dict.fromkeys(NAMES - {VERSION_NAME}, number)) == State()
     state = full()
-    state.arrivals.level = state.trend.line = state.idle.xx = number
-    assert NAMES - set(state.dump()) == {"arrivals.level", "trend.line", "idle.xx"}
+    state.arrivals.level = state.lasting.mean = state.idle.xx = number
+    assert NAMES - set(state.dump()) == {"arrivals.level", "lasting.mean", "idle.xx"}
 
 
 def test_whole_numbers_and_booleans_come_back_as_such() -> None:

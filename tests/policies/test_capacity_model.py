@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies.adaptive import capacity_model
-from autoscaler_policies.adaptive.capacity_model import EXPONENT, EXPONENT_VARIANCE, Capacity, Idle
+from autoscaler_policies.adaptive.capacity_model import EXPONENT_VARIANCE, Capacity, Idle
 from autoscaler_policies.adaptive.state import State
+from autoscaler_policies.adaptive.tuning import TUNING
 
 INTERVAL = 15.0
 HOUR = 240
@@ -110,7 +111,7 @@ def test_the_first_sample_gives_its_size_and_the_usual_exponent_the_others() -> 
     model = Model()
     model.sample(4, 800, 0.8, 100.0)
     assert model.rate(4) == pytest.approx(1000)  # 800 / 0.8
-    assert model.rate(8) == pytest.approx(1000 * 2**EXPONENT)
+    assert model.rate(8) == pytest.approx(1000 * 2**TUNING.exponent)
     model.sample(4, 400, 0.8, 100.0)  # the same moment again says nothing new
     assert model.rate(4) == pytest.approx(1000)
 
@@ -184,7 +185,7 @@ def test_without_a_surprise_the_same_time_changes_much_less() -> None:
     assert 1 < model.rate(8) / before < 1.03  # 8 % more for 4 minutes may be chance
 
 
-def test_after_a_long_time_unseen_new_samples_weigh_more_but_a_month_no_more_than_a_week() -> None:
+def test_after_a_long_time_unseen_new_samples_weigh_more_and_at_most_fully() -> None:
     def moved_by(gap: float) -> float:
         model = Model()
         now = hours(model, (8,), 1000.0, 0.9, share=0.0)
@@ -192,19 +193,8 @@ def test_after_a_long_time_unseen_new_samples_weigh_more_but_a_month_no_more_tha
         model.sample(8, 1.1 * 0.8 * 1000 * 8**0.9, 0.8, now + gap)
         return model.rate(8) / before - 1
 
-    assert 0 < moved_by(INTERVAL) < moved_by(3600) < moved_by(86400) < 0.15
-    assert moved_by(30 * 86400) == pytest.approx(moved_by(7 * 86400))
-
-
-def test_hardly_busy_workers_teach_less_than_busy_ones() -> None:
-    def moved_at(busy: float) -> float:
-        model = Model()
-        model.sample(8, 8000 * 0.8, 0.8, 0.0)
-        model.sample(8, 8800 * busy, busy, 60.0)
-        return model.rate(8) / 8000 - 1
-
-    assert 0 < 2 * moved_at(0.1) < moved_at(0.8)
-    assert moved_at(0.4) == pytest.approx(moved_at(0.8))
+    assert 0 < moved_by(INTERVAL) < moved_by(3600) < moved_by(86400) < moved_by(30 * 86400) < 0.1
+    assert moved_by(1e6 * 86400) == pytest.approx(moved_by(1000 * 86400))
 
 
 CAPACITY = sorted(name for name in State(capacity=Capacity(0.0, 0.0)).dump() if name.startswith("capacity."))
@@ -252,7 +242,7 @@ def test_whatever_is_read_what_a_size_does_is_a_number(
         for asked in (size, 1, 7, 1_000_000):
             assert 0 <= model.rate(asked) < math.inf
             assert asked < 1 or 0 <= model.capacity.uncertainty(asked) < math.inf
-        assert 0 <= model.idle.utilization() <= capacity_model.MAX_IDLE
+        assert 0 <= model.idle.utilization() <= 1
 
 
 def test_records_that_cost_otherwise_are_not_taken_for_an_idle_share() -> None:
@@ -277,9 +267,9 @@ def test_a_size_that_was_never_seen_is_less_sure_than_the_one_that_was() -> None
     assert Capacity().uncertainty(4) == 0
     model = Model()
     model.sample(8, 650.0, 1.0, 0.0)
-    assert model.capacity.uncertainty(8) == pytest.approx(capacity_model.NOISE)
+    assert model.capacity.uncertainty(8) == pytest.approx(TUNING.noise)
     away = math.sqrt(EXPONENT_VARIANCE) * math.log(4)
-    assert model.capacity.uncertainty(2) == pytest.approx(math.hypot(capacity_model.NOISE, away))
+    assert model.capacity.uncertainty(2) == pytest.approx(math.hypot(TUNING.noise, away))
     assert Capacity(covariance=-1.0).uncertainty(8) == 0
 
 

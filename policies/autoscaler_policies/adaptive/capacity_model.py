@@ -11,36 +11,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-EXPONENT = 0.9
-EXPONENT_VARIANCE = 0.1**2
-"""The exponent before anything is known, and how uncertain that is..."""
-EXPONENTS = (0.3, 1.1)
-"""... and what is believed at all: beyond lies a job that does not scale, or a measurement that is wrong."""
+from autoscaler_policies.adaptive.tuning import TUNING
 
-NOISE = 0.05
-"""Standard deviation of ln(true rate) of one sample: machines of one cloud differ by 1-7 %..."""
-ERROR_S = 600.0
-"""... and its errors hold on for so long: samples within that time add little."""
-DRIFT = 0.05
-EXPONENT_DRIFT = 0.01
-"""How far level and exponent wander within an hour (standard deviation)."""
-MAX_AGE_S = 7 * 86400.0
-"""Uncertainty does not grow further after so long without a sample."""
-
-SHIFT = 0.12
-SHIFT_S = 180.0
+EXPONENT_VARIANCE = TUNING.exponent_error**2
+EXPONENTS = (
+    TUNING.exponent - TUNING.significance * TUNING.exponent_error,
+    TUNING.exponent + TUNING.significance * TUNING.exponent_error,
+)
+"""Beyond lies a job that does not scale, or a measurement that is wrong."""
+SHIFT = TUNING.significance * TUNING.noise
 """Samples that are off by more than this, for minutes, mean that a record costs something else now."""
-
-MIN_UTILIZATION = 0.05
-"""Below this utilization the ratio of two small numbers means nothing."""
-RELIABLE_UTILIZATION = 0.4
-"""Below this the workers' own idle work (JVM, heartbeats) weighs too much in the ratio."""
-MAX_IDLE = 0.3
-LINE_DECAY_S = 6 * 3600.0
-MIN_SPREAD = 0.25
-"""Throughput must have varied by this share of its mean before a utilization without records is believed..."""
-MIN_FIT = 0.9
-"""... and the line must explain so much of the variance: where the cost of records changed there is no single line."""
 
 
 @dataclass(slots=True)
@@ -56,13 +36,13 @@ class Idle:
 
     def learn(self, x: float, y: float, since: float) -> None:
         """Take in a reading, so many seconds after the last one."""
-        kept = math.exp(-since / LINE_DECAY_S)
+        kept = math.exp(-since / TUNING.memory_s)
         self.weight = self.weight * kept + 1.0
         self.x, self.y = self.x * kept + x, self.y * kept + y
         self.xx, self.xy, self.yy = self.xx * kept + x * x, self.xy * kept + x * y, self.yy * kept + y * y
 
     def utilization(self) -> float:
-        """Utilization without any record, 0 to 0.3, by the line; 0 until it is clear.
+        """Utilization without any record, 0 to 1, by the line; 0 until it is clear.
 
         CPU is never 0: uncorrected, it makes the capacity of a job that is hardly busy seem small.
         """
@@ -70,14 +50,14 @@ class Idle:
             return 0.0
         mean_x, mean_y = self.x / self.weight, self.y / self.weight
         variance = self.xx / self.weight - mean_x * mean_x
-        spread = MIN_SPREAD * mean_x
+        spread = TUNING.abnormal * mean_x
         if not variance > spread * spread:
             return 0.0
         both = self.xy / self.weight - mean_x * mean_y
         slope = both / variance
-        if not slope * both >= MIN_FIT * (self.yy / self.weight - mean_y * mean_y):
+        if not slope * both >= TUNING.min_fit * (self.yy / self.weight - mean_y * mean_y):
             return 0.0
-        return min(max(mean_y - slope * mean_x, 0.0), MAX_IDLE)
+        return max(mean_y - slope * mean_x, 0.0)
 
 
 @dataclass(slots=True)
@@ -95,7 +75,7 @@ class Capacity:
 
     seen_at: float | None = None
     level: float | None = None
-    exponent: float = EXPONENT
+    exponent: float = TUNING.exponent
     level_variance: float = 0.0
     covariance: float = 0.0
     exponent_variance: float = 0.0
@@ -124,15 +104,15 @@ class Capacity:
             utilization: how busy the hottest worker was, 0 to 1.
             now: seconds since 1970.
         """
-        if not (throughput > 0 and utilization >= MIN_UTILIZATION and replicas > 0):
+        if not (throughput > 0 and utilization >= TUNING.min_utilization and replicas > 0):
             return
         low, high = EXPONENTS
         self.exponent = min(max(self.exponent, low), high)  # of a damaged memory the power below may overflow
         busy = min(utilization, 1.0)
-        since = 0.0 if self.seen_at is None else min(max(now - self.seen_at, 0.0), MAX_AGE_S)
+        since = 0.0 if self.seen_at is None else max(now - self.seen_at, 0.0)
         idle.learn(throughput / replicas**self.exponent, busy, since)
         without = idle.utilization()
-        true_rate = throughput * (1.0 - without) / max(busy - without, MIN_UTILIZATION)
+        true_rate = throughput * (1.0 - without) / max(busy - without, TUNING.min_utilization)
         if not 0.0 < true_rate < math.inf:
             return
         seen, x = math.log(true_rate), math.log(replicas)
@@ -140,23 +120,23 @@ class Capacity:
         if self.level is None:
             # The first sample fixes the level at its size; the exponent stays as uncertain as it was.
             self.level = seen - self.exponent * x
-            self.level_variance = NOISE * NOISE + x * x * EXPONENT_VARIANCE
+            self.level_variance = TUNING.noise * TUNING.noise + x * x * EXPONENT_VARIANCE
             self.covariance, self.exponent_variance = -x * EXPONENT_VARIANCE, EXPONENT_VARIANCE
         elif since > 0:
-            self._follow(x, seen - self.level - self.exponent * x, busy, since, self.level)
+            self._follow(x, seen - self.level - self.exponent * x, since, self.level)
 
-    def _follow(self, x: float, off: float, busy: float, since: float, level: float) -> None:
+    def _follow(self, x: float, off: float, since: float, level: float) -> None:
         """One step of the Kalman filter: the state is (level, exponent), the measurement level + exponent * x."""
         hours = since / 3600.0
-        level_variance = self.level_variance + DRIFT * DRIFT * hours
-        exponent_variance = min(self.exponent_variance + EXPONENT_DRIFT * EXPONENT_DRIFT * hours, EXPONENT_VARIANCE)
-        lasted = min(since, ERROR_S)
-        share = min(lasted / SHIFT_S, 1.0)
+        level_variance = min(self.level_variance + TUNING.drift * TUNING.drift * hours, 1.0)
+        exponent_variance = self.exponent_variance
+        lasted = min(since, TUNING.stale_s)
+        share = min(lasted / TUNING.brief_s, 1.0)
         self.surprise += share * (off - self.surprise)
         if abs(self.surprise) > SHIFT:
             level_variance += self.surprise * self.surprise * share
-        # Errors that hold on for ERROR_S make a sample of a shorter time worth that part of one.
-        noise = NOISE * NOISE * ERROR_S / lasted * max(1.0, (RELIABLE_UTILIZATION / busy) ** 2)
+        # Errors that hold on for TUNING.stale_s make a sample of a shorter time worth that part of one.
+        noise = TUNING.noise * TUNING.noise * TUNING.stale_s / lasted
         by_level = level_variance + x * self.covariance
         by_exponent = self.covariance + x * exponent_variance
         total = by_level + x * by_exponent + noise

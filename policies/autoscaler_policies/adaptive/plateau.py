@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoscaler_policies.adaptive.forecast import NEVER
+from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.recommend import format_number
 
-GROWTH = 1.5
-"""Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps..."""
-GAIN = 0.15
-"""... and more workers do not help where they bring less than this share of what they would at best."""
-AGE_S = 1800.0
-"""Throughputs further apart are of other records; and after so long it is tried again."""
+GAIN = TUNING.significance * TUNING.noise
+"""More workers do not help where they bring less than this share of what they would at best."""
 
 
 @dataclass(slots=True)
@@ -40,7 +37,7 @@ class Throughput:
 
 def climb(smaller: Throughput, size: int, rate: float, now: float) -> None:
     """Keep what a size can process, records/s, that is left for a larger one; of several in a row that of the first."""
-    if now - smaller.seen_at > AGE_S or size < smaller.size:
+    if now - smaller.seen_at > TUNING.plateau_s or size < smaller.size:
         smaller.set(size, rate, now)
 
 
@@ -55,7 +52,7 @@ def compare(smaller: Throughput, limit: Throughput, size: int, throughput: float
         now: seconds since 1970.
     """
     before = smaller.size
-    if limit.size or now - smaller.seen_at > AGE_S or before <= 0 or size < GROWTH * before:
+    if limit.size or now - smaller.seen_at > TUNING.plateau_s or before <= 0 or size < TUNING.plateau_growth * before:
         return
     helps = throughput >= smaller.rate * (1.0 + GAIN * (size / before - 1.0))
     (smaller if helps else limit).set(size, throughput, now)
@@ -63,7 +60,7 @@ def compare(smaller: Throughput, limit: Throughput, size: int, throughput: float
 
 def forget(limit: Throughput, size: int, throughput: float, now: float) -> None:
     """Forget that more do not help where it is too long ago, the size is smaller now, or far more is processed."""
-    if now - limit.seen_at > AGE_S or size < limit.size or throughput > (1.0 + GAIN) * limit.rate:
+    if now - limit.seen_at > TUNING.plateau_s or size < limit.size or throughput > (1.0 + GAIN) * limit.rate:
         limit.set(0.0, 0.0, NEVER)
 
 

@@ -27,9 +27,8 @@ from autoscaler.policy_api import (
     source_partitions,
     stall_time,
 )
-from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window, seasonality
+from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window
 from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
-from autoscaler_policies.adaptive.forecast import Swings
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
@@ -37,7 +36,7 @@ from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FR
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, format_number, missing, replicas, sized, smallest
 
-MINUTE = timedelta(seconds=forecast.MINUTE_S)
+WARM_UP = timedelta(seconds=TUNING.warm_up_s)
 Rates = tuple[float | None, float | None, float | None]
 """Lag, arrivals and throughput."""
 
@@ -53,14 +52,12 @@ class _Outlook:
     throughput: float | None
     level: float
     lasting: float
-    trend_share: float
-    season: tuple[float, ...]
-    season_trust: float
+    expected: tuple[float, ...]
+    by_profile: bool
     start_time: float
     stall_up: float
     stall_down: float
     replay: float
-    forecast: tuple[float, ...]
     curve: tuple[float, float] | None
     share: float = 1.0
 
@@ -77,14 +74,15 @@ class _Outlook:
 
     def rate_at(self, ahead: float) -> float:
         """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
-        if self.forecast:
-            minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
-            return min(max(self.level, *self.forecast[:minutes]), LARGEST)
-        rise = self.trend_share * self.state.trend.rise(ahead, TUNING.trend_persistence)
-        if self.season:
-            most = max(self.season[: math.ceil(ahead / forecast.MINUTE_S) + 1])
-            rise = max(rise, self.season_trust * (most - self.level))
+        if self.expected:
+            rise = self.rise_expected(ahead)
+        else:
+            rise = max(self.state.arrivals.rise(ahead), self.state.lasting.rise(self.level, ahead))
         return min(self.lasting + rise, LARGEST)
+
+    def rise_expected(self, ahead: float) -> float:
+        """How much more will arrive within so long by a forecast or the profile, records/s, 0 or more."""
+        return max(0.0, *self.expected[: math.ceil(ahead / forecast.MINUTE_S) + 1], self.level) - self.level
 
     @property
     def downtime(self) -> float:
@@ -105,10 +103,10 @@ class Adaptive:
     Attributes:
         objective: the oldest unprocessed record should not be older than this; default 60s.
         slack: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
-        headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.15.
+        headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.2.
         down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.05.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 72s.
+        rescale_price: a rescale is worth as much as the whole cluster for so long; default 84s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
@@ -128,10 +126,10 @@ class Adaptive:
 
     objective: timedelta = timedelta(seconds=60)
     slack: float = field(default=0.75, metadata={"aliases": ("patience",)})
-    headroom: float = field(default=0.15, metadata={"aliases": ("reserve",)})
+    headroom: float = field(default=0.2, metadata={"aliases": ("reserve",)})
     down_headroom: float = field(default=0.05, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
-    rescale_price: timedelta = field(default=timedelta(seconds=72), metadata={"aliases": ("outage",)})
+    rescale_price: timedelta = field(default=timedelta(seconds=84), metadata={"aliases": ("outage",)})
     lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
@@ -163,7 +161,7 @@ class Adaptive:
     @property
     def lookback(self) -> timedelta:
         """How much past it needs: the longest trend, and the window for scaling down."""
-        longest = timedelta(seconds=forecast.MINUTE_S * forecast.POINTS)
+        longest = timedelta(seconds=forecast.MINUTE_S * TUNING.points)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
     def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
@@ -181,29 +179,14 @@ class Adaptive:
         _learn_outage(view, state)
         rates = lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
-            reading = view.metrics[self.arrivals]
-            at = seconds(reading.at)
-            over_s = reading.over.total_seconds() if reading.over > view.spec.interval else 0.0
-            latest = self._latest_rate(view, over_s) if over_s else 0.0
             # More arrives than is processed, by these readings, but the lag does not grow.
-            doubtful = False
-            if throughput is not None and lag is not None:
-                doubtful = lag < TUNING.unprocessed_s * (arrivals - throughput)
-            forecast.follow(state.arrivals, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
-            minutes = self._minutes(view)
-            level = state.arrivals.level or 0.0
-            forecast.find_trend(state.trend, state.arrivals, minutes)
-            forecast.judge_trend(state.trend, level, now)
-            forecast.learn_lasting(state.lasting, minutes)
-            state.season.compare(level, _season(self._profile(view)), now)
+            doubtful = throughput is not None and lag is not None and lag < arrivals - throughput
+            state.arrivals.follow(arrivals, seconds(view.metrics[self.arrivals].at), doubtful=doubtful)
+            state.lasting.learn(self._minutes(view))
+            state.season.compare(state.arrivals.level or 0.0, _season(self._profile(view)), now)
             self._learn_capacity(view, state, rates, now)
         self._learn_spare(view, state, rates, now)
         return state.dump()
-
-    def _latest_rate(self, view: View, over: float) -> float:
-        """What arrived recently, by readings that are means over so many seconds."""
-        begin = seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
-        return forecast.latest_rate(self._points(view, 1, begin=begin), over)
 
     def _learn_capacity(self, view: View, state: State, rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
@@ -212,19 +195,24 @@ class Adaptive:
         if arrivals is None or throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
-        behind_now = lag is not None and throughput < arrivals and lag > TUNING.behind_s * throughput
+        waits = TUNING.past_share * self.objective.total_seconds() * throughput
+        behind_now = lag is not None and throughput < arrivals and lag > waits
         if behind_now and (busy is None or busy > TUNING.saturated_utilization):
             busy = 1.0
             state.behind.since_at = now if behind is None else behind
-            if now - state.behind.since_at >= TUNING.saturated_s:
+            if now - state.behind.since_at >= forecast.MINUTE_S:
                 plateau.compare(state.climb, state.plateau, view.current, throughput, now)
         if busy is None:
             return
+        workers = _effective_replicas(view, view.current, source_partitions(view.spec, view.engine, view.past))
+        least = TUNING.min_utilization
         curve = _curve(self._profile(view))
         if curve is not None and state.capacity.level is None:
-            state.capacity.exponent = curve[1]  # the level is measured at once, the exponent takes days
-        workers = _effective_replicas(view, view.current, source_partitions(view.spec, view.engine, view.past))
-        least, seen = capacity_model.MIN_UTILIZATION, state.capacity.rate(workers)
+            # The level is measured at once, the exponent takes days; of a job that cannot do so much it is another's.
+            most = (1.0 + TUNING.abnormal) * throughput / max(busy, least)
+            if curve[0] * math.pow(workers, curve[1]) <= most:
+                state.capacity.exponent = curve[1]
+        seen = state.capacity.rate(workers)
         if busy >= least:
             if state.capacity.least:
                 state.capacity, state.idle = Capacity(exponent=state.capacity.exponent), Idle()
@@ -249,7 +237,7 @@ class Adaptive:
         if before is not None and before < view.current:
             workers = _effective_replicas(view, before, source_partitions(view.spec, view.engine, view.past))
             plateau.climb(state.climb, before, state.capacity.rate(workers), now)
-        if before != view.current or since > TUNING.unobserved_s or spare.since_at > now:
+        if before != view.current or since > TUNING.stale_s or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
         spare.enough = view.current
         if view.rescale is not None:
@@ -257,7 +245,7 @@ class Adaptive:
         outlook = self._outlook(view, state, lag, arrivals, throughput)
         if outlook.capacity_at(view.current) > 0:
             spare.enough = self._smallest_size(outlook)
-        fewer = view.current - spare.enough or -TUNING.relapse_weight
+        fewer = view.current - spare.enough or -TUNING.significance
         spare.saved = max(spare.saved + fewer * since, 0.0)
 
     # deciding
@@ -293,18 +281,19 @@ class Adaptive:
         if drain < math.inf:
             inputs["recovery"] = min(drain, LARGEST)
         objective = self.objective.total_seconds()
-        if view.rescale is None and self._rise_expected(outlook, capacity):
-            rate_ahead = max(rate_ahead, outlook.rate_at(outlook.start_time + TUNING.lead_downtimes * outlook.downtime))
-            return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
+        early = up + TUNING.lead_downtimes * outlook.downtime
+        rise = outlook.rise_expected(early) if outlook.by_profile and view.rescale is None else 0.0
+        if rise > max(capacity - outlook.lasting, 0.0):
+            return self._scale_up(outlook, max(rate_ahead, outlook.rate_at(early)), backlog_after_rescale, inputs)
         if rate_ahead > capacity:
-            waits = self._hold_reason(outlook, capacity)
-            if waits is not None:
-                return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {waits}")
+            if self._swing_passes(outlook, capacity):
+                passes = "that is a peak like those before it, which is expected to pass"
+                return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {passes}")
             grows = (rate_ahead - capacity) / rate_ahead
-            if view.rescale is not None or age + grows * TUNING.reaction_s > self.slack * objective:
+            if view.rescale is not None or age + grows * TUNING.warm_up_s > self.slack * objective:
                 return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
-        late = lag > TUNING.behind_s * capacity and lag > self.slack * objective * outlook.level
-        if late and drain > TUNING.shortage_objectives * objective and not self._recovers_sooner(outlook, capacity):
+        late = lag > self.slack * objective * outlook.level and lag > TUNING.past_share * objective * capacity
+        if late and not self._recovers_sooner(outlook, capacity):
             return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
         if throughput is None:
             return missing(view, self.throughput)
@@ -350,49 +339,16 @@ class Adaptive:
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
 
-    def _rise_expected(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether the season alone will soon need more than the size can process."""
-        if outlook.season_trust < TUNING.profile_trust or seasonality.is_far_below(outlook.level, outlook.season):
-            return False
-        minutes = round((outlook.start_time + TUNING.lead_downtimes * outlook.downtime) / forecast.MINUTE_S)
-        nearly = TUNING.lead_margin * (outlook.downtime / self.objective.total_seconds()) ** 2
-        return outlook.season[min(minutes, len(outlook.season) - 1)] * (1 + nearly) > capacity
-
-    def _hold_reason(self, outlook: _Outlook, capacity: float) -> str | None:
-        """Why nothing is done yet, though more will arrive than the size can process, if there is a reason."""
-        view = outlook.view
-        if self._swing_passes(outlook, capacity):
-            return "that is a peak like those before it, which is expected to pass"
-        if view.rescale is None and self._bump_passes(outlook, capacity):
-            return "that is more than usual, and passes before a rescale would pay"
-        return None
-
-    def _bump_passes(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether arrivals are above the profile for a while only, and a rescale would delay records by more."""
-        if outlook.season_trust < TUNING.profile_trust or seasonality.is_far_above(outlook.level, outlook.season):
-            return False
-        if max(outlook.season) > capacity:
-            return False
-        most = seasonality.peak_backlog(outlook.level, outlook.season, outlook.season_trust, capacity, outlook.lag)
-        return most < TUNING.bump_share * outlook.downtime * capacity
-
-    def _swings(self, outlook: _Outlook) -> Swings | None:
-        """The level that arrivals only swing around, unless a forecast predicts more."""
-        if outlook.forecast or outlook.season_trust >= TUNING.profile_trust:
-            return None
-        return outlook.state.lasting.swings()
-
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether arrivals only swing above a level that they return to before much waits.
 
         The size falls behind by what is above the level for a while (`forecast.Swings.backlog`), and then catches
         up, at the latest within the time a rescale would have taken.
         """
-        found = self._swings(outlook)
-        off = 0.0 if found is None else outlook.level - found.middle
-        if found is None or off > TUNING.peak_deviations * found.spread * found.middle:
+        found = outlook.state.lasting.swings()
+        if found is None or outlook.expected:
             return False
-        over = found.backlog(off, capacity)
+        over = found.backlog(outlook.level - found.middle, capacity)
         most = TUNING.peak_share * self.objective.total_seconds() * capacity
         return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * (capacity - found.middle)
 
@@ -413,7 +369,8 @@ class Adaptive:
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        most = max(outlook.rate_at(TUNING.horizon_s), self._last_minute_rate(outlook))
+        # What is processed counts, too, as arrivals may be reported too low.
+        most = max(outlook.rate_at(TUNING.horizon_s), outlook.throughput or 0.0)
         most *= 1 + self.down_headroom
         seen = self._points(view, 1, begin=seconds(view.now - self.scale_down_window))
         swings = outlook.state.lasting.swings()
@@ -425,9 +382,9 @@ class Adaptive:
                 return False
             waiting = reading_window.largest_backlog(seen, capacity)
             if swings is not None:
-                off = TUNING.swing_deviations * swings.spread * swings.middle
+                off = TUNING.significance * swings.spread * swings.middle
                 waiting = max(waiting, swings.backlog(off, capacity))
-            return waiting <= TUNING.past_delay_share * objective * capacity
+            return waiting <= TUNING.past_share * objective * capacity
 
         return smallest(low, view.current, fits)
 
@@ -445,7 +402,7 @@ class Adaptive:
         watched = now - spare.since_at
         if size >= view.current or watched < self.scale_down_window.total_seconds() or saved < price:
             return None
-        if outlook.lag > TUNING.recovered_share * self.objective.total_seconds() * inputs["capacity"]:
+        if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * inputs["capacity"]:
             return None
         inputs["able"] = capacity
         inputs["saved"] = saved
@@ -518,14 +475,7 @@ class Adaptive:
         level = arrivals if state.arrivals.level is None else max(state.arrivals.level, 0.0)
         profile = self._profile(view)
         external = self._external_forecast(view) if self.forecast is not None else ()
-        season: tuple[float, ...] = ()
-        trust, trend_share = 0.0, 1.0
-        if profile is not None and not external:
-            season = state.season.expected(_season(profile))
-        if season:
-            trust = min(max(state.season.trust, 0.0), 1.0)
-            # Where the profile predicts the arrivals no trend is needed, unless far more arrives.
-            trend_share = 1.0 if seasonality.is_far_above(level, season) else 1.0 - trust
+        expected = (level, *external) if external else state.season.expected(level, _season(profile))
         restart = _profiled_time(profile, "stall", self.restart)
         stall_up = restart if state.stall.up is None else state.stall.up
         stall_down = restart if state.stall.down is None else state.stall.down
@@ -536,25 +486,23 @@ class Adaptive:
             lag=lag,
             throughput=throughput,
             level=level,
-            lasting=level if external else level + trend_share * (state.lasting.rate(level) - level),
-            trend_share=trend_share,
-            season=season,
-            season_trust=trust,
+            lasting=level if expected else state.lasting.rate(level),
+            expected=expected,
+            by_profile=bool(expected) and not external,
             start_time=restart_time(view.learned, Direction.UP)
             or _profiled_time(profile, "start_up", self.start_up) + restart,
             stall_up=stall_up,
             stall_down=stall_down,
             replay=0.0,
-            forecast=external,
             curve=_curve(profile),
         )
         if max(stall_up, stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
             interval = state.checkpoint.interval
             outlook.replay = TUNING.checkpoint_interval_s if interval is None else interval
         behind = state.behind.since_at
-        if throughput and behind is not None and seconds(view.now) - behind >= TUNING.saturated_s:
+        if throughput and behind is not None and seconds(view.now) - behind >= forecast.MINUTE_S:
             capacity = outlook.capacity_at(view.current)
-            if throughput < TUNING.saturated_share * capacity:
+            if throughput < (1.0 - capacity_model.SHIFT) * capacity:  # that was learned on little load
                 outlook.share = throughput / capacity
         return outlook
 
@@ -573,7 +521,7 @@ class Adaptive:
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
         stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
-        return self._points(view, stride, stride * forecast.POINTS)
+        return self._points(view, stride, stride * TUNING.points)
 
     def _points(
         self, view: View, stride: int, polls: int | None = None, begin: float = -math.inf
@@ -594,21 +542,7 @@ class Adaptive:
             return lag, arrivals, throughput
         since = (view.metrics[self.lag].at - view.past[-2].metrics[self.lag].at).total_seconds()
         come = max(arrivals, throughput or 0.0)
-        return min(lag, before + TUNING.lag_growth_limit * come * since) if since > 0 else lag, arrivals, throughput
-
-    def _last_minute_rate(self, outlook: _Outlook) -> float:
-        """What arrived within the last minute by what was processed and what waits now, independent of `arrivals`."""
-        view, throughput = outlook.view, outlook.throughput
-        if throughput is None:
-            return 0.0
-        begin = view.now - MINUTE
-        for seen in reversed(view.past):
-            reading = seen.metrics.get(self.lag)
-            if reading is not None and reading.at <= begin and (before := rate(seen, self.lag)) is not None:
-                more = outlook.lag - before
-                since = (view.metrics[self.lag].at - reading.at).total_seconds()
-                return min(max(throughput + more / max(since, forecast.MINUTE_S), 0.0), LARGEST)
-        return throughput
+        return min(lag, before + come * since) if since > 0 else lag, arrivals, throughput
 
 
 def _undisturbed(view: View) -> bool:
@@ -619,11 +553,11 @@ def _undisturbed(view: View) -> bool:
     if engine is not None:
         if engine.job is not JobState.RUNNING:
             return False
-        if engine.running_since is not None and ZERO <= view.now - engine.running_since < TUNING.warm_up:
+        if engine.running_since is not None and ZERO <= view.now - engine.running_since < WARM_UP:
             return False
     if view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING):
         return False
-    return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= TUNING.warm_up
+    return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= WARM_UP
 
 
 def _learn_outage(view: View, state: State) -> None:
@@ -659,14 +593,14 @@ def _curve(profile: Reading | None) -> tuple[float, float] | None:
         return None
     curve = profile.parts.get("capacity", {})
     rate, exponent = curve.get("rate", 0.0), curve.get("exponent", 0.0)
-    low, high = TUNING.exponents
+    low, high = capacity_model.EXPONENTS
     return (rate, exponent) if 0 < rate <= LARGEST and low <= exponent <= high else None
 
 
 def _profiled_time(profile: Reading | None, what: str, otherwise: timedelta) -> float:
     """How many seconds something took on the way up, by the profile."""
     known = -1.0 if profile is None else profile.parts.get("up", {}).get(what, -1.0)
-    return known if 0 <= known <= TUNING.profiled_limit_s else otherwise.total_seconds()
+    return known if 0 <= known <= TUNING.stale_s else otherwise.total_seconds()
 
 
 def _hottest(view: View, name: str) -> float | None:

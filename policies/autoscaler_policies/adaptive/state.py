@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
-from autoscaler_policies.adaptive.forecast import Arrivals, Lasting, Trend
+from autoscaler_policies.adaptive.forecast import Arrivals, Lasting
 from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.seasonality import Season
 
@@ -71,7 +71,6 @@ class State:
     """
 
     arrivals: Arrivals = field(default_factory=Arrivals)
-    trend: Trend = field(default_factory=Trend)
     lasting: Lasting = field(default_factory=Lasting)
     season: Season = field(default_factory=Season)
     capacity: Capacity = field(default_factory=Capacity)
@@ -115,7 +114,6 @@ _PLACES = {
 """Name of a number -> where it is, and its type where that is no float."""
 _FORMER = {
     **{f"capacity.line.{of.name}": _PLACES[f"idle.{of.name}"] for of in fields(Idle)},
-    "season.told": _PLACES["season.predicted"],
     "season.same": _PLACES["season.unchanged"],
 }
 """Names of version 1: without idle CPU a job that is hardly busy would seem to be able to do much less."""

@@ -1,4 +1,4 @@
-"""Constants of `adaptive` that users do not set: times, shares and counts, tuned on the benchmark's loads.
+"""Constants of `adaptive` that users do not set; docs/contributing/benchmark.md has what half and twice of each does.
 
 Names that end in `_s` are seconds; shares are of the thing named in their description.
 """
@@ -6,69 +6,75 @@ Names that end in `_s` are seconds; shares are of the thing named in their descr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """The constants of `adaptive`; for those of the forecasts and of the capacity see their modules."""
+    """The constants, by what they are used for."""
 
-    warm_up: timedelta = timedelta(seconds=120)
-    """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
-    checkpoint_interval_s: float = 10.0
-    """How far back a restart resumes, until checkpoints have been observed."""
+    # All
+    significance: float = 3.0
+    """So many standard deviations (or errors) stand out of the noise: chance does so once in 700 times. And a smaller
+    size must have sufficed for so many times as long as it did not."""
+    noise: float = 0.05
+    """Standard deviation of readings, as a share, until it was seen: machines of one cloud differ by 1-7 %."""
+    stale_s: float = 600.0
+    """Readings within so long share their errors; after so long without one, what the last one showed begins anew."""
+    memory_s: float = 7200.0
+    """What was learned of how things vary is forgotten to 37 % within so long."""
 
-    behind_s: float = 10.0
-    """A job with a backlog of more than so many seconds of its throughput is behind."""
-    saturated_s: float = 60.0
-    """A job that has been behind for so long shows what it can do..."""
-    saturated_share: float = 0.85
-    """... where that is less than this share of the estimate, which was learned on little load."""
+    # Arrivals
+    slope_weight: float = 0.1
+    """Weight of a new reading in the rise of the last minute..."""
+    noise_weight: float = 0.03
+    """... and in the noise."""
+    brief_s: float = 200.0
+    """A rise that was seen for a minute goes on for so long; a swing that lasts no longer is left to pass."""
+    points: int = 15
+    """How much of a deviation lasts is looked for in so many readings, a minute apart: what the last of the first two
+    thirds is off from their mean is compared with the last third."""
+
+    # Capacity
+    exponent: float = 0.9
+    """Of the size, with which capacity grows: 0.80 to 0.90 were measured for Nexmark and saturated TaskManagers..."""
+    exponent_error: float = 0.1
+    """... and its standard deviation."""
+    drift: float = 0.05
+    """How far capacity wanders within an hour (standard deviation, as a share)."""
+    min_utilization: float = 0.05
+    """Below this the ratio of two small numbers means nothing."""
+    min_fit: float = 0.9
+    """A line through utilization by throughput must explain so much of the variance, else its records' cost changed."""
     saturated_utilization: float = 0.6
     """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
+    warm_up_s: float = 120.0
+    """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall; and as
+    long before the delay would approach the objective more is asked for."""
+    plateau_growth: float = 1.5
+    """Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps."""
+    plateau_s: float = 1800.0
+    """Throughputs further apart are of other records; and after so long it is tried again."""
 
-    unprocessed_s: float = 2.0
-    """Of what arrives and is not processed at least so many seconds' worth waits, or one of the readings is wrong."""
-    lag_growth_limit: float = 2.0
-    """A lag of a running job that grew by more than so many times the arrivals counts only once it is read again."""
-    trend_persistence: float = 3.0
-    """A trend is expected to last so many times as long as it has been seen."""
-    horizon_s: float = 450.0
-    """A size must suffice for so long: trends that last longer are handled by the next rescale."""
-
-    reaction_s: float = 120.0
-    """More is asked for when the delay would approach the objective within so long."""
-    shortage_objectives: float = 5.0
-    """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives."""
-    recovered_share: float = 0.25
-    """Fewer are asked for once the backlog is no more than this share of the objective."""
-
-    profile_trust: float = 0.4
-    """A profile that is trusted so far is acted on before anything has risen..."""
+    # Profile
+    profile_ahead_minutes: int = 20
+    """The prediction of a profile for so long ahead is compared with the arrivals..."""
+    profile_memory_s: float = 2 * 86400.0
+    """... and its error is remembered for so long (to 37 %)."""
+    abnormal: float = 0.25
+    """A profile predicts nothing where arrivals are lower by more than this share; a jump, which may be minutes early
+    or late, changes their ratio by no more; and throughput that has varied by less shows nothing of idle CPU."""
     lead_downtimes: float = 2.7
-    """... where the expected rate exceeds the capacity so many downtimes after a rescale that is asked for now..."""
-    lead_margin: float = 0.09
-    """... or nearly, by this times the square of downtime / objective: the longer the downtime, the smaller the backlog
-    may be when it begins."""
-    bump_share: float = 0.45
-    """A bump that passes is left alone where it delays records by less than this share of a rescale's downtime."""
-    exponents: tuple[float, float] = (0.75, 1.05)
-    """A profile is not trusted if its capacity grows with another exponent of the size..."""
-    profiled_limit_s: float = 600.0
-    """... nor if it has a longer start-up time or downtime."""
-    peak_share: float = 0.4
-    """Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
+    """A rise that a profile predicts is acted on so many downtimes before it comes."""
 
-    peak_deviations: float = 6.0
-    """A peak above a level that arrivals swing around passes, unless it is so many standard deviations off."""
-    swing_deviations: float = 3.6
-    """Fewer must do for swings of so many standard deviations around a level..."""
-    past_delay_share: float = 0.05
-    """... and for what arrived within the scale-down window, each delaying records by this share of the objective."""
-    relapse_weight: float = 3.0
-    """A time in which fewer do not suffice undoes so many in which they did."""
-    unobserved_s: float = 240.0
-    """After so long without an observation, the saving by fewer is counted from zero."""
+    # Decisions
+    checkpoint_interval_s: float = 10.0
+    """How far back a restart resumes, until checkpoints have been observed."""
+    horizon_s: float = 450.0
+    """A size must suffice for so long: what comes later is left to the next rescale."""
+    peak_share: float = 0.4
+    """Of a peak that passes this share of the objective may wait, and of all when fewer are asked for..."""
+    past_share: float = 0.05
+    """... and this of what arrived within the scale-down window, or usually swings, if a smaller size is to do."""
 
 
 TUNING = Tuning()
