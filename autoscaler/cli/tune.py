@@ -46,7 +46,7 @@ GAIN = 0.02
 """A change must save this share of the cost, and more than twice the standard error of what it saves on single days."""
 
 OBJECTIVES = (0.5, 0.75, 1.0)
-HEADROOMS = ("0.05", "0.15", "0.3")
+HEADROOMS = ("0.05", "0.2", "0.4")
 """Tried without --set for policies with an `objective` and a `headroom`: shares of the configured objective, and
 headrooms."""
 

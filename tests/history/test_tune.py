@@ -277,7 +277,7 @@ def test_without_settings_a_headroom_under_its_former_name_is_tried_too(tmp_path
     read = configuration.load(path)
     options = argparse.Namespace(config=path, set=[])
     configured, default, *grid = _grid(options, read.clusters["orders"].spec)
-    assert (configured, default) == ({}, {"main.headroom": "0.15"})
+    assert (configured, default) == ({}, {"main.headroom": "0.2"})
     assert {changes["main.headroom"] for changes in grid} == set(HEADROOMS)
     for changes in grid:
         policy = apply_settings(options, read, {"orders": changes}).clusters["orders"].spec.policies[0].policy
@@ -325,7 +325,7 @@ def test_the_defaults_are_those_of_the_parameters_that_are_changed_and_no_object
     policies = configuration.load(path).clusters["orders"].spec.policies
     keys = ("main.objective", "main.reserve", "main.scale_down_window", "main.profile", "max", "other.waiting")
     assert defaults(policies, keys) == {
-        "main.headroom": "0.15",
+        "main.headroom": "0.2",
         "main.scale_down_window": "3m",
         "main.profile": "null",
     }
