@@ -369,7 +369,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     config = tmp_path / "config.yaml"
     # So much to spare that less of it must be better.
     config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, headroom: 0.5, down_headroom: 0.4"))
-    given = ("--metric", "busy=utilization", "--set", "main.headroom=0.15", "--set", "main.down_headroom=0.05")
+    given = ("--metric", "busy=utilization", "--set", "main.headroom=0.2", "--set", "main.down_headroom=0.05")
     found = tmp_path / "patch.yaml"
     arguments = (place, config, *given, "--violation", "5%", "--out", found, "--json")
     assert cli.main(["tune", *map(str, arguments)]) == 0
@@ -381,7 +381,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     assert one["chosen"]["replica_hours"] < one["configured"]["replica_hours"]
     assert one["chosen_then"]["replica_hours"] < one["configured_then"]["replica_hours"]
     assert report["patch"] == found.read_text()
-    changed = {"policies": {"main": {"headroom": 0.15, "down_headroom": 0.05}}}
+    changed = {"policies": {"main": {"headroom": 0.2, "down_headroom": 0.05}}}
     assert yaml.safe_load(found.read_text()) == {"clusters": {"orders": changed}}
     better = tmp_path / "better.yaml"
     better.write_text(yaml.safe_dump(merged(yaml.safe_load(config.read_text()), yaml.safe_load(found.read_text()))))
