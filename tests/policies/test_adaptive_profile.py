@@ -124,6 +124,14 @@ def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
     assert math.exp(learned["capacity.level"]) * 4**0.8 == pytest.approx(400)
 
 
+def test_the_exponent_of_a_profile_by_which_far_more_is_possible_is_not_believed() -> None:
+    # 300/s at 75 %: 400/s. By the profile four could do 126 * 4 = 504/s, a quarter more, or 124 * 4
+    for rate, exponent in ((126.0, 0.9), (124.0, 1.0)):
+        view = replace(shown(300, FLAT, capacity={"rate": rate, "exponent": 1.0}), memory={})
+        busy = replace(view, metrics={**view.metrics, "utilization": Reading(0.75, view.now)})
+        assert Adaptive(profile="profile").learn(busy)["capacity.exponent"] == exponent
+
+
 def test_the_exponent_of_the_profile_is_kept_while_workers_are_hardly_busy_and_after_it() -> None:
     view = replace(shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.8}), memory={})
     for number, busy in enumerate((0.01, 0.75)):
