@@ -112,9 +112,15 @@ def read_here(files: Sequence[Path]) -> pa.Table:
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
 
+def _read(file: Path, leaves: Sequence[str]) -> pa.Table:
+    """These leaves of a file, or all of its columns where it has no rows: PyArrow 18 fails to choose of none."""
+    opened = parquet.ParquetFile(file)
+    return opened.read(leaves) if opened.num_row_groups else opened.schema_arrow.empty_table()
+
+
 def _seen(file: Path) -> pa.Table:
     """The observations of a file, as `_stream` has them. To read whole maps and lists would take five times as long."""
-    rows = parquet.ParquetFile(file).read(_OF_OBSERVATIONS)
+    rows = _read(file, _OF_OBSERVATIONS)
     of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
     return pa.table(
         {
@@ -133,7 +139,7 @@ def _seen(file: Path) -> pa.Table:
 
 def _asked(file: Path) -> pa.Table:
     """The requests among the decisions of a file, as `_stream` has them."""
-    rows = parquet.ParquetFile(file).read(_OF_DECISIONS)
+    rows = _read(file, _OF_DECISIONS)
     rows = rows.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
     chosen = [
         next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
