@@ -156,6 +156,13 @@ def test_what_workers_do_without_records_is_derived_from_what_records_cost(seed:
     assert plain < 0.4 * 8000  # what the plain ratio makes of 15 % CPU
 
 
+def test_less_utilization_at_more_throughput_shows_no_idle_share() -> None:
+    model = Model()
+    for number in range(HOUR):
+        model.sample(8, 2000.0 + 2000.0 * (number % 2), 0.6 - 0.3 * (number % 2), number * INTERVAL)
+    assert model.idle.utilization() == 0
+
+
 def test_no_idle_share_is_believed_until_throughput_has_varied() -> None:
     model = Model()
     assert model.idle.utilization() == 0

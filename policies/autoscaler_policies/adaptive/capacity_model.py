@@ -55,7 +55,7 @@ class Idle:
             return 0.0
         both = self.xy / self.weight - mean_x * mean_y
         slope = both / variance
-        if not slope * both >= TUNING.min_fit * (self.yy / self.weight - mean_y * mean_y):
+        if slope <= 0 or not slope * both >= TUNING.min_fit * (self.yy / self.weight - mean_y * mean_y):
             return 0.0
         return max(mean_y - slope * mean_x, 0.0)
 
