@@ -136,7 +136,7 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
     assert done.rejected == {}
 
 
-UNFIT = {
+LEFT_TO_SPARK = {
     **{f"{reason}: {line[:20]!r}": line + b"\n" for line, reason in BAD.items()},
     "twice": dump_record(GOOD[0]) + b"\n",
     "other ends of lines": dump_record(GOOD[200]) + b"\r\n",
@@ -155,11 +155,11 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("unfit", UNFIT)
-def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, unfit: str) -> None:
+@pytest.mark.parametrize("kind", LEFT_TO_SPARK)
+def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, kind: str) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
-    file.write_bytes(lines(GOOD[:3]) + UNFIT[unfit])
+    file.write_bytes(lines(GOOD[:3]) + LEFT_TO_SPARK[kind])
     assert add_here(dataset, [str(file)], now=NOW) is None
     assert dataset.dates() == ()
 

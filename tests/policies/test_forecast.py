@@ -243,6 +243,15 @@ def test_how_much_readings_are_off_is_learned_within_hours() -> None:
     assert calm.arrivals.noise < 0.02 < TUNING.noise < 0.1 < wild.arrivals.noise < 0.2
 
 
+def test_after_days_without_any_noise_the_least_wiggle_is_no_rise() -> None:
+    arrivals = Arrivals()
+    for number in range(4 * 5760):
+        arrivals.follow(100.0, number * STEP)
+    for number in range(4 * 5760, 4 * 5760 + 40):
+        arrivals.follow(100.0 + number % 2, number * STEP)
+        assert arrivals.trend == 0
+
+
 def test_a_jump_is_no_noise() -> None:
     found = after(lambda at: 100 if at <= 1800 else 200, 1815)
     assert found.arrivals.noise < 1.5 * TUNING.noise

@@ -19,6 +19,8 @@ READING_AGE_S = MINUTE_S / 2
 """... and they describe a moment so long ago."""
 READING_S = MINUTE_S / 4
 """Readings closer together than this count proportionally less for how arrivals rise."""
+LEAST_NOISE = TUNING.noise / TUNING.significance
+"""After hours without any noise all that arrives would stand out of it, and as no jump is noise it would stay so."""
 NORMAL_RATIO = math.sqrt(math.pi / 2)
 """Standard deviation over mean absolute deviation of a normal distribution."""
 
@@ -41,7 +43,7 @@ class Arrivals:
     Attributes:
         seen_at: time of the last reading, seconds since 1970.
         level: records/s now; None: nothing was seen.
-        slope: how they rose of late, records/s per second...
+        slope: how they rose recently, records/s per second...
         trend: ... where that stands out of the noise; else 0.
         noise: standard deviation of a reading, as a share of the level.
         doubted: whether the last reading was a jump that other readings did not confirm.
@@ -85,7 +87,7 @@ class Arrivals:
         self.trend = self.slope if self.slope * MINUTE_S > within_a_minute * foreseen else 0.0
         if largest > 0:
             seen = min(abs(off) / largest, most) * NORMAL_RATIO  # a jump is no noise
-            self.noise += TUNING.noise_weight * (seen - self.noise)
+            self.noise = max(self.noise + TUNING.noise_weight * (seen - self.noise), LEAST_NOISE)
 
     def rise(self, ahead: float) -> float:
         """How much more will arrive so many seconds ahead, records/s, 0 or more."""

@@ -111,7 +111,8 @@ class Adaptive:
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
         profile: name of a metric of the source `profile`, which has the typical arrivals, the capacity of sizes and the
-            duration of rescales from weeks of history; trusted as far as it has been right recently. Default none.
+            duration of rescales from weeks of history; trusted while it was no more wrong than constant arrivals.
+            Default none.
         forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
             on; it takes the place of trends and profile, which count while it is missing. Default none.
         lag: name of the metric with the records waiting.
