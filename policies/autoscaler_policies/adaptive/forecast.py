@@ -19,8 +19,8 @@ READING_AGE_S = MINUTE_S / 2
 """... and they describe a moment so long ago."""
 READING_S = MINUTE_S / 4
 """Readings closer together than this count proportionally less for how arrivals rise."""
-LEAST_NOISE = TUNING.noise / TUNING.significance
-"""After hours without any noise all that arrives would stand out of it, and as no jump is noise it would stay so."""
+LEAST_NOISE = TUNING.noise / 10_000
+"""As no jump is noise, from nothing it would never grow again; from here it takes half an hour."""
 NORMAL_RATIO = math.sqrt(math.pi / 2)
 """Standard deviation over mean absolute deviation of a normal distribution."""
 
