@@ -16,8 +16,9 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
@@ -44,6 +45,8 @@ _FOUND = "path string, modificationTime timestamp, length long, content binary"
 _HOUR = r"(\d{4}-\d\d-\d\dT\d\d)[^/]*$"
 LATE = timedelta(hours=1)
 """A file is late when it is older than the newest one by more than this."""
+
+_T = TypeVar("_T")
 
 _POLL_S = 0.3
 _BUSY_S = 5.0
@@ -200,10 +203,9 @@ class Follower:
             found = {row.path: row.at for row in batch.collect()}
             files = sorted(map(_normalized, found))
             waiting = self._count(files, number)
-            there, imported = self._add_existing(files)
+            gone, imported = self._add_existing(files)
             late = sum(at < self._newest - LATE for at in found.values())
             self._newest = max([self._newest, *found.values()])
-            gone = len(files) - len(there)
             self.report(
                 Batch(
                     number=number,
@@ -220,26 +222,28 @@ class Follower:
                 self._failure = error
             raise
 
-    def _add_existing(self, files: Sequence[str]) -> tuple[Sequence[str], Imported]:
-        """Add files, except those that were removed. Returns the files read, and the result."""
+    def _add_existing(self, files: Sequence[str]) -> tuple[int, Imported]:
+        """Add files, except those that were removed. Returns the number of these, and the result."""
         # A check costs a request for each remote file: these are checked only after a failure.
-        there: Sequence[str] = [file for file in files if "://" in file or Path(file).exists()]
-        while True:
+        left: Sequence[str] = [file for file in files if "://" in file or Path(file).exists()]
+        gone = len(files) - len(left)
+        done, left = self._unless_busy(partial(add_here, self.dataset, left))
+        while left:
             try:
-                return there, self._add(there)
+                return gone, done + self._unless_busy(partial(add, self.spark, self.dataset, left))
             except (AutoscalerError, PySparkException, Py4JError):
-                left = there if self._stopped.is_set() else [file for file in there if _is_there(self.spark, file)]
-                if left == there:
+                there = left if self._stopped.is_set() else [file for file in left if _is_there(self.spark, file)]
+                if there == left:
                     raise
-                there = left
+                gone, left = gone + len(left) - len(there), there
+        return gone, done
 
-    def _add(self, files: Sequence[str]) -> Imported:
+    def _unless_busy(self, work: Callable[..., _T]) -> _T:
+        """Do some work, as soon as no other process writes."""
         warned = False
         while True:
             try:
-                now = datetime.fromtimestamp(time.time(), UTC)
-                done = add_here(self.dataset, files, now=now)
-                return add(self.spark, self.dataset, files, now=now) if done is None else done
+                return work(now=datetime.fromtimestamp(time.time(), UTC))
             except BusyError as error:
                 if not warned:
                     self.warn(f"waiting: {error}")

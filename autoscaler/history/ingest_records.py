@@ -97,6 +97,15 @@ class Imported:
     rejected: Mapping[str, int] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
 
+    def __add__(self, other: Imported) -> Imported:
+        """The result of this import and another one."""
+        return Imported(
+            self.merged + other.merged,
+            self.lines + other.lines,
+            dict(Counter(self.rejected) + Counter(other.rejected)),
+            (*self.damaged, *other.damaged),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Input:

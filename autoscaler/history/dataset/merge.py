@@ -63,6 +63,22 @@ class Merged:
     known: Mapping[str, int] = field(default_factory=dict)
     dates: Mapping[str, tuple[date | None, ...]] = field(default_factory=dict)
 
+    def __add__(self, other: Merged) -> Merged:
+        """The result of this merge and another one."""
+
+        def total(one: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+            return {table: one.get(table, 0) + more.get(table, 0) for table in {**one, **more}}
+
+        dates = {
+            table: _in_order({*self.dates.get(table, ()), *other.dates.get(table, ())})
+            for table in {**self.dates, **other.dates}
+        }
+        return Merged(total(self.added, other.added), total(self.known, other.known), dates)
+
+
+def _in_order(dates: Collection[date | None]) -> tuple[date | None, ...]:
+    return tuple(sorted(dates, key=lambda day: (day is not None, day or date.min)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Count:
@@ -176,15 +192,13 @@ class Writer:
         return count is not None and count <= rescales.IN_PROCESS
 
     def merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
-        """Like `merge`, but of rows in the memory of this process, and without Spark.
+        """Like `merge`, but of rows in the memory of this process, each of another key, and without Spark.
 
         Returns:
-            The result; None: nothing was done. It takes Spark to choose among rows with the same key, to sort what does
-            not fit into memory, to report damaged files, and where the dataset is not on this machine.
+            The result; None: nothing was done. It takes Spark to sort what does not fit into memory, to report damaged
+            files, and where the dataset is not on this machine.
         """
-        if not isinstance(self.layout.files, LocalFiles) or any(
-            here.have_twins(some, table) for table, some in rows.items()
-        ):
+        if not isinstance(self.layout.files, LocalFiles):
             return None
         with write_errors(self.layout.path):
             try:
@@ -277,7 +291,7 @@ class Writer:
             changed = {day: one for day, one in counts.of.items() if one.fresh}
             if table in {"observations", "decisions"}:
                 days.update(day for day in counts.of if day is not None)
-            dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
+            dates[table] = _in_order(changed)
             new = _with_columns_of(table, brought)
             appended = self._appended(table, changed) if table in partitioned else set()
             if appended:
