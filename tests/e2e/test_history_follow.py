@@ -122,10 +122,12 @@ def rows(place: Place) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("killed", ["all of it", "its Java"])
+@pytest.mark.parametrize("killed", ["all of it", "all of it, with Spark", "its Java"])
 def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
     place.write(range(HOURS))
-    first = place.start("--available-now", "--files", "5")
+    # With this option Spark's checkpoint is used.
+    options = ("--available-now", "--files", "5", *(["--explain"] if killed != "all of it" else []))
+    first = place.start(*options)
     before = halt(place, first)
     if killed == "its Java":
         for child in psutil.Process(first.pid).children(recursive=True):
@@ -136,7 +138,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
         (why,) = re.findall("autoscaler: Spark ended during the query: .*", (place.root / "out").read_text())
         assert "run this again: it continues with the same files" in why
     place.kill()
-    second = place.start("--available-now", "--files", "5", out="again")
+    second = place.start(*options, out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()
     again = place.batches("again")
     assert [batch["batch"] for batch in again] == list(range(len(before), 5))
