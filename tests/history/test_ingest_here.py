@@ -137,6 +137,32 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
     assert (done.rejected, left) == ({}, [])
 
 
+@pytest.mark.e2e
+def test_large_spans_and_negative_zeros_are_the_same_in_both(spark: SparkSession, tmp_path: Path) -> None:
+    spans = [
+        "PT99999999M",
+        "PT2147483647M59S",
+        "PT2147483648M",
+        "PT99999999999S",
+        "PT-5M",
+        "PT99999999M3S",
+        "P99999999D",
+    ]
+    taken = [spoiled(decision__cluster=span, observation__metrics__lag__over=span) for span in spans]
+    for number in (b"-0", b"-0.0", b"-0e1", b"[-0, -0.0]"):
+        line = spoiled(decision__cluster=number.decode(), observation__metrics__lag__value="here")
+        taken.append(line.replace(b'"here"', number))
+    parts = spoiled(decision__cluster="parts", observation__metrics__lag__parts={"p": {"a": "here"}})
+    taken.append(parts.replace(b'"here"', b"-0"))
+    files = written(tmp_path / "in", taken, 1)
+    ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
+    done, left = add_here(ours, files, now=NOW)
+    assert [json.loads(_content(Path(file)))["decision"]["cluster"] for file in left] == ["PT-5M"]
+    done += ingest_records.add(spark, ours, left, now=NOW)
+    assert done == ingest_records.add(spark, sparks, files, now=NOW)
+    assert rows(ours) == rows(sparks)
+
+
 LEFT_TO_SPARK = {
     **{f"{reason}: {line[:20]!r}": line + b"\n" for line, reason in BAD.items()},
     "twice": dump_record(GOOD[0]) + b"\n",
