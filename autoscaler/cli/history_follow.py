@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -113,7 +112,6 @@ def run(options: argparse.Namespace) -> int:
         with ExitStack() as stack:
             stack.enter_context(signals.caught())
 
-            @cache
             def start() -> SparkSession:
                 spark = stack.enter_context(
                     spark_options.open_session(options, "history follow", little=_is_little(options))

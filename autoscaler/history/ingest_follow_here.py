@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from glob import glob
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import IO, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -60,15 +60,21 @@ class LocalFollower(BatchFollower):
 
     Attributes:
         start: starts Spark.
+
+    Raises:
+        FollowError: a place is no directory.
     """
 
     start: Callable[[], SparkSession]
     _spark: SparkSession | None = None
     _number: int = 0
     _known: set[str] = field(default_factory=set)
+    _ended: Event = field(default_factory=Event)
+
+    def __post_init__(self) -> None:
+        join_places(self.options.places, plain=self.options.plain)  # it reports what is no directory
 
     def run(self) -> None:  # noqa: D102 - inherited
-        join_places(self.options.places, plain=self.options.plain)  # or it reports why not
         try:
             with self._opened() as checkpoint:
                 begun = time.monotonic()
@@ -88,12 +94,20 @@ class LocalFollower(BatchFollower):
                 name, why = error.filename or self.options.checkpoint, error.strerror or error
                 raise FollowError(f"{name}: cannot be used: {why}") from error
             raise
+        finally:
+            self._ended.set()
 
     def stop(self) -> None:
         """End it after the present batch; what Spark does is interrupted, and repeated by the next run."""
-        if not self._stopped.is_set() and self._spark is not None:
-            Thread(target=_interrupt, args=[self._spark], daemon=True).start()
         self._stopped.set()
+        if self._spark is not None:
+            # In another thread, as a call may be waiting in this one.
+            Thread(target=self._interrupt, args=[self._spark], daemon=True).start()
+
+    def _interrupt(self, spark: SparkSession) -> None:
+        with suppress(Py4JError, OSError):
+            while not self._ended.wait(POLL_S):
+                spark.sparkContext.cancelAllJobs()
 
     def _session(self) -> SparkSession:
         if self._spark is None:
@@ -197,11 +211,3 @@ def _hour(file: str, changed: float) -> datetime:
         return datetime.strptime(named[1], "%Y-%m-%dT%H")  # type: ignore[index]  # noqa: DTZ007
     except (TypeError, ValueError):
         return datetime.fromtimestamp(changed, UTC).replace(tzinfo=None)
-
-
-def _interrupt(spark: SparkSession) -> None:
-    """Cancel all that Spark does until the process ends. In another thread, as a call may be waiting in this one."""
-    with suppress(Py4JError, OSError):
-        while True:
-            spark.sparkContext.cancelAllJobs()
-            time.sleep(POLL_S)

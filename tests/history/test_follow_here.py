@@ -180,6 +180,28 @@ def test_spark_is_started_once_for_odd_files_only(
     assert fleet.rows() == expected(*hours)
 
 
+@pytest.mark.e2e
+def test_it_can_be_stopped_while_spark_works(
+    fleet: Fleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(spark: SparkSession, *arguments: object, **options: object) -> Imported:
+        threading.Timer(1, follower.stop).start()
+        del arguments, options
+        for _ in range(100):
+            spark.range(10**12).selectExpr("max(hash(id))").collect()
+        return Imported()
+
+    monkeypatch.setattr(ingest_follow, "add", add)
+    fleet.start = lambda: spark
+    packed(fleet.root / "a" / "history", NOON, b"nonsense\n")
+    follower = fleet.follower()
+    follower.run()
+    monkeypatch.undo()
+    assert fleet.batches == []
+    (batch,) = fleet.follow()
+    assert (batch.number, batch.imported.merged.added["decisions"]) == (0, 3)
+
+
 def test_it_searches_again_until_it_is_stopped(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
 
@@ -288,7 +310,9 @@ def test_the_command_does_not_start_spark(
     assert (
         cli.main(["history", "follow", str(fleet.root / "none"), str(fleet.root / "dataset"), "--available-now"]) == 1
     )
-    assert "none: there is no such directory" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "none: there is no such directory" in printed.err
+    assert printed.out == ""
 
 
 def test_the_command_ends_after_the_batch_when_requested(fleet: Fleet) -> None:
