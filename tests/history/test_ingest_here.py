@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +27,7 @@ from autoscaler.history.ingest_records import DAMAGED, Imported
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
 from autoscaler.trace.codec import dump_record
+from tests.history.fleet import Fleet, Part, simulated, trace
 from tests.history.test_records import BAD, GOOD, NOW, drawn, in_full, lines, spoiled
 
 ODD: list[Any] = [
@@ -399,6 +400,43 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr("autoscaler.cli.spark_options.open_session", refuse)
+
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    part = Part(Fleet(clusters=4, days=3, interval=60.0), 0, 4, 60.0)
+    found: dict[str, list[str]] = {}
+    for hour, line in trace(part, next(simulated(part))):
+        found.setdefault(hour, []).append(line)
+    files = []
+    for hour, text in sorted(found.items()):
+        files.append(str(tmp_path / f"{hour}.jsonl"))
+        Path(files[-1]).write_text("".join(text))
+    whole, hourly = (open_dataset(tmp_path / name, make=True) for name in ("whole", "hourly"))
+    assert add_here(whole, files, now=NOW)[1] == []
+    read: list[int] = []
+    find_here = rescales.find_here
+
+    def find(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None) -> pa.Table:
+        read.append(len(observations))
+        return find_here(observations, decisions, since)
+
+    monkeypatch.setattr(rescales, "find_here", find)
+    for begin in range(0, len(files), each):
+        assert add_here(hourly, files[begin : begin + each], now=NOW)[1] == []
+    assert rows(hourly)["rescales"] == rows(whole)["rescales"]
+    assert sum(rows(whole)["rescales"].values()) > 20
+    if each == 1:
+        # At the end of a day only its last hours are read: what is new, and that and what comes before what it affects.
+        assert max(read[20:24]) <= 16
+    # Hours that are given again have those of all days near found, also where some were lost.
+    for names in hourly.files("rescales").values():
+        Path(hourly.path, names[0]).unlink()
+    assert rows(hourly)["rescales"] != rows(whole)["rescales"]
+    assert add_here(hourly, files, now=NOW)[1] == []
+    assert rows(hourly)["rescales"] == rows(whole)["rescales"]
 
 
 def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

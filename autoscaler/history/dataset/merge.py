@@ -209,6 +209,7 @@ class Writer:
     def _merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         change, days = Change(), set[date]()
         added, known, dates = {}, {}, {}
+        there = [day for day in map(date_of, self.layout.current("observations")[0]) if day is not None]
         for table, given in rows.items():
             brought = here.with_date(given)
             days |= set(brought["date"].unique().to_pylist())
@@ -227,7 +228,9 @@ class Writer:
                     return None
                 new = pa.concat_tables([new, old])
             change = change.then(self._write_here(new, table), present)
-        complete = self._with_rescales_here(change, days)
+        is_newest = not any(known.values()) and there and min(days) >= max(there)
+        since = min(pc.min(given["at"]).as_py() for given in rows.values()) if is_newest else None
+        complete = self._with_rescales_here(change, days, since)
         if complete is None:
             return None
         if complete.add or complete.remove:
@@ -386,20 +389,39 @@ class Writer:
         replaced = of_dates(before, changed)
         return change.then(self._write(_on_dates(found.repartition("date"), changed), "rescales", "new"), replaced)
 
-    def _with_rescales_here(self, change: Change, days: Collection[date]) -> Change | None:
-        """The same without Spark; None: it takes Spark."""
+    def _with_rescales_here(
+        self, change: Change, days: Collection[date], since: datetime | None = None
+    ) -> Change | None:
+        """The same without Spark; None: it takes Spark.
+
+        Args:
+            change: files of other tables that are added and removed.
+            days: those that rows are of.
+            since: the time of the first row, if all are new and of the newest day: earlier rescales stay as they are.
+        """
         near, observations, decisions, before = self._near(change, days)
         if not observations:
             return change
+        affected = begin = None
+        if since is not None:
+            affected = since - rescales.AFFECTED
+            begin = affected - rescales.LOOKBACK
+            observations, decisions = (
+                self.layout.overlapping(names, begin, datetime.max.replace(tzinfo=UTC))
+                for names in (observations, decisions)
+            )
         count = self.layout.count(observations)
         if count is None or count > rescales.IN_PROCESS:
             return None
         paths = self._paths
         try:
             known = rescales.read_here(paths(before))
-            new = rescales.find_here(paths(observations), paths(decisions))
+            new = rescales.find_here(paths(observations), paths(decisions), begin)
         except (OSError, pa.ArrowInvalid):
             return None  # a file is damaged, which Spark reports
+        if affected is not None:
+            kept = known.filter(pc.field("at") < affected).select(new.column_names)
+            new = pa.concat_tables([kept, new.filter(pc.field("at") >= affected)])
         changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
         new = new.filter(pc.is_in(new["date"], pa.array(changed, pa.date32())))
         return change.then(self._write_here(new, "rescales"), of_dates(before, changed))
