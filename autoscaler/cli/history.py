@@ -107,89 +107,117 @@ def run(options: argparse.Namespace) -> int:
     if not found.files:
         print_error(*found.problems)
         raise AutoscalerError("nothing was imported: no file can be read")
-    rename = dict(options.rename)
     if _is_url(options.dataset):
         # Its file system is Spark's.
         with spark_options.open_session(options, "history") as spark:
-            dataset = open_dataset(options.dataset, make=True)
-            return _import(options, dataset, found, rename, spark)
-    dataset = open_dataset(options.dataset, make=True)
-    if not options.reimport and not _changed(found, _ledger(dataset)):
-        return _report(options, found, len(found.files), None)
-    if not options.explain:
-        code = _import_here(options, dataset, found, rename)
-        if code is not None:
-            return code
-    with spark_options.open_session(options, "history", little=_is_little(found)) as spark:
-        return _import(options, dataset, found, rename, spark)
+            work = _Import(options, open_dataset(options.dataset, make=True), found)
+            work.import_by_spark(spark)
+            return work.report()
+    work = _Import(options, open_dataset(options.dataset, make=True), found)
+    if work.files and not options.explain:
+        work.import_here()
+    if work.files:
+        with spark_options.open_session(options, "history", little=_is_little(work.files)) as spark:
+            work.import_by_spark(spark)
+    return work.report()
 
 
-def _import_here(options: argparse.Namespace, dataset: Dataset, found: _Found, rename: Mapping[str, str]) -> int | None:
-    """Import without Spark; None: it takes Spark."""
-    files = _to_read(options, dataset, found)
-    if sys.stderr.isatty():
-        print_error(f"Importing {count_of(len(files), 'file')} ...")
-    from autoscaler.history.ingest_here import add_here  # it takes a while
-
-    done = add_here(dataset, files, now=datetime.fromtimestamp(time.time(), UTC), rename=rename)
-    return None if done is None else _finish(options, dataset, found, files, done)
-
-
-def _is_little(found: _Found) -> bool:
+def _is_little(files: Sequence[str]) -> bool:
     from autoscaler.history.dataset import ROWS_PER_FILE
     from autoscaler.history.ingest_records import rows_at_most
 
-    return rows_at_most(list(found.files)) <= ROWS_PER_FILE
+    return rows_at_most(files) <= ROWS_PER_FILE
 
 
 def _is_url(path: str) -> bool:
     return "://" in path
 
 
-def _import(
-    options: argparse.Namespace,
-    dataset: Dataset,
-    found: _Found,
-    rename: Mapping[str, str],
-    spark: Any,  # noqa: ANN401 - a session of Spark, imported only when needed
-    *,
-    repeated: bool = False,
-) -> int:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
+class _Import:
+    """One run of the command.
 
-    from autoscaler.history import ingest_records
-    from autoscaler.history.progress import show_progress
+    Attributes:
+        files: those that are still to be read.
+    """
 
-    files = _to_read(options, dataset, found)
-    now = datetime.fromtimestamp(time.time(), UTC)
-    if options.explain and files:
-        spark_options.print_plans(options, ingest_records.query_plans(spark, files, now=now, rename=rename))
-    try:
-        with show_progress(spark, f"importing {count_of(len(files), 'file')}"):
-            done = ingest_records.add(spark, dataset, files, now=now, rename=rename, torn=found.torn)
-    except (AutoscalerError, PySparkException, Py4JError) as error:
-        removed = [file for file in files if not Path(file).exists()]
-        if not removed:
-            raise
-        if repeated:
-            raise AutoscalerError(
-                f"{removed[0]}: was compressed or removed during the import; run this again"
-            ) from error
-        # A daemon compresses an hour when the next one has begun: the same lines are in another file now.
-        return _import(options, dataset, _find(options.sources), rename, spark, repeated=True)
-    return _finish(options, dataset, found, files, done)
+    def __init__(self, options: argparse.Namespace, dataset: Dataset, found: _Found) -> None:
+        self._options = options
+        self._dataset = dataset
+        self._rename: dict[str, str] = dict(options.rename)
+        self._found = found
+        self._read: dict[str, list[int]] = {}
+        self._done: Imported | None = None
+        self.files = self._to_read()
+
+    def _to_read(self) -> list[str]:
+        known = self._read if self._options.reimport else _ledger(self._dataset)
+        return [file for file, state in self._found.files.items() if known.get(file) != state]
+
+    def import_here(self) -> None:
+        """Import what does not take Spark."""
+        if sys.stderr.isatty():
+            print_error(f"Importing {count_of(len(self.files), 'file')} ...")
+        from autoscaler.history import ingest_here  # it takes a while
+
+        for _ in range(2):
+            done, left = ingest_here.add_here(self._dataset, self.files, now=_now(), rename=self._rename)
+            self._add(done, left)
+            if all(Path(file).exists() for file in self.files):
+                break
+            self._find_again()
+
+    def import_by_spark(self, spark: Any, *, repeated: bool = False) -> None:  # noqa: ANN401 - imported only when needed
+        """Import the others."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        from autoscaler.history import ingest_records
+        from autoscaler.history.progress import show_progress
+
+        files, now = self.files, _now()
+        if self._options.explain and files:
+            plans = ingest_records.query_plans(spark, files, now=now, rename=self._rename)
+            spark_options.print_plans(self._options, plans)
+        try:
+            with show_progress(spark, f"importing {count_of(len(files), 'file')}"):
+                done = ingest_records.add(
+                    spark, self._dataset, files, now=now, rename=self._rename, torn=self._found.torn
+                )
+        except (AutoscalerError, PySparkException, Py4JError) as error:
+            removed = [file for file in files if not Path(file).exists()]
+            if not removed:
+                raise
+            if repeated:
+                raise AutoscalerError(
+                    f"{removed[0]}: was compressed or removed during the import; run this again"
+                ) from error
+            self._find_again()
+            self.import_by_spark(spark, repeated=True)
+        else:
+            self._add(done, [])
+
+    def _find_again(self) -> None:
+        """Find the files again: a daemon compresses an hour when the next one has begun."""
+        self._found = _find(self._options.sources)
+        self.files = self._to_read()
+
+    def _add(self, done: Imported, left: list[str]) -> None:
+        """Add a result, and note which files were imported."""
+        self._done = done if self._done is None else self._done + done
+        read = {file: self._found.files[file] for file in set(self.files).difference(left)}
+        self._read |= read
+        self.files = left
+        if read:
+            self._dataset.keep_note(LEDGER, json.dumps(_ledger(self._dataset) | read, indent=0) + "\n")
+
+    def report(self) -> int:
+        """Print the result. Returns the exit code."""
+        unchanged = len(set(self._found.files).difference(self._read))
+        return _report(self._options, self._found, unchanged, self._done)
 
 
-def _to_read(options: argparse.Namespace, dataset: Dataset, found: _Found) -> list[str]:
-    return list(found.files) if options.reimport else _changed(found, _ledger(dataset))
-
-
-def _finish(options: argparse.Namespace, dataset: Dataset, found: _Found, files: Sequence[str], done: Imported) -> int:
-    """Note which files were imported, and report it."""
-    ledger = _ledger(dataset) | {file: found.files[file] for file in files}
-    dataset.keep_note(LEDGER, json.dumps(ledger, indent=0) + "\n")
-    return _report(options, found, len(found.files) - len(files), done)
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
@@ -199,10 +227,6 @@ def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
     except ValueError:
         return {}  # it only saves time
     return ledger if isinstance(ledger, dict) else {}
-
-
-def _changed(found: _Found, ledger: Mapping[str, object]) -> list[str]:
-    return [file for file, state in found.files.items() if ledger.get(file) != state]
 
 
 def _find(sources: Sequence[Path]) -> _Found:

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
@@ -24,7 +24,7 @@ from autoscaler.ports import AutoscalerError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from autoscaler.history.ingest_follow import Batch, Follower
+    from autoscaler.history.ingest_follow import Batch, BatchFollower
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
@@ -37,8 +37,8 @@ def register(commands: Commands) -> None:
     parser = commands.add_parser("follow", help="add the compressed files of daemons to a dataset as they appear")
     parser.set_defaults(command=run)
     parser.description = (
-        "Add the compressed files of daemons to a dataset as they appear: a streaming query that imports each file "
-        "once and can be stopped, killed and restarted at any time. docs/history.md has the details."
+        "Add the compressed files of daemons to a dataset as they appear: each file is imported once, and the command "
+        "can be stopped, killed and restarted at any time. docs/history.md has the details."
     )
     add = parser.add_argument
     add(
@@ -64,7 +64,7 @@ def register(commands: Commands) -> None:
         metavar="N",
         help=f"maximum number of files in a batch (default: {FILES})",
     )
-    add("--checkpoint", metavar="DIR", help="where Spark records the imported files (default: DATASET/_follow)")
+    add("--checkpoint", metavar="DIR", help="where the imported files are recorded (default: DATASET/_follow)")
     add(
         "--uncompressed",
         "--plain",
@@ -109,13 +109,18 @@ def run(options: argparse.Namespace) -> int:
     spark_options.require_pyspark("history")
     signals = _Signals()
     try:
-        # Caught twice: PySpark installs its own handler of SIGINT when a session begins.
-        with (
-            signals.caught(),
-            spark_options.open_session(options, "history follow", little=_is_little(options)) as spark,
-            signals.caught(),
-        ):
-            _follow(options, spark, signals)
+        with ExitStack() as stack:
+            stack.enter_context(signals.caught())
+
+            def start() -> SparkSession:
+                spark = stack.enter_context(
+                    spark_options.open_session(options, "history follow", little=_is_little(options))
+                )
+                # PySpark installs its own handler of SIGINT when a session begins.
+                stack.enter_context(signals.caught())
+                return spark
+
+            _follow(options, start, signals)
     except AutoscalerError:
         if not signals.received:
             raise
@@ -134,12 +139,12 @@ def _is_little(options: argparse.Namespace) -> bool:
     return rows_at_most([str(file) for place in places for file in place.rglob("*.jsonl*")]) <= ROWS_PER_FILE
 
 
-def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals) -> None:
+def _follow(options: argparse.Namespace, start: Callable[[], SparkSession], signals: _Signals) -> None:
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.ingest_follow import CHECKPOINT, Follower, FollowOptions, waiting_of
+    from autoscaler.history.ingest_follow_here import LocalFollower, can_follow_here
     from autoscaler.injob import report
 
-    dataset = open_dataset(options.dataset, make=True)
     checkpoint = options.checkpoint or f"{options.dataset.rstrip('/')}/{CHECKPOINT}"
     following = FollowOptions(
         places=options.places,
@@ -149,20 +154,29 @@ def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals)
         every=None if options.available_now else options.trigger,
         count=options.report is not None,
     )
+    here = can_follow_here(following) and "://" not in options.dataset and not options.explain
+    spark = None if here else start()
     batches: list[Batch] = []
 
     def report_batch(batch: Batch) -> None:
         batches[:] = [batch]
         print_lines(json.dumps(_to_json(batch)) if options.json else _line(batch))
 
-    follower = Follower(spark=spark, dataset=dataset, options=following, report=report_batch, warn=print_error)
-    spark_options.print_plans(options, {"finding files": follower.found()})
-    if not options.json:
-        print_lines(f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}.")
+    dataset = open_dataset(options.dataset, make=True)
+    what: dict[str, Any] = {"dataset": dataset, "options": following, "report": report_batch, "warn": print_error}
     with ExitStack() as stack:
-        if options.report is not None:
-            host, port = options.report
-            stack.callback(report(spark, host, port, waiting=waiting_of(follower)).stop)
+        if spark is None:
+            follower: BatchFollower = LocalFollower(start=start, **what)
+        else:
+            query = follower = Follower(spark=spark, **what)
+            spark_options.print_plans(options, {"finding files": query.found()})
+            if options.report is not None:
+                host, port = options.report
+                stack.callback(report(spark, host, port, waiting=waiting_of(query)).stop)
+        if not options.json:
+            print_lines(
+                f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}."
+            )
         signals.passed_to(follower)
         follower.run()
     if not options.json and not batches and options.available_now:
@@ -206,9 +220,9 @@ class _Signals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._follower: Follower | None = None
+        self._follower: BatchFollower | None = None
 
-    def passed_to(self, follower: Follower) -> None:
+    def passed_to(self, follower: BatchFollower) -> None:
         """Pass signals to this query, also those received before."""
         self._follower = follower
         if self.received:

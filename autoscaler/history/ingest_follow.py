@@ -1,8 +1,9 @@
-"""`history follow`: a Structured Streaming query that adds the compressed files of daemons to a dataset, each once.
+"""`history follow`: adds the compressed files of daemons to a dataset, each once.
 
-Spark's file source finds the files, and its checkpoint records which were processed. A batch is a list of files,
-not their lines: they are imported by the same function as in `history import`. A batch that is repeated after a
-crash changes nothing, since only new rows are added: exactly once in effect.
+`BatchFollower` adds a batch of files by the functions of `history import`. Which files these are, `Follower` learns
+from Structured Streaming: Spark's file source finds them, and its checkpoint records which were processed. The follower
+in `ingest_follow_here` searches directories of this machine itself. A batch that is repeated after a crash changes
+nothing, since only new rows are added: exactly once in effect.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import re
 import threading
 import time
 import urllib.parse
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
@@ -41,11 +44,13 @@ _KNOWN = "followers.json"
 """The note of a dataset with the ids of the checkpoints that belong to it."""
 
 _FOUND = "path string, modificationTime timestamp, length long, content binary"
-_HOUR = r"(\d{4}-\d\d-\d\dT\d\d)[^/]*$"
+HOUR = r"(\d{4}-\d\d-\d\dT\d\d)[^/]*$"
 LATE = timedelta(hours=1)
 """A file is late when it is older than the newest one by more than this."""
 
-_POLL_S = 0.3
+_T = TypeVar("_T")
+
+POLL_S = 0.3
 _BUSY_S = 5.0
 
 
@@ -55,11 +60,11 @@ class FollowError(AutoscalerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """Options of the query.
+    """What to follow, and how.
 
     Attributes:
         places: directories, patterns of them like `/srv/*/history`, or URLs of one file system that Spark knows.
-        checkpoint: the directory of Spark's checkpoint.
+        checkpoint: the directory of the checkpoint.
         plain: also import uncompressed files: they must be complete when they appear.
         files: the maximum number of files of a batch.
         every: time between two searches for files; None: process the present files and end.
@@ -79,7 +84,7 @@ class Batch:
     """The result of a batch.
 
     Attributes:
-        number: Spark's number of it. A repeated batch has the same number.
+        number: of a checkpoint's batches the n-th. A repeated batch has the same number.
         files: number of files.
         late: those older than the newest hour of earlier batches, by more than an hour.
         gone: those that were removed before they could be read.
@@ -98,30 +103,17 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class Follower:
-    """One query: `run` it once.
+class BatchFollower(ABC):
+    """Adds batches of files to a dataset: `run` it once."""
 
-    Attributes:
-        waiting: number of a batch -> further files that existed when it began; of the last batches.
-    """
-
-    spark: SparkSession
     dataset: Dataset
     options: FollowOptions
     report: Callable[[Batch], object]
     warn: Callable[[str], object] = lambda _: None
-    waiting: dict[int, int] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _known: threading.Event = field(default_factory=threading.Event)
-    _failure: Exception | None = None
-    _seen: set[str] = field(default_factory=set)
     _newest: datetime = datetime(1970, 1, 2)  # noqa: DTZ001 - naive, as PySpark has times
 
-    def stop(self) -> None:
-        """End it, even in the middle of a batch, which the next run repeats. It may be called twice."""
-        self._stopped.set()
-        self._known.set()
-
+    @abstractmethod
     def run(self) -> None:
         """Run until there is nothing more to do or `stop` is called.
 
@@ -130,15 +122,127 @@ class Follower:
             AutoscalerError: the dataset cannot be written.
             PySparkException: Spark failed.
         """
-        found = self.found()
-        place = url(self.options.checkpoint)
-        before = _checkpoint_id(self.spark, place)
-        if before is not None and before not in self._followers() and _any(self.spark, f"{place}/commits"):
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it; the next run repeats a batch that was not completed. It may be called twice."""
+
+    @abstractmethod
+    def _session(self) -> SparkSession:
+        """Spark, for files that take it."""
+
+    def _add_batch(
+        self, number: int, found: Mapping[str, datetime], waiting: Callable[[Sequence[str]], int | None]
+    ) -> None:
+        """Add files, given with the hours that they are of, and report it."""
+        begun = time.monotonic()
+        files = sorted(found)
+        left = waiting(files)
+        gone, imported = self._add_existing(files)
+        late = sum(at < self._newest - LATE for at in found.values())
+        self._newest = max([self._newest, *found.values()])
+        self.report(
+            Batch(
+                number=number,
+                files=len(files),
+                late=late,
+                gone=gone,
+                imported=imported,
+                waiting=left,
+                seconds=time.monotonic() - begun,
+            )
+        )
+
+    def _add_existing(self, files: Sequence[str]) -> tuple[int, Imported]:
+        """Add files, except those that were removed. Returns the number of these, and the result."""
+        # A check costs a request for each remote file: these are checked only after a failure.
+        there = [file for file in files if "://" in file or Path(file).exists()]
+        done, odd = self._unless_busy(partial(add_here, self.dataset, there))
+        left = [file for file in odd if "://" in file or Path(file).exists()]
+        gone = len(files) - len(there) + len(odd) - len(left)
+        while left:
+            spark = self._session()
+            try:
+                return gone, done + self._unless_busy(partial(add, spark, self.dataset, left))
+            except (AutoscalerError, PySparkException, Py4JError):
+                there = left if self._stopped.is_set() else [file for file in left if _is_there(spark, file)]
+                if there == left:
+                    raise
+                gone += len(left) - len(there)
+                left = there
+        return gone, done
+
+    def _unless_busy(self, work: Callable[..., _T]) -> _T:
+        """Do some work, as soon as no other process writes."""
+        warned = False
+        while True:
+            try:
+                return work(now=datetime.fromtimestamp(time.time(), UTC))
+            except BusyError as error:
+                if not warned:
+                    self.warn(f"waiting: {error}")
+                warned = True
+                if self._pause(_BUSY_S):
+                    raise
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep until the time is over or it is stopped. Returns whether it is stopped.
+
+        `Event.wait` is not used: its lock may be held when a signal is handled, which sets the event.
+        """
+        until = time.monotonic() + seconds
+        while not self._stopped.is_set() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_S))
+        return self._stopped.is_set()
+
+    def _check_owner(self, checkpoint: str) -> None:
+        """Raise FollowError for a checkpoint that has files and is not one of this dataset."""
+        if checkpoint not in self._followers():
             raise FollowError(
                 f"{self.options.checkpoint}: is the checkpoint of another dataset, with the files imported there; give "
                 "--checkpoint another directory, or remove it to have all files read again: records that are there "
                 "already are not added twice"
             )
+
+    def _record_checkpoint(self, checkpoint: str) -> None:
+        """Record in the dataset that a checkpoint belongs to it."""
+        known = self._followers()
+        if checkpoint not in known:
+            self.dataset.keep_note(_KNOWN, json.dumps([*known, checkpoint]) + "\n")
+
+    def _followers(self) -> list[str]:
+        text = self.dataset.note(_KNOWN)
+        return [] if text is None else [str(one) for one in json.loads(text)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower(BatchFollower):
+    """One query of Structured Streaming.
+
+    Attributes:
+        waiting: number of a batch -> further files that existed when it began; of the last batches.
+    """
+
+    spark: SparkSession
+    waiting: dict[int, int] = field(default_factory=dict)
+    _known: threading.Event = field(default_factory=threading.Event)
+    _failure: Exception | None = None
+    _seen: set[str] = field(default_factory=set)
+
+    def _session(self) -> SparkSession:
+        return self.spark
+
+    def stop(self) -> None:
+        """End it, even in the middle of a batch, which the next run repeats. It may be called twice."""
+        self._stopped.set()
+        self._known.set()
+
+    def run(self) -> None:  # noqa: D102 - inherited
+        found = self.found()
+        place = url(self.options.checkpoint)
+        before = _checkpoint_id(self.spark, place)
+        if before is not None and _any(self.spark, f"{place}/commits"):
+            self._check_owner(before)
         if self.options.count:
             self._seen = _processed(self.spark, place)
         writer = found.writeStream.queryName(NAME).foreachBatch(self._work).option("checkpointLocation", place)
@@ -147,15 +251,16 @@ class Follower:
         try:
             query = timed.start()
             self._record_checkpoint(query.id)
-            while not self._stopped.is_set() and not query.awaitTermination(_POLL_S):
+            self._known.set()
+            while not self._stopped.is_set() and not query.awaitTermination(POLL_S):
                 pass
             query.stop()
-            if _has_ended(self.spark):
+            if has_ended(self.spark):
                 self._spark_ended()
         except (PySparkException, Py4JError, OSError) as error:
             if self._stopped.is_set():
                 return  # Spark was interrupted in its work, or ended by the same signal
-            if _has_ended(self.spark):
+            if has_ended(self.spark):
                 self._spark_ended()
             if self._failure is not None:
                 raise self._failure from None
@@ -163,14 +268,7 @@ class Follower:
 
     def _spark_ended(self) -> None:
         if not self._stopped.is_set():
-            raise FollowError(_SPARK_ENDED) from None
-
-    def _record_checkpoint(self, checkpoint: str) -> None:
-        """Record in the dataset that a checkpoint belongs to it."""
-        known = self._followers()
-        if checkpoint not in known:
-            self.dataset.keep_note(_KNOWN, json.dumps([*known, checkpoint]) + "\n")
-        self._known.set()
+            raise FollowError(SPARK_ENDED) from None
 
     def found(self) -> DataFrame:
         """The files, one row each, without their content. `at` is the hour in the name."""
@@ -185,69 +283,25 @@ class Follower:
             "ignoreMissingFiles": "true",
         }
         found = reader.options(**options).load(join_places(self.options.places, plain=self.options.plain))
-        hour = F.try_to_timestamp(F.regexp_extract("path", _HOUR, 1), F.lit("yyyy-MM-dd'T'HH"))
+        hour = F.try_to_timestamp(F.regexp_extract("path", HOUR, 1), F.lit("yyyy-MM-dd'T'HH"))
         # No late file is dropped: the watermark is there for the progress to show which hours are read.
         return found.select("path", F.coalesce(hour, "modificationTime").alias("at")).withWatermark(
             "at", f"{LATE.total_seconds():.0f} seconds"
         )
 
     def _work(self, batch: DataFrame, number: int) -> None:
-        begun = time.monotonic()
         try:
             self._known.wait()
             if self._stopped.is_set():
                 raise FollowError("it was stopped")  # noqa: TRY301 - Spark must not record the batch as done
-            found = {row.path: row.at for row in batch.collect()}
-            files = sorted(map(_normalized, found))
-            waiting = self._count(files, number)
-            there, imported = self._add_existing(files)
-            late = sum(at < self._newest - LATE for at in found.values())
-            self._newest = max([self._newest, *found.values()])
-            gone = len(files) - len(there)
-            self.report(
-                Batch(
-                    number=number,
-                    files=len(files),
-                    late=late,
-                    gone=gone,
-                    imported=imported,
-                    waiting=waiting,
-                    seconds=time.monotonic() - begun,
-                )
-            )
+            found = {normalized(row.path): row.at for row in batch.collect()}
+            self._add_batch(number, found, partial(self._count, number))
         except Exception as error:
             if self._failure is None:
                 self._failure = error
             raise
 
-    def _add_existing(self, files: Sequence[str]) -> tuple[Sequence[str], Imported]:
-        """Add files, except those that were removed. Returns the files read, and the result."""
-        # A check costs a request for each remote file: these are checked only after a failure.
-        there: Sequence[str] = [file for file in files if "://" in file or Path(file).exists()]
-        while True:
-            try:
-                return there, self._add(there)
-            except (AutoscalerError, PySparkException, Py4JError):
-                left = there if self._stopped.is_set() else [file for file in there if _is_there(self.spark, file)]
-                if left == there:
-                    raise
-                there = left
-
-    def _add(self, files: Sequence[str]) -> Imported:
-        warned = False
-        while True:
-            try:
-                now = datetime.fromtimestamp(time.time(), UTC)
-                done = add_here(self.dataset, files, now=now)
-                return add(self.spark, self.dataset, files, now=now) if done is None else done
-            except BusyError as error:
-                if not warned:
-                    self.warn(f"waiting: {error}")
-                warned = True
-                if self._stopped.wait(_BUSY_S):
-                    raise
-
-    def _count(self, files: Sequence[str], number: int) -> int | None:
+    def _count(self, number: int, files: Sequence[str]) -> int | None:
         if not self.options.count:
             return None
         self._seen.update(files)
@@ -257,13 +311,9 @@ class Follower:
             listed = there.load(join_places(self.options.places, plain=self.options.plain)).select("path").toArrow()
         except AnalysisException:  # no directory exists now
             return 0
-        count = sum(_normalized(path) not in self._seen for path in listed["path"].to_pylist())
+        count = sum(normalized(path) not in self._seen for path in listed["path"].to_pylist())
         self.waiting = {**dict(list(self.waiting.items())[-20:]), number: count}
         return count
-
-    def _followers(self) -> list[str]:
-        text = self.dataset.note(_KNOWN)
-        return [] if text is None else [str(one) for one in json.loads(text)]
 
 
 def waiting_of(follower: Follower) -> Callable[[Mapping[str, Any]], int | None]:
@@ -273,10 +323,10 @@ def waiting_of(follower: Follower) -> Callable[[Mapping[str, Any]], int | None]:
 
 def url(place: str) -> str:
     """A place as Spark takes it."""
-    return place if "://" in place else f"file://{_absolute(place.removeprefix('file:'))}"
+    return place if "://" in place else f"file://{absolute(place.removeprefix('file:'))}"
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     """An absolute path without `..`, which Spark would resolve without following links."""
     parts = Path(path).absolute().parts
     if ".." not in parts:
@@ -286,13 +336,13 @@ def _absolute(path: str) -> str:
     return str(Path(os.path.realpath(Path(*parts[:after])), *parts[after:]))
 
 
-_SPARK_ENDED = (
+SPARK_ENDED = (
     "Spark ended during the query: its application was removed, or its Java was killed or had no memory left; run this "
     "again: it continues with the same files, and records that are there already are not added twice"
 )
 
 
-def _has_ended(spark: SparkSession) -> bool:
+def has_ended(spark: SparkSession) -> bool:
     """Whether Spark has ended; then its other errors follow from that."""
     try:
         return bool(spark._jsc.sc().isStopped())  # noqa: SLF001 - the only way
@@ -356,7 +406,7 @@ def _interval(every: timedelta) -> str:
     return f"{round(every.total_seconds() * 1000)} milliseconds"
 
 
-def _normalized(path: str) -> str:
+def normalized(path: str) -> str:
     """One name for a file, which Spark calls `file:/a` or `file:///a`; on this machine its path."""
     return re.sub(r"^file:/+", "/", path)
 
@@ -370,7 +420,7 @@ def _checkpoint_id(spark: SparkSession, place: str) -> str | None:
     try:
         return str(json.loads(text)["id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FollowError(_damaged(place, "its file metadata has no id")) from error
+        raise FollowError(damaged(place, "its file metadata has no id")) from error
 
 
 def _any(spark: SparkSession, place: str) -> bool:
@@ -389,13 +439,23 @@ def _processed(spark: SparkSession, place: str) -> set[str]:
         )
     except AnalysisException:
         return set()
-    return {_normalized(urllib.parse.unquote(path)) for path in paths if path}
+    return {normalized(urllib.parse.unquote(path)) for path in paths if path}
 
 
-def _damaged(place: str, why: str) -> str:
+def damaged(place: str, why: str) -> str:
+    """What to do about a checkpoint that cannot be used."""
     return (
         f"{place}: the checkpoint is damaged ({why}); move it away and run this again: all files are then read again, "
         "and records that are there already are not added twice"
+    )
+
+
+def in_use(checkpoint: str) -> str:
+    """What to do about a checkpoint that another process uses."""
+    return (
+        f"{checkpoint}: is used by two queries at a time: another `history follow` runs with it; if none does, "
+        "move it away and run this again: all files are then read again, and records that are there already are "
+        "not added twice"
     )
 
 
@@ -412,9 +472,5 @@ def _describe(error: Exception, checkpoint: str) -> str:
     causes = re.findall(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.*)$", text, re.MULTILINE)
     why = (causes[:1] or text.strip().splitlines()[:1] or [type(error).__name__])[0].split(" SQLSTATE: ")[0]
     if "CONCURRENT_STREAM_LOG_UPDATE" in text:
-        return (
-            f"{checkpoint}: is used by two queries at a time: another `history follow` runs with it; if none does, "
-            "move it away and run this again: all files are then read again, and records that are there already are "
-            "not added twice"
-        )
-    return _damaged(checkpoint, why) if _DAMAGE.search(why) else f"Spark failed: {why}"
+        return in_use(checkpoint)
+    return damaged(checkpoint, why) if _DAMAGE.search(why) else f"Spark failed: {why}"

@@ -1,8 +1,8 @@
 """Records of daemons into the dataset, like `ingest_records` but in this process, without Spark.
 
 Spark's start, and the planning and compiling of its queries, take longer than to read what daemons write in an hour. So
-files of this machine are read here, if every line is as a daemon writes it. If one is not, or a row has to be chosen
-among several, nothing is imported and Spark does it: what is wrong with a line is known there alone.
+files of this machine are read here, if every line of them is as a daemon writes it. The others are left to Spark: what
+is wrong with a line is known there alone, and so is which of several rows with one key is added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -41,11 +41,13 @@ from pyspark.sql.types import (
 
 from autoscaler.core.model import Reason
 from autoscaler.history.dataset import Dataset
+from autoscaler.history.dataset.here import are_twins
 from autoscaler.history.ingest_records import (
     AHEAD,
     DURATION,
     EARLIEST,
     NEEDED,
+    RATIO,
     UNITS,
     Imported,
 )
@@ -55,6 +57,8 @@ from autoscaler.trace.codec import VERSION
 MOST_BYTES = 1 << 30
 """Bytes of lines that are read here: about 800,000 records, in 2 GB of memory, which an import by Spark needs too."""
 
+_GROUP = 1 << 25
+"""Bytes of the lines of small files that are read together. If one of them is odd, they are read twice, in halves."""
 _LINES = 256
 """Lines that are objects at a time: those of more do not stay in the processor's caches."""
 _ROWS = 20_000
@@ -69,45 +73,47 @@ _UNFIT = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
 
 def add_here(
     dataset: Dataset, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
-) -> Imported | None:
-    """Add the records of files to a dataset, like `ingest_records.add`; None: nothing was done, it takes Spark.
+) -> tuple[Imported, list[str]]:
+    """Add the records of files to a dataset, like `ingest_records.add`.
+
+    Returns:
+        The result, and the files that take Spark, of which nothing was added.
 
     Raises:
         DatasetError: another process is writing, or a file of the dataset cannot be written.
     """
-    if "://" in dataset.path or not files or _size(files) > MOST_BYTES:
-        return None
+    nothing = Imported(), list(files)
+    if "://" in dataset.path or not files or sum(map(_size, files)) > MOST_BYTES:
+        return nothing
     with dataset.writing() as writer:
         if not writer.can_merge_here():
-            return None
-        try:
-            with _no_collection():
-                observations, decisions = _tables(files, rename or {}, now + AHEAD)
-        except _UNFIT:
-            return None
-        merged = writer.merge_here({"observations": observations, "decisions": decisions})
+            return nothing
+        with _no_collection():
+            found = _found(files, rename or {}, now + AHEAD)
+        if found is None:
+            return nothing
+        merged = writer.merge_here({"observations": found.observations, "decisions": found.decisions})
         if merged is None:
-            return None
+            return nothing
         none = {"rejected": 0}
         merged = replace(merged, added={**merged.added, **none}, known={**merged.known, **none})
-        return Imported(merged, len(decisions))
+        return Imported(merged, len(found.decisions)), [file for file in files if file not in found.lines]
 
 
-def _size(files: Sequence[str]) -> float:
-    """Bytes of the lines of files; infinity: not all are whole files of this machine."""
-    total = 0
+def _size(file: str) -> float:
+    """About how many bytes the lines of a file have; infinity: it is not of this machine."""
+    if "://" in file:
+        return math.inf
     try:
-        for file in files:
-            with Path(file).open("rb") as opened:
-                size = opened.seek(0, 2)
-                if file.endswith(".gz"):
-                    # It ends with the size of its content.
-                    opened.seek(max(0, size - 4))
-                    size = max(size, int.from_bytes(opened.read(), "little"))
-                total += size
+        with Path(file).open("rb") as opened:
+            size = opened.seek(0, 2)
+            if not file.endswith(".gz"):
+                return size
+            # It ends with the size of its content, unless it is damaged.
+            opened.seek(max(0, size - 4))
+            return max(size, min(int.from_bytes(opened.read(), "little"), size * RATIO))
     except OSError:
-        return float("inf")
-    return total
+        return 0  # it is found when it is read
 
 
 @contextmanager
@@ -184,30 +190,89 @@ _TIME = pa.timestamp("us", "UTC")
 _REASONS = frozenset(reason.value for reason in Reason)
 
 
-def _lines(files: Sequence[str]) -> Iterator[bytes]:
-    left = MOST_BYTES
-    for file in files:
-        with gzip.open(file) if file.endswith(".gz") else Path(file).open("rb") as opened:
-            before = left
-            # Not the whole file at once: it may have all the bytes that are read here.
-            while line := opened.readline(left + 1):
-                left -= len(line)
-                if left < 0:
-                    raise ValueError("it has more bytes than it says")
-                if b"\r" in line:
-                    raise ValueError("it may have other ends of lines")
-                yield line
-        if left == before:
-            raise ValueError("it is empty")
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The rows of files, in the order of the lines.
+
+    Attributes:
+        lines: file -> number of lines.
+        size: bytes of them.
+    """
+
+    lines: Mapping[str, int]
+    size: int
+    observations: pa.Table
+    decisions: pa.Table
 
 
-def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> tuple[pa.Table, pa.Table]:
-    """The rows of observations and decisions of files, in the order of the lines. Raises one of `_UNFIT`."""
-    validate, lines, tables = _validator(), _lines(files), []
+def _found(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> _Found | None:
+    """What can be added without Spark: files whose every line is a record, and whose keys no other line has."""
+    found, left = list[_Found](), MOST_BYTES
+    todo = _groups(files)[::-1]
+    while todo:
+        group = todo.pop()
+        try:
+            some = _tables(group, rename, until, left)
+        except _UNFIT:
+            if len(group) > 1:
+                middle = len(group) // 2
+                todo += [group[middle:], group[:middle]]
+        else:
+            found.append(some)
+            left -= some.size
+    if not found:
+        return None
+    lines = {file: count for some in found for file, count in some.lines.items()}
+    observations = pa.concat_tables(some.observations for some in found)
+    decisions = pa.concat_tables(some.decisions for some in found)
+    twins = are_twins(decisions, "decisions")
+    if twins.any():
+        of = np.repeat(np.arange(len(lines)), list(lines.values()))
+        alone = ~np.isin(np.arange(len(lines)), of[twins])
+        lines = dict(itertools.compress(lines.items(), alone))
+        rows = pa.array(alone[of])
+        observations, decisions = observations.filter(rows), decisions.filter(rows)
+    return _Found(lines, MOST_BYTES - left, observations, decisions) if lines else None
+
+
+def _groups(files: Sequence[str]) -> list[list[str]]:
+    groups, size = list[list[str]](), math.inf
+    for file in dict.fromkeys(files):
+        if size + (more := _size(file)) > _GROUP:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += more
+    return groups
+
+
+def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime, most: int) -> _Found:
+    """The rows of files. Raises one of `_UNFIT`, also if they have more than so many bytes."""
+    counts, left, tables = dict[str, int](), most, []
+
+    def read() -> Iterator[bytes]:
+        nonlocal left
+        for file in files:
+            count = 0
+            with gzip.open(file) if file.endswith(".gz") else Path(file).open("rb") as opened:
+                # Not the whole file at once: it may have all the bytes that are read here.
+                while line := opened.readline(left + 1):
+                    left -= len(line)
+                    if left < 0:
+                        raise ValueError("it has more bytes than it says")
+                    if b"\r" in line:
+                        raise ValueError("it may have other ends of lines")
+                    count += 1
+                    yield line
+            if not count:
+                raise ValueError("it is empty")
+            counts[file] = count
+
+    validate, lines = _validator(), read()
     while batches := list(_batches(validate, itertools.islice(lines, _ROWS))):
         tables.append(_rows(pa.concat_arrays(batches), rename, until))
     observations, decisions = (pa.concat_tables(some) for some in zip(*tables, strict=True))
-    return observations, decisions
+    return _Found(counts, most - left, observations, decisions)
 
 
 def _batches(validate: Callable[[bytes], dict[str, Any]], lines: Iterator[bytes]) -> Iterator[pa.StructArray]:

@@ -97,6 +97,15 @@ class Imported:
     rejected: Mapping[str, int] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
 
+    def __add__(self, other: Imported) -> Imported:
+        """The result of this import and another one."""
+        return Imported(
+            self.merged + other.merged,
+            self.lines + other.lines,
+            dict(Counter(self.rejected) + Counter(other.rejected)),
+            (*self.damaged, *other.damaged),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Input:
@@ -531,8 +540,10 @@ def _sum(values: Column) -> Column:
 def _metric(_: Column, metric: Column) -> Column:
     text = metric["value"]
     many = text.startswith("[")
+    # An integer has no negative zero, also where Spark reads it as a number.
+    number = F.when(text == "-0", 0.0).otherwise(text.try_cast("double"))
     return F.struct(
-        F.when(many, metric["mean"]).otherwise(text.try_cast("double")).alias("value"),
+        F.when(many, metric["mean"]).otherwise(number).alias("value"),
         F.when(many, _numbers(text)).alias("values"),
         metric["at"].alias("at"),
         metric["partitions"].alias("partitions"),
@@ -567,12 +578,13 @@ def _short(text: Column) -> Column:
     """
 
     def before(unit: str, rest: Column) -> Column:
-        return F.substring_index(rest, unit, 1).try_cast("int")
+        # Products of a double do not overflow.
+        return F.substring_index(rest, unit, 1).try_cast("int").cast("double")
 
     rest = F.substring_index(text, "M", -1)
-    minutes = before("M", text) * 60 + F.when(rest == "", 0).otherwise(before("S", rest))
+    minutes = before("M", text) * 60 + F.when(rest == "", 0.0).otherwise(before("S", rest))
     other = text.contains("H") | text.contains(".")
-    return F.when(~other, F.when(text.contains("M"), minutes).otherwise(before("S", text))).cast("double")
+    return F.when(~other, F.when(text.contains("M"), minutes).otherwise(before("S", text)))
 
 
 def _long(text: Column) -> Column:

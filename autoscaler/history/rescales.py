@@ -37,6 +37,13 @@ FOLLOWED_S = 6 * 3600
 GAP_S = 3600
 """A change in a gap this long is not counted: there may have been several, at any time."""
 
+AFFECTED = timedelta(seconds=FOLLOWED_S + 2 * GAP_S)
+"""A row affects no rescale that is older than it by more than this."""
+
+LOOKBACK = timedelta(days=1)
+"""What a rescale is compared with is looked for in so much time before it: the slots that the job used, and when it ran.
+Usually those are of the observation before, but a job may have had no replicas for a night."""
+
 REQUEST_S = 120
 """A target shows a requested size within this time; a later change was requested by another controller."""
 
@@ -94,15 +101,22 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
     return parts.mapInArrow(_of_task, RESCALES)
 
 
-def find_here(observations: Sequence[Path], decisions: Sequence[Path]) -> pa.Table:
+def find_here(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None = None) -> pa.Table:
     """Like `find`, of files on this machine and in this process: to plan a Spark job takes longer than to read them.
+
+    Args:
+        observations: files of the table.
+        decisions: likewise.
+        since: earlier rows are left out.
 
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.
     """
     # There may be no decision, as of what Prometheus had.
     of_requests = pa.schema([("reason", pa.string()), ("detail", pa.string())])
-    tables = [*map(_seen, observations), *map(_asked, decisions), of_requests.empty_table()]
+    tables = [_seen(_read(file, _OF_OBSERVATIONS, since)) for file in observations]
+    tables += [_asked(_read(file, _OF_DECISIONS, since)) for file in decisions]
+    tables.append(of_requests.empty_table())
     return _found(pa.concat_tables(tables, promote_options="default"))
 
 
@@ -112,20 +126,20 @@ def read_here(files: Sequence[Path]) -> pa.Table:
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
 
-def _read(file: Path, leaves: Sequence[str]) -> pa.Table:
+def _read(file: Path, leaves: Sequence[str], since: datetime | None) -> pa.Table:
     """These leaves of a file, or all of its columns where it has no rows: PyArrow 18 fails to choose of none."""
     opened = parquet.ParquetFile(file)
-    return opened.read(leaves) if opened.num_row_groups else opened.schema_arrow.empty_table()
+    rows = opened.read(leaves) if opened.num_row_groups else opened.schema_arrow.empty_table()
+    rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(_TIME))
+    return rows if since is None else rows.filter(pc.field("at") >= since)
 
 
-def _seen(file: Path) -> pa.Table:
-    """The observations of a file, as `_stream` has them. To read whole maps and lists would take five times as long."""
-    rows = _read(file, _OF_OBSERVATIONS)
+def _seen(rows: pa.Table) -> pa.Table:
+    """Observations, as `_stream` has them. To read whole maps and lists would take five times as long."""
     of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
     return pa.table(
         {
-            **{name: rows[name] for name in ("cluster", "ready", "lag", "throughput")},
-            "at": rows["at"].cast(_TIME),
+            **{name: rows[name] for name in ("cluster", "at", "ready", "lag", "throughput")},
             "kind": pa.repeat(0, len(rows)),
             "size": rows["desired"],
             "over": pc.coalesce(pc.struct_field(of_lag, "over"), 0.0),
@@ -137,9 +151,8 @@ def _seen(file: Path) -> pa.Table:
     )
 
 
-def _asked(file: Path) -> pa.Table:
-    """The requests among the decisions of a file, as `_stream` has them."""
-    rows = _read(file, _OF_DECISIONS)
+def _asked(rows: pa.Table) -> pa.Table:
+    """The requests among decisions, as `_stream` has them."""
     rows = rows.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
     chosen = [
         next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
@@ -147,8 +160,7 @@ def _asked(file: Path) -> pa.Table:
     ]
     return pa.table(
         {
-            **{name: rows[name] for name in ("cluster", "reason")},
-            "at": rows["at"].cast(_TIME),
+            **{name: rows[name] for name in ("cluster", "at", "reason")},
             "kind": pa.repeat(1, len(rows)),
             "size": rows["desired"],
             "detail": pa.array(chosen, pa.string()),

@@ -134,7 +134,7 @@ def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture
         traces, count = written(place, clusters)
         dataset, config = place / f"dataset-{clusters}", place / f"{clusters}.yaml"
         read = seconds(place / "bare.py", "json", traces) - start
-        # Without Spark, which is started where a line is no record.
+        # Without Spark, which is started for a file in which a line is no record.
         added = ours("history", "import", traces, dataset)
         lines.append(f"{count:,} records: import {added:.1f} s in all ({1e6 * added / count:.0f} a million)")
         (place / "damaged.jsonl").write_text("not a record\n")
@@ -145,8 +145,8 @@ def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture
         )
         # As many files a batch as there are days: 24 batches.
         batches = ("--available-now", "--files", DAYS)
-        hourly = ours("history", "follow", traces, place / f"hourly-{clusters}", *batches) - start
-        lines.append(f"{count:,} records: 24 batches {hourly:.1f} s, {hourly / added:.2f} times an import in all")
+        hourly = ours("history", "follow", traces, place / f"hourly-{clusters}", *batches)
+        lines.append(f"{count:,} records: 24 batches {hourly:.1f} s in all, {hourly / added:.2f} times an import")
         scanned = seconds(place / "bare.py", "parquet", dataset / "observations") - start
         profiled = ours("profile", dataset, "--out", place / f"profiles-{clusters}") - start
         lines.append(

@@ -45,13 +45,13 @@ class Place:
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def write(self, hours: range) -> None:
-        """Hours of all daemons, packed as they do it."""
+    def write(self, hours: range, *more: bytes) -> None:
+        """Hours of all daemons, packed as they do it, with further lines."""
         from tests.history.test_follow import NOON, packed  # noqa: PLC0415 - it needs PySpark
 
         for daemon in range(DAEMONS):
             for hour in hours:
-                packed(self.root / f"d{daemon}" / "history", NOON + timedelta(hours=hour))
+                packed(self.root / f"d{daemon}" / "history", NOON + timedelta(hours=hour), *more)
 
     def start(self, *options: str, out: str = "out") -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "autoscaler", "history", "follow", f"{self.root}/*/history", str(self.dataset)]
@@ -122,12 +122,15 @@ def rows(place: Place) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("killed", ["all of it", "its Java"])
+@pytest.mark.parametrize("killed", ["all of it", "all of it, with Spark", "its Java", "Java for odd files"])
 def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
-    place.write(range(HOURS))
-    first = place.start("--available-now", "--files", "5")
+    place.write(range(HOURS), *([b"nonsense\n"] if killed == "Java for odd files" else []))
+    # With this option Spark's checkpoint is used.
+    by_spark = ["--explain"] if killed in {"all of it, with Spark", "its Java"} else []
+    options = ("--available-now", "--files", "5", *by_spark)
+    first = place.start(*options)
     before = halt(place, first)
-    if killed == "its Java":
+    if "Java" in killed:
         for child in psutil.Process(first.pid).children(recursive=True):
             child.kill()
         os.killpg(first.pid, signal.SIGCONT)
@@ -136,7 +139,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
         (why,) = re.findall("autoscaler: Spark ended during the query: .*", (place.root / "out").read_text())
         assert "run this again: it continues with the same files" in why
     place.kill()
-    second = place.start("--available-now", "--files", "5", out="again")
+    second = place.start(*options, out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()
     again = place.batches("again")
     assert [batch["batch"] for batch in again] == list(range(len(before), 5))

@@ -8,8 +8,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import date
+from contextlib import nullcontext, suppress
+from datetime import date, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,11 +21,13 @@ from pyspark.sql import SparkSession
 
 from autoscaler import cli
 from autoscaler.history import ingest_here, ingest_records, rescales
-from autoscaler.history.dataset import Dataset, DatasetError, here, merge, open_dataset
+from autoscaler.history.dataset import Dataset, DatasetError, Merged, here, merge, open_dataset
 from autoscaler.history.ingest_here import add_here
+from autoscaler.history.ingest_records import DAMAGED, Imported
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
 from autoscaler.trace.codec import dump_record
+from tests.history.fleet import Fleet, Part, simulated, trace
 from tests.history.test_records import BAD, GOOD, NOW, drawn, in_full, lines, spoiled
 
 ODD: list[Any] = [
@@ -89,7 +91,8 @@ def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, se
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
     # Days get rows when they are over, and known rows come again.
     for some in (files[::3], files[:40], files):
-        done = add_here(ours, some, now=NOW, rename={"clicks": "views"})
+        done, left = add_here(ours, some, now=NOW, rename={"clicks": "views"})
+        assert left == []
         same = ingest_records.add(spark, sparks, some, now=NOW, rename={"clicks": "views"})
         assert done == same
         assert rows(ours) == rows(sparks)
@@ -125,15 +128,40 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
     for record in drawn(dice, 1500):
         file.write_bytes(line := changed(dice, record))
         with suppress(*ingest_here._UNFIT):
-            ingest_here._tables([str(file)], {}, NOW)
+            ingest_here._tables([str(file)], {}, NOW, 1 << 30)
             taken.append(line)
     assert len(taken) > 300
     files = written(tmp_path / "in", taken, 100)
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
-    done = add_here(ours, files, now=NOW)
+    done, left = add_here(ours, files, now=NOW)
     assert (done, rows(ours)) == (ingest_records.add(spark, sparks, files, now=NOW), rows(sparks))
-    assert done is not None
-    assert done.rejected == {}
+    assert (done.rejected, left) == ({}, [])
+
+
+@pytest.mark.e2e
+def test_large_spans_and_negative_zeros_are_the_same_in_both(spark: SparkSession, tmp_path: Path) -> None:
+    spans = [
+        "PT99999999M",
+        "PT2147483647M59S",
+        "PT2147483648M",
+        "PT99999999999S",
+        "PT-5M",
+        "PT99999999M3S",
+        "P99999999D",
+    ]
+    taken = [spoiled(decision__cluster=span, observation__metrics__lag__over=span) for span in spans]
+    for number in (b"-0", b"-0.0", b"-0e1", b"[-0, -0.0]"):
+        line = spoiled(decision__cluster=number.decode(), observation__metrics__lag__value="here")
+        taken.append(line.replace(b'"here"', number))
+    parts = spoiled(decision__cluster="parts", observation__metrics__lag__parts={"p": {"a": "here"}})
+    taken.append(parts.replace(b'"here"', b"-0"))
+    files = written(tmp_path / "in", taken, 1)
+    ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
+    done, left = add_here(ours, files, now=NOW)
+    assert [json.loads(_content(Path(file)))["decision"]["cluster"] for file in left] == ["PT-5M"]
+    done += ingest_records.add(spark, ours, left, now=NOW)
+    assert done == ingest_records.add(spark, sparks, files, now=NOW)
+    assert rows(ours) == rows(sparks)
 
 
 LEFT_TO_SPARK = {
@@ -160,8 +188,62 @@ def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, kind: str) -> N
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(lines(GOOD[:3]) + LEFT_TO_SPARK[kind])
-    assert add_here(dataset, [str(file)], now=NOW) is None
+    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
     assert dataset.dates() == ()
+
+
+def some_odd(directory: Path, dice: Random) -> tuple[list[str], list[str]]:
+    """Files of an hour each, and those of them that are odd: each in another way."""
+    files = written(directory, [dump_record(record) for record in drawn(dice, 800)], 20)
+    damaged = dice.choice(files[1::2])
+    Path(damaged).write_bytes((packed := Path(damaged).read_bytes())[: len(packed) // 2])
+    twin, *others = dice.sample([file for file in files if file != damaged], 9)
+    first = _content(Path(twin)).splitlines()[0]
+    for number, file in enumerate(map(Path, others)):
+        plain = _content(file).rstrip(b"\n")
+        # The last line is cut off, as by a kill; or there is one more: no record, or one that another file has.
+        content = plain[:-150] if number < 3 else b"%b\n%b\n" % (plain, [*BAD][number] if number < 6 else first)
+        file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    return files, sorted([*others, damaged, twin])
+
+
+def _content(file: Path) -> bytes:
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_only_odd_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(ingest_here, "_GROUP", 100_000)
+    files, odd = some_odd(tmp_path / "in", Random(seed))  # noqa: S311 - nothing secret
+    dataset, same = (open_dataset(tmp_path / name, make=True) for name in ("dataset", "same"))
+    done, left = add_here(dataset, files, now=NOW)
+    assert left == odd
+    whole = [file for file in files if file not in odd]
+    assert (done, rows(dataset)) == (add_here(same, whole, now=NOW)[0], rows(same))
+    assert done.merged.added["decisions"] == done.lines == 20 * len(whole)
+
+
+@pytest.mark.e2e
+def test_the_result_is_that_of_an_import_of_all_files_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    files, _ = some_odd(tmp_path / "in", Random(7))  # noqa: S311 - nothing secret
+    ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
+    for _ in range(2):
+        done, left = add_here(ours, files, now=NOW)
+        assert 0 < len(left) < len(files) // 2
+        done += ingest_records.add(spark, ours, left, now=NOW)
+        assert done == ingest_records.add(spark, sparks, files, now=NOW)
+        assert rows(ours) == rows(sparks)
+    assert done.rejected[DAMAGED] == 1
+
+
+def test_a_damaged_file_does_not_count_as_large_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
+    damaged = tmp_path / "in" / "damaged.jsonl.gz"
+    damaged.write_bytes(gzip.compress(lines(GOOD[:9]))[:-4] + b"\xff\xff\xff\xff")
+    monkeypatch.setattr(ingest_here, "MOST_BYTES", 1 << 23)
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    assert add_here(dataset, [str(damaged), whole], now=NOW)[1] == [str(damaged)]
+    assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
 
 
 def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
@@ -169,7 +251,7 @@ def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
     (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
     for empty in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"):
         empty.write_bytes(b"")
-        assert add_here(dataset, [whole, str(empty)], now=NOW) is None
+        assert add_here(dataset, [whole, str(empty)], now=NOW)[1] == [str(empty)]
 
 
 def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,25 +261,25 @@ def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypat
     # The size at the end is that of the last member.
     file.write_bytes(gzip.compress(whole[len(last) :]) + gzip.compress(last))
     monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole))
-    assert ingest_here._size([str(file)]) < len(whole) // 2
-    ingest_here._tables([str(file)], {}, NOW)
+    assert ingest_here._size(str(file)) < len(whole) // 2
+    ingest_here._tables([str(file)], {}, NOW, len(whole))
     monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole) - 1)
-    assert add_here(dataset, [str(file)], now=NOW) is None
+    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
 
 
 def test_files_of_earlier_versions_get_rows(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
-    assert add_here(dataset, [first], now=NOW) is not None
+    assert add_here(dataset, [first], now=NOW)[1] == []
     for table in ("observations", "decisions"):
         for name in (name for some in dataset.files(table).values() for name in some):
             # Before times had statistics; and there were no `controls`.
             old = pq.ParquetFile(file := Path(dataset.path, name)).read()
             kept = [name for name in old.column_names if name != "controls"]
             pq.write_table(old.select(kept), file, store_schema=False, use_deprecated_int96_timestamps=True)
-    assert add_here(dataset, [second], now=NOW) is not None
+    assert add_here(dataset, [second], now=NOW)[1] == []
     new = open_dataset(tmp_path / "new", make=True)
-    assert add_here(new, [first, second], now=NOW) is not None
+    assert add_here(new, [first, second], now=NOW)[1] == []
     assert rows(dataset)["rescales"] == rows(new)["rescales"]
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
 
@@ -209,7 +291,7 @@ def test_spark_finds_rows_with_nan(spark: SparkSession, tmp_path: Path) -> None:
     values = ["NaN", 1, 2.5]
     found = [spoiled(observation__metrics__lag__value=value, decision__cluster=f"{value}") for value in values]
     file.write_bytes(b"\n".join(found))
-    assert add_here(dataset, [str(file)], now=NOW) is not None
+    assert add_here(dataset, [str(file)], now=NOW)[1] == []
     # NaN is greater than any other number.
     assert [row.cluster for row in dataset.read(spark, "observations").where("lag > 3").collect()] == ["NaN"]
 
@@ -221,14 +303,14 @@ def test_damaged_files_are_left_to_spark(tmp_path: Path) -> None:
     middle = len(whole) // 2
     for damaged in (whole[:middle], whole[:middle] + b"\0\0\0\0" + whole[middle + 4 :], b"", lines(GOOD)):
         file.write_bytes(damaged)
-        assert add_here(dataset, [str(file)], now=NOW) is None
-    assert add_here(dataset, [str(tmp_path / "none")], now=NOW) is None
+        assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
+    assert add_here(dataset, [str(tmp_path / "none")], now=NOW) == (Imported(), [str(tmp_path / "none")])
     file.write_bytes(whole)
-    assert add_here(dataset, [str(file)], now=NOW) is not None
+    assert add_here(dataset, [str(file)], now=NOW)[1] == []
     # Of a table too: Spark names the file.
     for name in dataset.files("decisions")[date(2026, 1, 5)]:
         Path(dataset.path, name).write_bytes(b"PAR1 and nothing else PAR1")
-    assert add_here(dataset, [str(file)], now=NOW) is None
+    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -249,6 +331,70 @@ def test_the_command_imports_what_daemons_write_without_spark(
 
 
 @pytest.fixture
+def given_to_spark(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The files of each import by Spark, which fails."""
+    given: list[list[str]] = []
+
+    def add(_: object, __: object, files: list[str], **___: object) -> Imported:
+        given.append(files)
+        raise DatasetError("Spark was killed")
+
+    monkeypatch.setattr("autoscaler.cli.spark_options.open_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("autoscaler.history.progress.show_progress", lambda *_: nullcontext())
+    monkeypatch.setattr(ingest_records, "add", add)
+    return given
+
+
+def test_a_command_that_is_killed_before_the_odd_files_are_imported_can_be_repeated(
+    tmp_path: Path,
+    given_to_spark: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files, odd = some_odd(tmp_path / "in", Random(1))  # noqa: S311 - nothing secret
+    command = ["history", "import", str(tmp_path / "in"), str(tmp_path / "dataset"), "--json"]
+    for _ in range(2):
+        assert cli.main(command) == 1
+        assert "Spark was killed" in capsys.readouterr().err
+    assert given_to_spark == [odd, odd]
+    assert sum(rows(open_dataset(tmp_path / "dataset"))["decisions"].values()) == 20 * (len(files) - len(odd))
+    monkeypatch.setattr(ingest_records, "add", lambda *_, **__: Imported(Merged({"decisions": 9}), 10, {"odd": 1}))
+    assert cli.main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["files"] == {"read": len(odd), "unchanged": len(files) - len(odd)}
+    assert cli.main([*command, "--reimport"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["files"] == {"read": len(files), "unchanged": 0}
+    known = 20 * (len(files) - len(odd))
+    assert (report["lines"], report["added"]["decisions"], report["known"]["decisions"]) == (known + 10, 9, known)
+    assert report["rejected"] == {"odd": 1}
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_file_that_is_compressed_during_the_import_does_not_start_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces, dataset = tmp_path / "traces", str(tmp_path / "dataset")
+    traces.mkdir()
+    for hour in (22, 23):
+        (traces / f"2026-01-05T{hour}.jsonl").write_bytes(lines(GOOD[hour::30]))
+    packed = traces / "2026-01-05T22.jsonl"
+
+    def pack_and_add(*arguments: Any, **options: Any) -> tuple[Imported, list[str]]:
+        if packed.exists():
+            Path(f"{packed}.gz").write_bytes(gzip.compress(packed.read_bytes()))
+            packed.unlink()
+        return add_here(*arguments, **options)
+
+    monkeypatch.setattr(ingest_here, "add_here", pack_and_add)
+    assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = len(GOOD[22::30]) + len(GOOD[23::30])
+    assert (report["files"], report["added"]["decisions"]) == ({"read": 2, "unchanged": 0}, found)
+    assert report["known"]["decisions"] == 0
+
+
+@pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
@@ -256,11 +402,48 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.cli.spark_options.open_session", refuse)
 
 
+@pytest.mark.parametrize("each", [1, 5])
+def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    part = Part(Fleet(clusters=4, days=3, interval=60.0), 0, 4, 60.0)
+    found: dict[str, list[str]] = {}
+    for hour, line in trace(part, next(simulated(part))):
+        found.setdefault(hour, []).append(line)
+    files = []
+    for hour, text in sorted(found.items()):
+        files.append(str(tmp_path / f"{hour}.jsonl"))
+        Path(files[-1]).write_text("".join(text))
+    whole, hourly = (open_dataset(tmp_path / name, make=True) for name in ("whole", "hourly"))
+    assert add_here(whole, files, now=NOW)[1] == []
+    read: list[int] = []
+    find_here = rescales.find_here
+
+    def find(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None) -> pa.Table:
+        read.append(len(observations))
+        return find_here(observations, decisions, since)
+
+    monkeypatch.setattr(rescales, "find_here", find)
+    for begin in range(0, len(files), each):
+        assert add_here(hourly, files[begin : begin + each], now=NOW)[1] == []
+    assert rows(hourly)["rescales"] == rows(whole)["rescales"]
+    assert sum(rows(whole)["rescales"].values()) > 20
+    if each == 1:
+        # Only the last hours are read: what is new, what that affects, and a day before it.
+        assert max(read[-4:]) <= 36, read
+    # Hours that are given again have those of all days near found, also where some were lost.
+    for names in hourly.files("rescales").values():
+        Path(hourly.path, names[0]).unlink()
+    assert rows(hourly)["rescales"] != rows(whole)["rescales"]
+    assert add_here(hourly, files, now=NOW)[1] == []
+    assert rows(hourly)["rescales"] == rows(whole)["rescales"]
+
+
 def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path / "dataset", make=True)
     files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
-    assert add_here(dataset, files, now=NOW) is not None
+    assert add_here(dataset, files, now=NOW)[1] == []
     for names in dataset.files("observations").values():
         tables = [pq.read_table(Path(dataset.path, name), columns=["cluster", "at"]) for name in names]
         assert len(tables) > 1
@@ -283,7 +466,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
             add_here(dataset, files, now=NOW)
     assert sum(rows(dataset)["decisions"].values()) == 0
     assert not (tmp_path / "dataset" / "_staging").exists()
-    assert add_here(dataset, files, now=NOW) is not None
+    assert add_here(dataset, files, now=NOW)[1] == []
 
 
 def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,21 +477,21 @@ def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypa
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
     monkeypatch.setattr(here, "write", overflow)
-    assert add_here(dataset, files, now=NOW) is None
+    assert add_here(dataset, files, now=NOW) == (Imported(), files)
     assert dataset.dates() == ()
 
 
 def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
-    assert add_here(dataset, [first], now=NOW) is not None
+    assert add_here(dataset, [first], now=NOW)[1] == []
     monkeypatch.setattr(rescales, "IN_PROCESS", 150)
     before = rows(dataset)
-    assert add_here(dataset, [second], now=NOW) is None
+    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
     assert rows(dataset) == before
     monkeypatch.setattr(rescales, "IN_PROCESS", 100)
     monkeypatch.setattr(ingest_here, "_tables", lambda *_: pytest.fail("lines were read"))
-    assert add_here(dataset, [second], now=NOW) is None
+    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
 
 
 def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
@@ -316,10 +499,10 @@ def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
 ) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second, *others = written(tmp_path / "in", [dump_record(record) for record in GOOD], 40)
-    assert add_here(dataset, [first], now=NOW) is not None
-    assert add_here(dataset, others, now=NOW) is not None
+    assert add_here(dataset, [first], now=NOW)[1] == []
+    assert add_here(dataset, others, now=NOW)[1] == []
     monkeypatch.setattr(merge, "ROWS_HERE", 10)
-    assert add_here(dataset, [second], now=NOW) is None
+    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
     monkeypatch.undo()
-    assert add_here(dataset, [second], now=NOW) is not None
+    assert add_here(dataset, [second], now=NOW)[1] == []
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)

@@ -81,6 +81,7 @@ def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of
 ) -> None:
     (tmp_path / "history").mkdir()
     command = ("history", "follow", str(tmp_path / "history"), str(tmp_path / "dataset"), "--master", "local[1]")
+    options = ("--explain", *options)  # it starts Spark
     with subprocess.Popen(
         [sys.executable, "-m", "autoscaler", *command, *options],
         env={name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"},

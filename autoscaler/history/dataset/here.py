@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -71,10 +72,12 @@ def _dataset(files: Sequence[Path], table: str) -> dataset.Dataset:
     return dataset.dataset([*map(str, files)], schema.remove(schema.get_field_index("date")), "parquet")
 
 
-def have_twins(rows: pa.Table, table: str) -> bool:
-    """Whether some rows have the same key."""
+def are_twins(rows: pa.Table, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """For each row whether another one has the same key."""
     keys = list(KEYS[table])
-    return bool(rows.select(keys).group_by(keys).aggregate([]).num_rows < rows.num_rows)
+    if rows.select(keys).group_by(keys).aggregate([]).num_rows == rows.num_rows:
+        return np.zeros(rows.num_rows, bool)
+    return np.asarray(rows.select(keys).to_pandas().duplicated(keep=False))
 
 
 def without(rows: pa.Table, known: pa.Table, table: str) -> pa.Table:

@@ -237,7 +237,7 @@ def full_disk(error: BaseException, path: str | None = None) -> str | None:
     where = " or ".join(
         [*([path] if path else []), f"Spark's temporary files ({temporary}; --conf spark.local.dir=DIR)"]
     )
-    return f"the disk is full, of {where}: {found[0]}; make room and run this again: nothing was changed"
+    return f"the disk is full, of {where}: {found[0]}; make room and run this again: no file was imported in part"
 
 
 @contextmanager

@@ -63,6 +63,22 @@ class Merged:
     known: Mapping[str, int] = field(default_factory=dict)
     dates: Mapping[str, tuple[date | None, ...]] = field(default_factory=dict)
 
+    def __add__(self, other: Merged) -> Merged:
+        """The result of this merge and another one."""
+
+        def total(one: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+            return {table: one.get(table, 0) + more.get(table, 0) for table in {**one, **more}}
+
+        dates = {
+            table: _in_order({*self.dates.get(table, ()), *other.dates.get(table, ())})
+            for table in {**self.dates, **other.dates}
+        }
+        return Merged(total(self.added, other.added), total(self.known, other.known), dates)
+
+
+def _in_order(dates: Collection[date | None]) -> tuple[date | None, ...]:
+    return tuple(sorted(dates, key=lambda day: (day is not None, day or date.min)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Count:
@@ -176,15 +192,13 @@ class Writer:
         return count is not None and count <= rescales.IN_PROCESS
 
     def merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
-        """Like `merge`, but of rows in the memory of this process, and without Spark.
+        """Like `merge`, but of rows in the memory of this process, each of another key, and without Spark.
 
         Returns:
-            The result; None: nothing was done. It takes Spark to choose among rows with the same key, to sort what does
-            not fit into memory, to report damaged files, and where the dataset is not on this machine.
+            The result; None: nothing was done. It takes Spark to sort what does not fit into memory, to report damaged
+            files, and where the dataset is not on this machine.
         """
-        if not isinstance(self.layout.files, LocalFiles) or any(
-            here.have_twins(some, table) for table, some in rows.items()
-        ):
+        if not isinstance(self.layout.files, LocalFiles):
             return None
         with write_errors(self.layout.path):
             try:
@@ -195,6 +209,7 @@ class Writer:
     def _merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         change, days = Change(), set[date]()
         added, known, dates = {}, {}, {}
+        there = [day for day in map(date_of, self.layout.current("observations")[0]) if day is not None]
         for table, given in rows.items():
             brought = here.with_date(given)
             days |= set(brought["date"].unique().to_pylist())
@@ -213,7 +228,9 @@ class Writer:
                     return None
                 new = pa.concat_tables([new, old])
             change = change.then(self._write_here(new, table), present)
-        complete = self._with_rescales_here(change, days)
+        is_newest = not any(known.values()) and there and min(days) >= max(there)
+        since = min(pc.min(given["at"]).as_py() for given in rows.values()) if is_newest else None
+        complete = self._with_rescales_here(change, days, since)
         if complete is None:
             return None
         if complete.add or complete.remove:
@@ -277,7 +294,7 @@ class Writer:
             changed = {day: one for day, one in counts.of.items() if one.fresh}
             if table in {"observations", "decisions"}:
                 days.update(day for day in counts.of if day is not None)
-            dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
+            dates[table] = _in_order(changed)
             new = _with_columns_of(table, brought)
             appended = self._appended(table, changed) if table in partitioned else set()
             if appended:
@@ -372,20 +389,39 @@ class Writer:
         replaced = of_dates(before, changed)
         return change.then(self._write(_on_dates(found.repartition("date"), changed), "rescales", "new"), replaced)
 
-    def _with_rescales_here(self, change: Change, days: Collection[date]) -> Change | None:
-        """The same without Spark; None: it takes Spark."""
+    def _with_rescales_here(
+        self, change: Change, days: Collection[date], since: datetime | None = None
+    ) -> Change | None:
+        """The same without Spark; None: it takes Spark.
+
+        Args:
+            change: files of other tables that are added and removed.
+            days: those that rows are of.
+            since: the time of the first row, if all are new and of the newest day: earlier rescales stay as they are.
+        """
         near, observations, decisions, before = self._near(change, days)
         if not observations:
             return change
+        affected = begin = None
+        if since is not None:
+            affected = since - rescales.AFFECTED
+            begin = affected - rescales.LOOKBACK
+            observations, decisions = (
+                self.layout.overlapping(names, begin, datetime.max.replace(tzinfo=UTC))
+                for names in (observations, decisions)
+            )
         count = self.layout.count(observations)
         if count is None or count > rescales.IN_PROCESS:
             return None
         paths = self._paths
         try:
             known = rescales.read_here(paths(before))
-            new = rescales.find_here(paths(observations), paths(decisions))
+            new = rescales.find_here(paths(observations), paths(decisions), begin)
         except (OSError, pa.ArrowInvalid):
             return None  # a file is damaged, which Spark reports
+        if affected is not None:
+            kept = known.filter(pc.field("at") < affected).select(new.column_names)
+            new = pa.concat_tables([kept, new.filter(pc.field("at") >= affected)])
         changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
         new = new.filter(pc.is_in(new["date"], pa.array(changed, pa.date32())))
         return change.then(self._write_here(new, "rescales"), of_dates(before, changed))
