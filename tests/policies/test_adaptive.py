@@ -211,8 +211,8 @@ def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
     assert found.reason is Reason.ABOVE
     assert found.inputs["expected"] == pytest.approx(498)
     assert "390/s arriving, 498/s in 60 s, lag 0;" in found.detail
-    # up by what is expected as long as that goes on: (390 + 1.2 * (200 + 30)) * 1.1 = 733
-    assert found.replicas == 8
+    # up by what is expected as long as that goes on: (390 + 1.2 * (120 + 30)) * 1.2 = 684
+    assert found.replicas == 7
 
 
 def test_a_rise_goes_on_as_rises_went_on_before() -> None:
@@ -325,21 +325,21 @@ def spare(size: int, saved: float = 1e6, watched: float = 1000.0) -> Memory:
 
 
 def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_rescale_costs() -> None:
-    # 300 * 1.05 are 315/s, that is 4 of 8. 84 s of 8 are 672.
-    view = shown(300, current=8, memory=spare(8, 672))
+    # 300 * 1.05 are 315/s, that is 4 of 8. 90 s of 8 are 720.
+    view = shown(300, current=8, memory=spare(8, 720))
     found = asked(view)
     assert (found.replicas, found.reason) == (4, Reason.BELOW)
     assert found.detail == (
-        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 672 replica-seconds, "
-        "a rescale is worth 672"
+        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 720 replica-seconds, "
+        "a rescale is worth 720"
     )
-    assert asked(shown(300, current=8, memory=spare(8, 671))).replicas == 8
-    assert asked(view, rescale_price=timedelta(seconds=85)).replicas == 8
+    assert asked(shown(300, current=8, memory=spare(8, 719))).replicas == 8
+    assert asked(view, rescale_price=timedelta(seconds=91)).replicas == 8
 
 
 def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
     found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
-    assert found.detail.endswith("4 would do and have saved 200 of 672 replica-seconds")
+    assert found.detail.endswith("4 would do and have saved 200 of 720 replica-seconds")
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         {"memory": spare(8), "lag": 19201},  # still more than 15 s of work waiting
         {"memory": spare(8), "minimum": 8},
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
-        {"memory": {**spare(8), "arrivals.trend": 2.0}},  # 300 + 460 are expected
-        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (72 + 14 * 90) * 8 = 10656 to be saved
-        {"memory": {**spare(8, 10655), "stall.down": 140.0}},
+        {"memory": {**spare(8), "arrivals.trend": 3.0}},  # 300 + 450 are expected
+        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (90 + 14 * 90) * 8 = 10800 to be saved
+        {"memory": {**spare(8, 10799), "stall.down": 140.0}},
     ],
 )
 def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
@@ -362,18 +362,18 @@ def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
 
 
 def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
-    # (84 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1232
+    # (90 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1280
     memory = {**spare(8, 1000), "stall.down": 40.0, "checkpoint.interval": 20.0, "spare.enough": 4.0}
     found = asked(shown(300, 4000, current=8, memory=memory))
     assert found.replicas == 8
     assert found.detail.endswith(
-        "4 would do and have saved 1,000 of 1,232 replica-seconds, as its stop makes records 5 s too late"
+        "4 would do and have saved 1,000 of 1,280 replica-seconds, as its stop makes records 5 s too late"
     )
-    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1232.0}))
+    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1280.0}))
     assert saved.replicas == 4
-    assert saved.detail.endswith("a rescale is worth 1,232, as its stop makes records 5 s too late")
+    assert saved.detail.endswith("a rescale is worth 1,280, as its stop makes records 5 s too late")
     # of nothing that arrives nothing is late
-    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 672.0})).replicas == 1
+    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 720.0})).replicas == 1
 
 
 @pytest.mark.parametrize("stall", [10.0, 60.0, 120.0])
@@ -393,10 +393,10 @@ def test_fewer_must_have_done_for_what_arrived_within_the_window() -> None:
         odd = replace(past[0], metrics={"arrivals": Reading(math.nan, past[0].at)})
         return asked(replace(view, past=(*past, odd, *view.past))).replicas
 
-    # A minute of them makes no more wait than n replicas do in 0.05 * 60 s.
+    # A minute of them makes no more wait than n replicas do in 0.1 * 60 s.
     assert seen(120, 400.0) == 4
-    assert seen(120, 525.0) == 5
-    assert seen(120, 526.0) == 6  # (526 - 500) * 60 > 3 * 500
+    assert seen(120, 550.0) == 5
+    assert seen(120, 551.0) == 6  # (551 - 500) * 60 > 6 * 500
     assert seen(120, 900.0) == 8
     assert seen(180, 900.0) == 8
     assert seen(181, 900.0) == 4
@@ -500,10 +500,10 @@ def test_a_saving_of_which_nobody_knows_since_when_is_counted_anew(since: Memory
 def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
     much, little = Life(size=12), Life(size=5)
     much.memory = SURE
-    # 4 of 12 would do: 8 * 15 each time make 84 * 12 = 1008 after 9 times; but 12 times are 3 minutes
+    # 4 of 12 would do: 8 * 15 each time make 90 * 12 = 1080 after 9 times; but 12 times are 3 minutes
     assert much.until(4) == 13
-    # 4 of 5: 15 each time make 84 * 5 = 420 after 28 times
-    assert little.until(4) == 29
+    # 4 of 5: 15 each time make 90 * 5 = 450 after 30 times
+    assert little.until(4) == 31
 
 
 def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
@@ -541,7 +541,7 @@ def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str
         life.poll()
     missing: dict[str, Any] = {name: None, "throughput": 300.0, "utilization": 0.7}
     assert life.poll(**missing).replicas is None
-    assert life.until(4) == 29 - 17  # as if it had been read
+    assert life.until(4) == 31 - 17  # as if it had been read
 
 
 def test_a_size_is_learned_whatever_utilization_is_read() -> None:

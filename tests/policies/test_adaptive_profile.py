@@ -92,7 +92,7 @@ def test_no_trend_counts_beside_a_trusted_profile() -> None:
     rising = {"arrivals.trend": 1.2}
     assert asked(shown(390, FLAT, memory=rising)).replicas == 4
     doubted = asked(shown(390, FLAT, memory={**rising, "season.trusted": 0.0}))
-    assert doubted.replicas == asked(shown(390, None, memory=rising)).replicas == 8
+    assert doubted.replicas == asked(shown(390, None, memory=rising)).replicas == 7
 
 
 def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:

@@ -192,8 +192,41 @@ def test_a_fall_is_no_trend_to_prepare_for() -> None:
 def test_a_rise_of_the_last_minute_lasts_some_more() -> None:
     found = Arrivals(trend=0.1)
     assert found.rise(60.0) == pytest.approx(0.1 * (60 + forecast.READING_AGE_S))
-    assert found.rise(1e6) == pytest.approx(0.1 * (TUNING.brief_s + forecast.READING_AGE_S))
+    assert found.rise(1e6) == pytest.approx(0.1 * (TUNING.warm_up_s + forecast.READING_AGE_S))
     assert Arrivals(trend=-1.0).rise(60.0) == 0
+
+
+def means(rate: Callable[[float], float], until: int, every: int = 15) -> list[tuple[float, float]]:
+    """Means over a minute of what arrives, by the second."""
+    return [
+        (float(at), sum(rate(second) for second in range(at - 60, at)) / 60) for at in range(0, until + 1, every)
+    ]
+
+
+@pytest.mark.parametrize("every", [5, 10, 15, 20, 30])
+def test_the_latest_rate_is_all_of_a_jump_half_of_a_mean_ago(every: int) -> None:
+    points = means(lambda second: 400.0 if second >= 300 else 100.0, 360, every)
+    known = [at for at, _ in points if forecast.latest_rate([each for each in points if each[0] <= at], 60.0) >= 399]
+    assert known[0] - 300 <= 30 + every
+    assert known[-1] == points[-1][0]
+    assert forecast.latest_rate(points, 60.0) == pytest.approx(400)
+
+
+def test_the_latest_rate_of_a_steady_rise_is_the_mean() -> None:
+    points = means(lambda second: 100.0 + second, 600)
+    assert forecast.latest_rate(points, 60.0) == pytest.approx(points[-1][1])
+
+
+def test_the_latest_rate_is_not_known_at_first() -> None:
+    assert forecast.latest_rate([(0.0, 100.0)], 60.0) == 0
+    assert forecast.latest_rate(means(lambda _: 100.0, 60), 60.0) == 0
+    assert forecast.latest_rate(means(lambda _: 100.0, 75), 60.0) == pytest.approx(100)
+
+
+def test_a_gap_makes_no_latest_rate_of_a_longer_time() -> None:
+    points = means(lambda second: 400.0 if second >= 300 else 100.0, 360)
+    gap = [each for each in points if not 300 < each[0] < 360]
+    assert forecast.latest_rate(gap, 60.0) == pytest.approx(400)
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.95, False), (1.15, True)])

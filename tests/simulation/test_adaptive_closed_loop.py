@@ -652,7 +652,8 @@ class Prompt(Plant):
 
     def observe(self) -> Observation:
         self._seen = deque([self._seen[-1]], maxlen=1)
-        return super().observe()
+        seen, step = super().observe(), timedelta(seconds=STEP)
+        return replace(seen, metrics={name: replace(reading, over=step) for name, reading in seen.metrics.items()})
 
 
 @pytest.mark.parametrize("name", QUIET)

@@ -56,12 +56,13 @@ class Arrivals:
     noise: float = TUNING.noise
     doubted: bool = False
 
-    def follow(self, value: float, at: float, *, doubtful: bool = False) -> None:
+    def follow(self, value: float, at: float, *, latest: float = 0.0, doubtful: bool = False) -> None:
         """Take in a new reading.
 
         Args:
             value: records/s.
             at: when it was true, seconds since 1970. A reading that was seen before changes nothing.
+            latest: what arrived recently, records/s, where the value is a mean over a longer time (`latest_rate`).
             doubtful: other readings do not confirm it: a jump up counts once the next reading is one as well.
         """
         since = at - self.seen_at
@@ -72,10 +73,12 @@ class Arrivals:
         if level is None or since > TUNING.stale_s:
             self.level, self.slope, self.trend = value, 0.0, 0.0
             return
-        foreseen = max(level + self.slope * since, 0.0)
-        off, largest = value - foreseen, max(level, value)
         # The noise before this reading: a greater one must not hide the rise that it is part of.
         most = TUNING.significance * self.noise
+        if latest - value > 2.0 * most * latest:  # it has the errors of two readings, and twice
+            value = latest
+        foreseen = max(level + self.slope * since, 0.0)
+        off, largest = value - foreseen, max(level, value)
         doubted, self.doubted = self.doubted, False
         if off > most * largest and doubtful and not doubted:
             self.doubted = True
@@ -91,7 +94,7 @@ class Arrivals:
 
     def rise(self, ahead: float) -> float:
         """How much more will arrive so many seconds ahead, records/s, 0 or more."""
-        return max(self.trend, 0.0) * (min(ahead, TUNING.brief_s) + READING_AGE_S)
+        return max(self.trend, 0.0) * (min(ahead, TUNING.warm_up_s) + READING_AGE_S)
 
 
 @dataclass(slots=True)
@@ -203,6 +206,29 @@ class Swings(NamedTuple):
         if spare <= 0:
             return math.inf
         return self.lasts * (off - spare - spare * (math.log(off) - math.log(spare))) if off > spare else 0.0
+
+
+def latest_rate(points: Sequence[tuple[float, float]], over: float) -> float:
+    """What arrived in the last half of the time that readings are means over, records/s; 0: not known.
+
+    What the mean has grown by since then is what arrived since, without what the mean has left behind, for which the
+    mean of that time stands. So a jump is seen whole long before the mean has followed it.
+
+    Args:
+        points: (seconds, records/s) in order of time, the newest last.
+        over: seconds that each is a mean over.
+    """
+    at, value = points[-1]
+    half = bisect_right(points, at - over / 2, key=TIME_OF) - 1
+    whole = bisect_right(points, at - over, key=TIME_OF) - 1
+    if whole < 1:
+        return 0.0
+    return _middle(points, whole) + over / (at - points[half][0]) * (value - _middle(points, half))
+
+
+def _middle(points: Sequence[tuple[float, float]], number: int) -> float:
+    """The value of a point, but for one that is off from both of its neighbours."""
+    return sorted([value for _, value in points[number - 1 : number + 2]])[1]
 
 
 def _mean(points: Sequence[tuple[float, float]]) -> float:

@@ -106,7 +106,7 @@ class Adaptive:
         headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.2.
         down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.05.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 84s.
+        rescale_price: a rescale is worth as much as the whole cluster for so long; default 90s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
@@ -130,7 +130,7 @@ class Adaptive:
     headroom: float = field(default=0.2, metadata={"aliases": ("reserve",)})
     down_headroom: float = field(default=0.05, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
-    rescale_price: timedelta = field(default=timedelta(seconds=84), metadata={"aliases": ("outage",)})
+    rescale_price: timedelta = field(default=timedelta(seconds=90), metadata={"aliases": ("outage",)})
     lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
@@ -182,7 +182,8 @@ class Adaptive:
         if arrivals is not None:
             # More arrives than is processed, by these readings, but the lag does not grow.
             doubtful = throughput is not None and lag is not None and lag < arrivals - throughput
-            state.arrivals.follow(arrivals, seconds(view.metrics[self.arrivals].at), doubtful=doubtful)
+            at, latest = seconds(view.metrics[self.arrivals].at), self._latest_rate(view)
+            state.arrivals.follow(arrivals, at, latest=latest, doubtful=doubtful)
             state.lasting.learn(self._minutes(view))
             state.season.compare(state.arrivals.level or 0.0, _season(self._profile(view)), now)
             self._learn_capacity(view, state, rates, now)
@@ -518,6 +519,15 @@ class Adaptive:
     def _profile(self, view: View) -> Reading | None:
         """The profile of the cluster, if there is one."""
         return None if self.profile is None else view.metrics.get(self.profile)
+
+    def _latest_rate(self, view: View) -> float:
+        """What arrived recently, records/s, where readings are means over a longer time; else 0."""
+        over, apart = view.metrics[self.arrivals].over, view.spec.interval
+        if over <= apart:
+            return 0.0
+        return forecast.latest_rate(
+            self._points(view, 1, begin=seconds(view.now - over - 3 * apart)), over.total_seconds()
+        )
 
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""

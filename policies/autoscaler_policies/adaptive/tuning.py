@@ -29,7 +29,7 @@ class Tuning:
     noise_weight: float = 0.03
     """... and in the noise."""
     brief_s: float = 200.0
-    """A rise that was seen for a minute goes on for so long; a swing that lasts no longer is left to pass."""
+    """A swing that lasts no longer is left to pass; and in so long samples of capacity show that it has changed."""
     points: int = 15
     """How much of a deviation lasts is looked for in so many readings, a minute apart: what the last of the first two
     thirds is off from their mean is compared with the last third."""
@@ -49,7 +49,7 @@ class Tuning:
     """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
     warm_up_s: float = 120.0
     """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall; and as
-    long before the delay would approach the objective more is asked for."""
+    long before the delay would approach the objective more is asked for; and a rise of the last minute goes on so long."""
     plateau_growth: float = 1.5
     """Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps."""
     plateau_s: float = 1800.0
@@ -73,7 +73,7 @@ class Tuning:
     """A size must suffice for so long: what comes later is left to the next rescale."""
     peak_share: float = 0.4
     """Of a peak that passes this share of the objective may wait, and of all when fewer are asked for..."""
-    past_share: float = 0.05
+    past_share: float = 0.1
     """... and this of what arrived within the scale-down window, or usually swings, if a smaller size is to do."""
 
 
