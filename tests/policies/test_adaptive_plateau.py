@@ -37,6 +37,11 @@ def test_workers_that_help_are_what_the_next_ones_are_compared_with() -> None:
     assert plateau.describe(*found) is None
 
 
+@pytest.mark.parametrize(("now", "size"), [(1799.0, 8), (1801.0, 0)])
+def test_throughputs_are_compared_within_half_an_hour(now: float, size: int) -> None:
+    assert compared(8, 450.0, now)[1].size == size
+
+
 @pytest.mark.parametrize(("throughput", "helps"), [(459.0, False), (461.0, True)])
 def test_they_help_where_they_bring_15_percent_of_what_they_would_at_best(throughput: float, *, helps: bool) -> None:
     # twice as many: at best 400/s more

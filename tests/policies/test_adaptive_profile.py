@@ -45,6 +45,13 @@ def test_workers_are_there_before_a_typical_rise() -> None:
     assert asked(shown(380, FLAT)).replicas == 4
 
 
+@pytest.mark.parametrize(("minutes", "size"), [(3, 8), (4, 4)])
+def test_a_typical_rise_is_acted_on_almost_three_downtimes_before_it_takes_a_rescale(minutes: int, size: int) -> None:
+    # 45 s + 15 s, and 2.7 x (15 s + 10 s): that is within the third minute
+    rises = (*[380.0] * minutes, *[600.0] * (31 - minutes))
+    assert asked(shown(380, rises)).replicas == size
+
+
 def test_a_profile_counts_while_it_is_trusted() -> None:
     soon = (380.0, *[600.0] * 30)
     assert asked(shown(380, soon)).inputs["expected"] == pytest.approx(600)

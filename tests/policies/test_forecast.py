@@ -189,6 +189,17 @@ def test_a_fall_is_no_trend_to_prepare_for() -> None:
     assert found.rise(60.0) == 0
 
 
+def test_half_of_the_noise_is_that_of_the_last_six_minutes() -> None:
+    quiet, noisy = (Arrivals(noise=noise) for noise in (0.1, 0.2))
+    learned = []
+    for number in range(100):
+        for each in (quiet, noisy):
+            each.follow(100.0 + number % 2, number * STEP)
+        learned.append(noisy.noise - quiet.noise)
+    (half,) = [number for number in range(1, 100) if learned[number] <= 0.05 < learned[number - 1]]
+    assert 330 <= half * STEP <= 390
+
+
 def test_a_rise_of_the_last_minute_lasts_some_more() -> None:
     found = Arrivals(trend=0.1)
     assert found.rise(60.0) == pytest.approx(0.1 * (60 + forecast.READING_AGE_S))

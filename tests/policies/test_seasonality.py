@@ -37,6 +37,11 @@ def test_a_profile_is_trusted_until_it_was_more_wrong_than_constant_arrivals() -
     assert lived(day, day, 60).trusted
 
 
+def test_after_two_days_a_third_of_an_error_is_remembered() -> None:
+    season = lived(lambda _: 100.0, lambda _: 100.0, 2 * DAY, Season(wrong=1.0))
+    assert season.wrong == pytest.approx(math.exp(-1), rel=0.02)
+
+
 def test_a_quiet_night_says_nothing_against_a_profile() -> None:
     # 100/s all night, and a jump foretold for the morning
     season = lived(lambda _: 100.0, lambda at: 100.0 if at < 9 * 3600 else 400.0, 8 * 3600)
