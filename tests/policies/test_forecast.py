@@ -209,9 +209,7 @@ def test_a_rise_of_the_last_minute_lasts_some_more() -> None:
 
 def means(rate: Callable[[float], float], until: int, every: int = 15) -> list[tuple[float, float]]:
     """Means over a minute of what arrives, by the second."""
-    return [
-        (float(at), sum(rate(second) for second in range(at - 60, at)) / 60) for at in range(0, until + 1, every)
-    ]
+    return [(float(at), sum(rate(second) for second in range(at - 60, at)) / 60) for at in range(0, until + 1, every)]
 
 
 @pytest.mark.parametrize("every", [5, 10, 15, 20, 30])

@@ -48,8 +48,8 @@ class Tuning:
     saturated_utilization: float = 0.6
     """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
     warm_up_s: float = 120.0
-    """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall; and as
-    long before the delay would approach the objective more is asked for; and a rise of the last minute goes on so long."""
+    """After a restart caches are cold, the backlog is worked off, and averages still hold the stall; as long
+    before the delay would approach the objective more is asked for; and so long a rise of the last minute goes on."""
     plateau_growth: float = 1.5
     """Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps."""
     plateau_s: float = 1800.0
