@@ -41,8 +41,8 @@ AFFECTED = timedelta(seconds=FOLLOWED_S + 2 * GAP_S)
 """A row affects no rescale that is older than it by more than this."""
 
 LOOKBACK = timedelta(days=1)
-"""What a rescale is compared with is looked for in so much time before it: the slots that the job used, and when it ran.
-Usually those are of the observation before, but a job may have had no replicas for a night."""
+"""What a rescale is compared with is looked for in so much time before it: the slots that the job used, and when it
+ran. Usually those are of the observation before, but a job may have had no replicas for a night."""
 
 REQUEST_S = 120
 """A target shows a requested size within this time; a later change was requested by another controller."""
