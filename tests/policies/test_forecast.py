@@ -232,6 +232,15 @@ def test_the_latest_rate_is_not_known_at_first() -> None:
     assert forecast.latest_rate(means(lambda _: 100.0, 75), 60.0) == pytest.approx(100)
 
 
+def test_the_latest_rate_is_never_below_nothing() -> None:
+    fall = [(0.0, 100.0), (15.0, 100.0), (30.0, 100.0), (45.0, 100.0), (60.0, 100.0), (75.0, 10.0)]
+    assert forecast.latest_rate(fall, 60.0) == 0
+    noisy = Arrivals(noise=0.5)
+    for at, value in fall:
+        noisy.follow(value, at, latest=forecast.latest_rate(fall, 60.0))
+    assert noisy.level == 10
+
+
 def test_a_gap_makes_no_latest_rate_of_a_longer_time() -> None:
     points = means(lambda second: 400.0 if second >= 300 else 100.0, 360)
     gap = [each for each in points if not 300 < each[0] < 360]

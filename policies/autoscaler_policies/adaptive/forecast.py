@@ -223,7 +223,7 @@ def latest_rate(points: Sequence[tuple[float, float]], over: float) -> float:
     whole = bisect_right(points, at - over, key=TIME_OF) - 1
     if whole < 1:
         return 0.0
-    return _middle(points, whole) + over / (at - points[half][0]) * (value - _middle(points, half))
+    return max(_middle(points, whole) + over / (at - points[half][0]) * (value - _middle(points, half)), 0.0)
 
 
 def _middle(points: Sequence[tuple[float, float]], number: int) -> float:
