@@ -140,7 +140,7 @@ class LocalFollower(BatchFollower):
         """The checkpoint, locked, after reading it."""
         place = Path(self.options.checkpoint)
         place.mkdir(parents=True, exist_ok=True)
-        with (place / FILE).open("a+") as file:
+        with (place / FILE).open("a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -150,10 +150,10 @@ class LocalFollower(BatchFollower):
 
     def _read(self, place: Path, file: IO[str]) -> None:
         file.seek(0)
-        text = file.read()
-        whole = text[: text.rfind("\n") + 1]
-        file.truncate(len(whole.encode()))  # a kill may have cut off the last line
         try:
+            text = file.read()
+            whole = text[: text.rfind("\n") + 1]
+            file.truncate(len(whole.encode()))  # a kill may have cut off the last line
             for line in map(json.loads, whole.splitlines()):
                 if "id" in line:
                     self._check_owner(line["id"])

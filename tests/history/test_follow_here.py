@@ -246,13 +246,12 @@ def test_a_checkpoint_is_of_one_dataset_and_of_one_follower_at_a_time(fleet: Fle
     fleet.follower(report=second).run()
     with pytest.raises(FollowError, match=r"_follow: is the checkpoint of another dataset"):
         fleet.follow(dataset=open_dataset(fleet.root / "another", make=True))
-    for damage in ("nonsense\n", "[]\n", '{"batch": 3}\n'):
-        with (fleet.checkpoint / FILE).open("a") as file:
-            file.write(damage)
+    content = (fleet.checkpoint / FILE).read_bytes()
+    for damage in (b"nonsense\n", b"[]\n", b'{"batch": 3}\n', b"\xff\xfe\n"):
+        (fleet.checkpoint / FILE).write_bytes(content + damage)
         with pytest.raises(FollowError, match=r"_follow: the checkpoint is damaged \(.*\); move it away"):
             fleet.follow()
-        content = (fleet.checkpoint / FILE).read_text()
-        (fleet.checkpoint / FILE).write_text(content.removesuffix(damage))
+    (fleet.checkpoint / FILE).write_bytes(content)
     assert fleet.follow() == []
 
 
