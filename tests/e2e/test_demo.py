@@ -97,13 +97,14 @@ def played(output: Path, *options: str) -> dict[str, Any]:
 
 def test_the_demo_scales_up_and_down_and_loses_nothing(spark_demo: dict[str, Any]) -> None:
     assert spark_demo["failed_tasks"] == 0
-    states = [step["state"] for step in spark_demo["job_scheduler"]]
+    steps = spark_demo["job_scheduler"]
+    states = [step["state"] for step in steps]
     assert states[:3] == ["waiting for resources", "creating", "executing"]
     assert states[-2:] == ["stopping with a last commit", "finished"]
-    assert spark_demo["job_scheduler"][0]["at"] < 0
+    assert steps[0]["at"] < 0
     # Each batch uses the workers that are there: what comes and goes takes no restart.
-    assert max(step["slots"] for step in spark_demo["job_scheduler"]) > 1
-    assert set(states[2:-2]) == {"executing"}
+    assert max(step["slots"] for step in steps) > 1
+    assert [step for step in steps[2:-2] if step["state"] != "executing"] == []
 
 
 def test_the_demo_does_the_same_with_flink(tmp_path: Path) -> None:

@@ -185,18 +185,21 @@ async def test_every_query_of_the_dashboards_has_an_answer_and_no_rule_names_a_m
     asked = set(waiting.values()) | {rule["expr"] for rule in rules()}
     assert len(asked) > 60
     until = asyncio.get_running_loop().time() + PATIENCE
-    while waiting and asyncio.get_running_loop().time() < until:
+    # Not sooner than the hold of the bad cluster ends and its target has refused once more: a counter that is 1 when it
+    # is scraped first has not increased.
+    due = {"AutoscalerReadingsStale", "AutoscalerScaleCallsRefused", "AutoscalerNotificationsLost"}
+    while (waiting or due) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0.5)
         learn(daemon)
         waiting = {what: query for what, query in waiting.items() if not await server.ask(query)}
+        due -= {alert["labels"]["alertname"] for alert in (await server.get("alerts"))["alerts"]}
     names = set(await server.get("label/__name__/values"))
     missing = {name for query in asked for name in named(promql_parser.parse(query)) if name not in names}
     assert missing == set()
     assert sorted(waiting) == []
     for rule in rules():
         await server.ask(rule["expr"])
-    firing = {alert["labels"]["alertname"] for alert in (await server.get("alerts"))["alerts"]}
-    assert {"AutoscalerReadingsStale", "AutoscalerScaleCallsRefused", "AutoscalerNotificationsLost"} <= firing
+    assert due == set()
     for path in DASHBOARDS:
         for metric, label in variables(path):
             assert await server.get(f"label/{label}/values", **{"match[]": metric}), (metric, label)
