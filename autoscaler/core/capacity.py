@@ -5,6 +5,7 @@ Capacity is the "true processing rate" of the literature (DS2, OSDI 2018): recor
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -26,6 +27,9 @@ from autoscaler.core.model import (
 
 _KEPT_DURATIONS = 8
 _KEPT_TIMES = 32
+STALL_GROWTH = 0.2
+"""A stall grows by this power of the replicas that come: they register one after another, and each merge window stops
+the job again. By simulation it is 0 where one restart waits for all of them, and 0.3 to 0.6 for machines."""
 _UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
@@ -164,25 +168,34 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
     return seconds
 
 
-def stall_time(learned: Learned, direction: Direction) -> float | None:
-    """Median seconds that the job stands still for a rescale in that direction; None when never seen."""
+def stall_time(learned: Learned, direction: Direction, replicas: int | None = None) -> float | None:
+    """Median seconds that the job stands still for a rescale in that direction; None when never seen.
+
+    Args:
+        learned: what has been seen.
+        direction: up or down. Replicas that go do so at once: it takes no longer the more they are.
+        replicas: for how many that come it is asked; None: for as many as have come at a time.
+    """
     times = learned.times.get(direction)
-    return _median_stall(times) if times else None
+    growth = 0.0 if replicas is None or direction is Direction.DOWN else STALL_GROWTH
+    of_one = _median_stall(times, growth) if times else None
+    return of_one and of_one * math.pow(replicas or 1, growth)
 
 
 @lru_cache(maxsize=4096)  # they are asked for at every decision, and change with a rescale
 def _median_start(times: tuple[RescaleTimes, ...]) -> float | None:
-    found = percentiles([(after, before) for _, _, after, before in times])
+    found = percentiles([(each.ran_after, each.ran_before) for each in times])
     return found and found[0]
 
 
 @lru_cache(maxsize=4096)
-def _median_stall(times: tuple[RescaleTimes, ...]) -> float | None:
+def _median_stall(times: tuple[RescaleTimes, ...], growth: float) -> float | None:
     begins, ends = [], []
-    for stopped_after, stopped_before, ran_after, ran_before in times:
+    for stopped_after, stopped_before, ran_after, ran_before, replicas in times:
         if stopped_after is not None and stopped_before is not None:
-            begins.append((stopped_after, stopped_before))
-            ends.append((max(ran_after, stopped_after), ran_before))
+            one = math.pow(max(replicas, 1), -growth)
+            begins.append((one * stopped_after, one * stopped_before))
+            ends.append((one * max(ran_after, stopped_after), one * ran_before))
     found = percentiles(ends, begins)
     return found and found[0]
 

@@ -873,12 +873,14 @@ class RescaleTimes(NamedTuple):
     Attributes:
         stopped_after, stopped_before: when it stopped; both None: not known; both `ran_before`: it did not.
         ran_after, ran_before: when it ran with the new size; equal where the engine reports the time.
+        replicas: how many came or went.
     """
 
     stopped_after: float | None
     stopped_before: float | None
     ran_after: float
     ran_before: float
+    replicas: int = 1
 
 
 @fast_init

@@ -20,12 +20,12 @@ def observed_times(rescale: Rescale, state: ClusterState, observation: Observati
 
     Where the engine reports since when the job runs, that is exact.
     """
-    at, requested = observation.at, rescale.at
+    at, requested, replicas = observation.at, rescale.at, abs(rescale.to - rescale.before)
     since = None if observation.engine is None else observation.engine.running_since
     if since is None or not requested < since <= at:
         after = requested if state.at is None else max(state.at, requested)
         stopped = None if since is None or since > at else _seconds(at - requested)
-        return RescaleTimes(stopped, stopped, _seconds(after - requested), _seconds(at - requested))
+        return RescaleTimes(stopped, stopped, _seconds(after - requested), _seconds(at - requested), replicas)
     after, before = since, since
     for seen in reversed(state.past):
         # Flink's job runs before its tasks have their state back.
@@ -33,7 +33,7 @@ def observed_times(rescale: Rescale, state: ClusterState, observation: Observati
             after, before = seen.at, at
             break
     stops = _stopped(rescale, since, (*state.past, observation))
-    return RescaleTimes(stops[0], stops[1], _seconds(after - requested), _seconds(before - requested))
+    return RescaleTimes(stops[0], stops[1], _seconds(after - requested), _seconds(before - requested), replicas)
 
 
 def _stopped(

@@ -46,45 +46,45 @@ def found(polls: Sequence[tuple[float, EngineStatus | None]], *, to: int = 4) ->
 
 def test_the_time_since_which_the_engine_says_to_run_is_exact() -> None:
     polls = [(0, running()), (15, running()), (30, RESTARTING), (45, running(since=41.5))]
-    assert found(polls) == (15, 30, 41.5, 41.5)
+    assert found(polls) == (15, 30, 41.5, 41.5, 2)
 
 
 def test_a_job_that_stopped_and_ran_again_between_two_polls_stopped_before_it_ran() -> None:
-    assert found([(0, running()), (15, running()), (30, running(since=22))]) == (15, 22, 22, 22)
+    assert found([(0, running()), (15, running()), (30, running(since=22))]) == (15, 22, 22, 22, 2)
 
 
 def test_replicas_that_are_removed_on_request_stop_the_job_at_once() -> None:
     polls = [(0, running()), (15, RESTARTING), (30, running(since=18))]
-    assert found(polls, to=1) == (0, 0, 18, 18)
-    assert found(polls) == (0, 15, 18, 18)
+    assert found(polls, to=1) == (0, 0, 18, 18, 1)
+    assert found(polls) == (0, 15, 18, 18, 2)
 
 
 @pytest.mark.parametrize("engine", [STARTING, RESTARTING])
 def test_a_job_that_runs_without_its_state_stands_still(engine: EngineStatus) -> None:
     # Flink's job runs from 18 s on, its tasks read their state until some time between 75 and 90 s.
     polls = [(0.0, running()), *((each, engine) for each in (15.0, 30.0, 45.0, 60.0, 75.0)), (90.0, running(since=18))]
-    assert found(polls, to=1) == (0, 0, 75, 90)
+    assert found(polls, to=1) == (0, 0, 75, 90, 1)
 
 
 def test_an_answer_that_is_a_few_seconds_old_makes_no_stall_longer() -> None:
-    assert found([(0, running()), (15, RESTARTING), (30, running(since=11))], to=1) == (0, 0, 11, 11)
+    assert found([(0, running()), (15, RESTARTING), (30, running(since=11))], to=1) == (0, 0, 11, 11, 1)
 
 
 def test_a_restart_before_says_nothing_of_the_last_one() -> None:
     polls = [(0, running()), (15, RESTARTING), (30, running(since=16)), (45, running(since=40))]
-    assert found(polls) == (30, 40, 40, 40)
+    assert found(polls) == (30, 40, 40, 40, 2)
 
 
 def test_a_job_that_goes_on_did_not_stop() -> None:
-    assert found([(0, running()), (15, running()), (30, running())]) == (30, 30, 15, 30)
+    assert found([(0, running()), (15, running()), (30, running())]) == (30, 30, 15, 30, 2)
 
 
 def test_where_the_engine_says_nothing_the_polls_enclose_the_time_and_no_stall_is_known() -> None:
     for engine in (None, SILENT, running(since=31)):
-        assert found([(0, engine), (15, engine), (30, engine)]) == (None, None, 15, 30)
-    assert found([(30, None)]) == (None, None, 0, 30)
+        assert found([(0, engine), (15, engine), (30, engine)]) == (None, None, 15, 30, 2)
+    assert found([(30, None)]) == (None, None, 0, 30, 2)
     # It was not seen to run before.
-    assert found([(0, RESTARTING), (15, None), (30, running(since=22))]) == (None, None, 22, 22)
+    assert found([(0, RESTARTING), (15, None), (30, running(since=22))]) == (None, None, 22, 22, 2)
 
 
 def test_times_of_both_directions_are_learned_apart_and_the_last_of_them_count() -> None:
@@ -98,6 +98,19 @@ def test_times_of_both_directions_are_learned_apart_and_the_last_of_them_count()
     assert restart_time(learned, Direction.UP) == 40
     moving = learn_times(Learned(), Direction.UP, RescaleTimes(30.0, 30.0, 15.0, 30.0))
     assert stall_time(moving, Direction.UP) == 0
+
+
+def test_a_stall_grows_with_the_replicas_that_come_and_not_with_those_that_go() -> None:
+    learned = Learned()
+    for stall, replicas in ((20.0, 1), (30.0, 4), (40.0, 16)):
+        for direction in Direction:
+            learned = learn_times(learned, direction, RescaleTimes(30.0, 30.0, 30.0 + stall, 30.0 + stall, replicas))
+    assert stall_time(learned, Direction.UP) == 30
+    # of one each has taken 20, 30 / 4^0.2 = 22.7 and 40 / 16^0.2 = 23 s
+    assert [stall_time(learned, Direction.UP, replicas) for replicas in (1, 4, 16)] == [
+        pytest.approx(22.7 * replicas**0.2, abs=0.1) for replicas in (1, 4, 16)
+    ]
+    assert {stall_time(learned, Direction.DOWN, replicas) for replicas in (None, 1, 4, 16)} == {30.0}
 
 
 @pytest.mark.parametrize(("start_up", "stall"), [(22.0, 24.3), (34.6, 9.5), (63.4, 16.0)])

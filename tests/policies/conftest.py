@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     Phase,
     Reading,
     Rescale,
+    RescaleTimes,
     SizeCapacity,
     View,
 )
@@ -39,12 +40,17 @@ def make(
     partitions: int | None = None,
     learned_up: float | None = None,
     learned_down: float | None = None,
+    stall_up: float | None = None,
+    stall_down: float | None = None,
     rescale: bool = False,
     missing: Mapping[str, str] | None = None,
     past: tuple[Observation, ...] | None = None,
     engine: bool = True,
 ) -> View:
-    """A view in which every metric was read just now; `table` is learned capacity, size -> records/s."""
+    """A view in which every metric was read just now; `table` is learned capacity, size -> records/s.
+
+    `stall_up` is of one replica that comes.
+    """
     limits = Limits(minimum, maximum)
     readings = {name: Reading(value, NOW) for name, value in (metrics or {}).items()}
     ready = current if ready is None else ready
@@ -55,6 +61,11 @@ def make(
         for direction, seconds in ((Direction.UP, learned_up), (Direction.DOWN, learned_down))
         if seconds is not None
     }
+    times = {}
+    for direction, stall, runs in ((Direction.UP, stall_up, learned_up), (Direction.DOWN, stall_down, learned_down)):
+        if stall is not None:
+            ran = max(60.0 if runs is None else runs, stall)
+            times[direction] = (RescaleTimes(ran - stall, ran - stall, ran, ran),)
     return View(
         now=NOW,
         current=current,
@@ -65,6 +76,7 @@ def make(
         learned=Learned(
             {size: SizeCapacity(rate, NOW, 5) for size, rate in (table or {}).items()},
             durations,
+            times=times,
         ),
         spec=ClusterSpec(
             name="c",

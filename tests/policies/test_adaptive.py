@@ -62,7 +62,7 @@ class TestContractWithAProfile(PolicyContract):
 
 
 # n replicas do 100 n records/s
-KNOWN: Memory = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0}
+KNOWN: Memory = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0, "checkpoint.interval": 20.0}
 
 
 SURE: Memory = {**KNOWN, "capacity.exponent": 0.9, "capacity.level_variance": 1e-6, "capacity.exponent_variance": 0.0}
@@ -157,11 +157,11 @@ def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() 
 @pytest.mark.parametrize("up", [5.0, 30.0, 60.0])
 @pytest.mark.parametrize("lag", [18500, 21000, 21500, 22000, 26000, 30000])
 def test_of_a_backlog_more_arrivals_never_leave_more_to_the_present_size(lag: float, up: float) -> None:
-    known = {"capacity.level": math.log(100), "capacity.exponent": 1.0, "stall.up": 2.0, "checkpoint.interval": 5.0}
+    known = {"capacity.level": math.log(100), "capacity.exponent": 1.0, "checkpoint.interval": 10.0}
     sizes = []
     for arrivals in (340.0, 360.0, 380.0, 390.0, 395.0, 399.0, 401.0):
         metrics = {"lag": lag, "arrivals": arrivals, "throughput": 400.0}
-        view = make(metrics, current=4, maximum=10, learned_up=up)
+        view = make(metrics, current=4, maximum=10, learned_up=up, stall_up=2.0)
         sizes.append(Adaptive().evaluate(replace(view, memory=known)).replicas or 0)
     assert sizes == sorted(sizes)
 
@@ -197,12 +197,20 @@ def test_the_learned_times_of_a_rescale_count() -> None:
     # after 200 s until workers are there: 20 * 200 + 4000 + 6300 = 14300, 34.0 + 5.7 s: still; with a stall of 30 s not
     assert asked(shown(420, learned_up=200.0)).replicas == 4
     assert asked(shown(420, learned_up=200.0)).inputs["ahead"] == 200
-    assert asked(shown(420, memory={"stall.up": 30.0})).replicas == 5
+    assert asked(shown(420, stall_up=30.0)).replicas == 5
     # nor where 30 s are replayed
-    assert asked(shown(420, memory={"checkpoint.interval": 30.0})).replicas == 6
+    assert asked(shown(420, memory={"checkpoint.interval": 60.0})).replicas == 6
     # what does not stand still replays nothing
-    moving = {"checkpoint.interval": 30.0, "stall.up": 0.0, "stall.down": 0.0}
-    assert asked(shown(420, memory=moving)).replicas == 4
+    moving = shown(420, memory={"checkpoint.interval": 60.0}, stall_up=0.0, stall_down=0.0)
+    assert asked(moving).replicas == 4
+
+
+def test_a_rescale_is_expected_to_stop_the_job_longer_the_more_replicas_come() -> None:
+    # 470/s need two more, 800/s five: (70 * 60 + 400 * 10 + 470 * 15 * 2^0.2) / 470, and 15 s where none have come yet
+    two, five = (asked(shown(rate, stall_up=15.0)).inputs["rescaled_age"] for rate in (470, 800))
+    assert two == pytest.approx((70 * 60 + 400 * 10) / 470 + 15 * 2**0.2)
+    assert five == pytest.approx((400 * 60 + 400 * 10) / 800 + 15 * 5**0.2)
+    assert asked(shown(800)).inputs["rescaled_age"] == pytest.approx((400 * 60 + 400 * 10) / 800 + 15)
 
 
 def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
@@ -257,11 +265,13 @@ def test_more_replicas_than_divide_the_partitions_better_are_not_asked_for() -> 
 
 
 def test_what_is_configured_holds_until_something_is_learned() -> None:
-    view = replace(shown(470, per_replica=100.0), memory={"arrivals.level": 470.0})
+    view = replace(shown(470, per_replica=100.0), memory={"arrivals.level": 470.0, "checkpoint.interval": 20.0})
     assert asked(view).replicas == 6
-    learned = {"arrivals.level": 470.0, "capacity.level": math.log(50.0), "capacity.exponent": 1.0}
+    learned = {**view.memory, "capacity.level": math.log(50.0), "capacity.exponent": 1.0}
     # 25250 pile up at 200/s; 11 would do, but for 4100 too late 15 are worth it
     assert asked(replace(view, memory=learned)).replicas == 15
+    # nothing is replayed until checkpoints have been seen
+    assert asked(replace(view, memory={"arrivals.level": 470.0})).replicas == 4
 
 
 def unknown(lag: float, arrivals: float, throughput: float | None, **given: Any) -> View:
@@ -354,7 +364,7 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
         {"memory": {**spare(8), "arrivals.trend": 3.0}},  # 300 + 450 are expected
         # It stops for 140 s and repeats 10 s, 90 s more than the objective: (90 + 14 * 90) * 8 = 10800 to be saved
-        {"memory": {**spare(8, 10799), "stall.down": 140.0}},
+        {"memory": spare(8, 10799), "stall_down": 140.0},
     ],
 )
 def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
@@ -363,23 +373,26 @@ def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
 
 def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
     # (90 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1280
-    memory = {**spare(8, 1000), "stall.down": 40.0, "checkpoint.interval": 20.0, "spare.enough": 4.0}
-    found = asked(shown(300, 4000, current=8, memory=memory))
+    memory = {**spare(8, 1000), "checkpoint.interval": 40.0, "spare.enough": 4.0}
+    found = asked(shown(300, 4000, current=8, memory=memory, stall_down=40.0))
     assert found.replicas == 8
     assert found.detail.endswith(
         "4 would do and have saved 1,000 of 1,280 replica-seconds, as its stop makes records 5 s too late"
     )
-    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1280.0}))
+    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1280.0}, stall_down=40.0))
     assert saved.replicas == 4
     assert saved.detail.endswith("a rescale is worth 1,280, as its stop makes records 5 s too late")
     # of nothing that arrives nothing is late
-    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 720.0})).replicas == 1
+    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 720.0}, stall_down=40.0)).replicas == 1
 
 
 @pytest.mark.parametrize("stall", [10.0, 60.0, 120.0])
 def test_more_arrivals_never_make_a_rescale_cheaper(stall: float) -> None:
-    memory = {**spare(8, 6000), "stall.down": stall, "checkpoint.interval": 60.0}
-    sizes = [asked(shown(rate, rate, current=8, memory=memory)).replicas or 0 for rate in range(100, 800, 10)]
+    memory = {**spare(8, 6000), "checkpoint.interval": 120.0}
+    sizes = [
+        asked(shown(rate, rate, current=8, memory=memory, stall_down=stall)).replicas or 0
+        for rate in range(100, 800, 10)
+    ]
     assert sizes == sorted(sizes)
 
 
@@ -601,14 +614,9 @@ def test_the_stalls_that_were_learned_count_and_a_job_without_any_replays_nothin
             Direction.DOWN: (RescaleTimes(0.0, 0.0, 9.0, 9.0),),
         }
     )
-    life = Life(size=4)
-    life.poll()
-    assert "stall.up" not in life.memory
-    life.poll(learned=learned)
-    assert (life.memory["stall.up"], life.memory["stall.down"]) == (12, 9)
     assert asked(replace(shown(450), learned=learned)).inputs["ahead"] == 42
     # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
-    found = asked(shown(460, memory={"stall.up": 0.0, "stall.down": 0.0}))
+    found = asked(shown(460, stall_up=0.0, stall_down=0.0))
     assert found.replicas == 4
     assert found.inputs["rescaled_age"] == pytest.approx(3600 / 460)
 
@@ -696,8 +704,6 @@ def known(chance: Random) -> tuple[Memory, float, float]:
     memory = {"capacity.level": math.log(one), "capacity.exponent": exponent}
     ranges = {
         "arrivals.noise": (0.01, 0.3),
-        "stall.up": (0.0, 60.0),
-        "stall.down": (0.0, 60.0),
         "checkpoint.interval": (1.0, 100.0),
     }
     memory |= {name: chance.uniform(*ends) for name, ends in ranges.items() if chance.random() < 0.6}

@@ -13,7 +13,7 @@ from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 
 # On little load one replica was learned to do 90 records/s; it does 20.
-LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9, "stall.up": 1.0, "stall.down": 1.0}
+LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9}
 
 
 def fall_behind(
@@ -26,7 +26,7 @@ def fall_behind(
     for at in range(0, seconds + 1, 5):
         done = 46.0 if at == pause else throughput
         metrics = {"lag": 500.0, "arrivals": 46.0, "throughput": done, "utilization": utilization}
-        view = make(metrics, maximum=20, rescale=False)
+        view = make(metrics, maximum=20, rescale=False, stall_up=1.0, stall_down=1.0)
         view = replace(
             view,
             now=NOW + timedelta(seconds=at),

@@ -16,7 +16,13 @@ from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
 # n replicas do 100 n records/s; a profile that is believed, at the level of now
-KNOWN = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0, "season.ratio": 1.0, "season.trusted": 1.0}
+KNOWN = {
+    "capacity.level": math.log(100.0),
+    "capacity.exponent": 1.0,
+    "season.ratio": 1.0,
+    "season.trusted": 1.0,
+    "checkpoint.interval": 20.0,
+}
 FLAT = (380.0,) * 31
 RISES = (380.0, 380.0, *[600.0] * 29)
 """In two minutes 600/s will come: six replicas are asked for, for what takes a minute to come up."""

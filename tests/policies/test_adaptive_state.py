@@ -117,7 +117,6 @@ def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[
     expected.capacity.level, expected.capacity.exponent = 4.6, 0.85
     expected.idle.weight = 100.0
     expected.season.unchanged = 340.0
-    expected.stall.up = 15.0
     expected.checkpoint.interval = 60.0
     expected.behind.since_at = 990.0
     expected.spare.size = 4

@@ -55,11 +55,11 @@ class _Outlook:
     expected: tuple[float, ...]
     by_profile: bool
     start_time: float
-    stall_up: float
-    stall_down: float
+    restart: float
     replay: float
     curve: tuple[float, float] | None
     share: float = 1.0
+    larger: int = 0
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
@@ -85,8 +85,20 @@ class _Outlook:
         return max(0.0, *self.expected[: math.ceil(ahead / forecast.MINUTE_S) + 1], self.level) - self.level
 
     @property
+    def stall_up(self) -> float:
+        """How long the job stands still for a rescale to `larger`."""
+        seen = stall_time(self.view.learned, Direction.UP, max(self.larger - self.view.current, 1))
+        return self.restart if seen is None else seen
+
+    @property
+    def stall_down(self) -> float:
+        """How long the job stands still for a rescale down."""
+        seen = stall_time(self.view.learned, Direction.DOWN)
+        return self.restart if seen is None else seen
+
+    @property
     def downtime(self) -> float:
-        """What a rescale up costs: how long the job stands still, and what it has to process twice."""
+        """What a rescale to `larger` costs: how long the job stands still, and what it has to process twice."""
         return self.stall_up + self.replay
 
 
@@ -177,7 +189,7 @@ class Adaptive:
         """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
         state = State.load(view.memory)
         now = seconds(view.now)
-        _learn_outage(view, state)
+        _learn_checkpoints(view, state)
         rates = lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             # More arrives than is processed, by these readings, but the lag does not grow.
@@ -262,6 +274,7 @@ class Adaptive:
         capacity = outlook.capacity_at(view.current)
         if capacity <= 0 and (view.current or outlook.capacity_at(1) <= 0):
             return self._without_capacity(view, lag, arrivals, throughput)
+        outlook.larger = self._larger_size(outlook)
         up = outlook.start_time
         rate_ahead = outlook.rate_at(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
@@ -309,11 +322,8 @@ class Adaptive:
         view = outlook.view
         if (limited := plateau.describe(outlook.state.climb, outlook.state.plateau)) is not None:
             return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
-        maximum = view.limits.maximum
-        objective = self.objective.total_seconds()
-        wanted = outlook.rate_at(TUNING.horizon_s + outlook.start_time) * (1 + self.headroom)
-        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.capacity_at(size) >= wanted)
-        late = backlog_after_rescale - self.slack * objective * rate_ahead
+        least, maximum = outlook.larger, view.limits.maximum
+        late = backlog_after_rescale - self.slack * self.objective.total_seconds() * rate_ahead
         best, price = least, math.inf
         for size in range(least, maximum + 1):
             spare = outlook.capacity_at(size) / (1 + self.headroom / 2) - rate_ahead
@@ -340,6 +350,13 @@ class Adaptive:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({format_number(capacity)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
+
+    def _larger_size(self, outlook: _Outlook) -> int:
+        """The smallest size above the present one that would do."""
+        maximum = outlook.view.limits.maximum
+        wanted = outlook.rate_at(TUNING.horizon_s + outlook.start_time) * (1 + self.headroom)
+        least = min(outlook.view.current + 1, maximum)
+        return smallest(least, maximum, lambda size: outlook.capacity_at(size) >= wanted)
 
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether arrivals only swing above a level that they return to before much waits.
@@ -479,8 +496,6 @@ class Adaptive:
         external = self._external_forecast(view) if self.forecast is not None else ()
         expected = (level, *external) if external else state.season.expected(level, _season(profile))
         restart = _profiled_time(profile, "stall", self.restart)
-        stall_up = restart if state.stall.up is None else state.stall.up
-        stall_down = restart if state.stall.down is None else state.stall.down
         outlook = _Outlook(
             view=view,
             state=state,
@@ -493,14 +508,12 @@ class Adaptive:
             by_profile=bool(expected) and not external,
             start_time=restart_time(view.learned, Direction.UP)
             or _profiled_time(profile, "start_up", self.start_up) + restart,
-            stall_up=stall_up,
-            stall_down=stall_down,
+            restart=restart,
             replay=0.0,
             curve=_curve(profile),
         )
-        if max(stall_up, stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
-            interval = state.checkpoint.interval
-            outlook.replay = TUNING.checkpoint_interval_s if interval is None else interval
+        if max(outlook.stall_up, outlook.stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
+            outlook.replay = (state.checkpoint.interval or 0.0) / 2
         behind = state.behind.since_at
         if throughput and behind is not None and seconds(view.now) - behind >= forecast.MINUTE_S:
             capacity = outlook.capacity_at(view.current)
@@ -571,11 +584,8 @@ def _undisturbed(view: View) -> bool:
     return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= WARM_UP
 
 
-def _learn_outage(view: View, state: State) -> None:
-    """How long a rescale stops the job, and how far apart its checkpoints are."""
-    up, down = stall_time(view.learned, Direction.UP), stall_time(view.learned, Direction.DOWN)
-    state.stall.up = state.stall.up if up is None else up
-    state.stall.down = state.stall.down if down is None else down
+def _learn_checkpoints(view: View, state: State) -> None:
+    """How far apart checkpoints are."""
     if view.engine is None or view.engine.last_checkpoint is None:
         return
     known, at = state.checkpoint, seconds(view.engine.last_checkpoint)

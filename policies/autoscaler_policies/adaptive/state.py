@@ -20,14 +20,6 @@ VERSION_NAME = "state.version"
 
 
 @dataclass(slots=True)
-class Stall:
-    """How long the job stands still for a rescale, by direction, seconds; None: not seen."""
-
-    up: float | None = None
-    down: float | None = None
-
-
-@dataclass(slots=True)
 class Checkpoint:
     """How far apart checkpoints are, seconds (None: not seen), and when the last one was, seconds since 1970."""
 
@@ -75,7 +67,6 @@ class State:
     season: Season = field(default_factory=Season)
     capacity: Capacity = field(default_factory=Capacity)
     idle: Idle = field(default_factory=Idle)
-    stall: Stall = field(default_factory=Stall)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     behind: Behind = field(default_factory=Behind)
     spare: Spare = field(default_factory=Spare)

@@ -67,8 +67,6 @@ class Tuning:
     """A rise that a profile predicts is acted on so many downtimes before it comes."""
 
     # Decisions
-    checkpoint_interval_s: float = 10.0
-    """How far back a restart resumes, until checkpoints have been observed."""
     horizon_s: float = 450.0
     """A size must suffice for so long: what comes later is left to the next rescale."""
     peak_share: float = 0.4
