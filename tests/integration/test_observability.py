@@ -187,12 +187,13 @@ async def test_every_query_of_the_dashboards_has_an_answer_and_no_rule_names_a_m
     until = asyncio.get_running_loop().time() + PATIENCE
     # Not sooner than the hold of the bad cluster ends and its target has refused once more: a counter that is 1 when it
     # is scraped first has not increased.
-    due = {"AutoscalerReadingsStale", "AutoscalerScaleCallsRefused", "AutoscalerNotificationsLost"}
+    alerts = {"AutoscalerReadingsStale", "AutoscalerScaleCallsRefused", "AutoscalerNotificationsLost"}
+    due = alerts
     while (waiting or due) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0.5)
         learn(daemon)
         waiting = {what: query for what, query in waiting.items() if not await server.ask(query)}
-        due -= {alert["labels"]["alertname"] for alert in (await server.get("alerts"))["alerts"]}
+        due = alerts - {alert["labels"]["alertname"] for alert in (await server.get("alerts"))["alerts"]}
     names = set(await server.get("label/__name__/values"))
     missing = {name for query in asked for name in named(promql_parser.parse(query)) if name not in names}
     assert missing == set()

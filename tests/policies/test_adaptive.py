@@ -735,6 +735,8 @@ def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None
         "maximum": 60,
         "partitions": chance.choice((None, None, 12, 60, 90)),
         "learned_up": chance.choice((None, chance.uniform(5, 200))),
+        "stall_up": chance.choice((None, chance.uniform(0, 60))),
+        "stall_down": chance.choice((None, chance.uniform(0, 60))),
     }
 
     def size(factor: float) -> int:

@@ -186,7 +186,7 @@ class Adaptive:
     # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """What is known now: arrivals and how long they last, capacity, checkpoints, and what fewer would have saved."""
+        """What is known now: arrivals, what lasts of them, capacity, checkpoints, and what fewer would have saved."""
         state = State.load(view.memory)
         now = seconds(view.now)
         _learn_checkpoints(view, state)
