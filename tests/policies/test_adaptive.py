@@ -335,21 +335,21 @@ def spare(size: int, saved: float = 1e6, watched: float = 1000.0) -> Memory:
 
 
 def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_rescale_costs() -> None:
-    # 300 * 1.05 are 315/s, that is 4 of 8. 90 s of 8 are 720.
-    view = shown(300, current=8, memory=spare(8, 720))
+    # 300 * 1.05 are 315/s, that is 4 of 8. 60 s of 8 are 480.
+    view = shown(300, current=8, memory=spare(8, 480))
     found = asked(view)
     assert (found.replicas, found.reason) == (4, Reason.BELOW)
     assert found.detail == (
-        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 720 replica-seconds, "
-        "a rescale is worth 720"
+        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 480 replica-seconds, "
+        "a rescale is worth 480"
     )
-    assert asked(shown(300, current=8, memory=spare(8, 719))).replicas == 8
-    assert asked(view, rescale_price=timedelta(seconds=91)).replicas == 8
+    assert asked(shown(300, current=8, memory=spare(8, 479))).replicas == 8
+    assert asked(view, rescale_price=timedelta(seconds=61)).replicas == 8
 
 
 def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
     found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
-    assert found.detail.endswith("4 would do and have saved 200 of 720 replica-seconds")
+    assert found.detail.endswith("4 would do and have saved 200 of 480 replica-seconds")
 
 
 @pytest.mark.parametrize(
@@ -363,8 +363,8 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         {"memory": spare(8), "minimum": 8},
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
         {"memory": {**spare(8), "arrivals.trend": 3.0}},  # 300 + 450 are expected
-        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (90 + 14 * 90) * 8 = 10800 to be saved
-        {"memory": spare(8, 10799), "stall_down": 140.0},
+        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (60 + 14 * 90) * 8 = 10560 to be saved
+        {"memory": spare(8, 10559), "stall_down": 140.0},
     ],
 )
 def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
@@ -372,18 +372,18 @@ def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
 
 
 def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
-    # (90 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1280
+    # (60 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1040
     memory = {**spare(8, 1000), "checkpoint.interval": 40.0, "spare.enough": 4.0}
     found = asked(shown(300, 4000, current=8, memory=memory, stall_down=40.0))
     assert found.replicas == 8
     assert found.detail.endswith(
-        "4 would do and have saved 1,000 of 1,280 replica-seconds, as its stop makes records 5 s too late"
+        "4 would do and have saved 1,000 of 1,040 replica-seconds, as its stop makes records 5 s too late"
     )
-    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1280.0}, stall_down=40.0))
+    saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1040.0}, stall_down=40.0))
     assert saved.replicas == 4
-    assert saved.detail.endswith("a rescale is worth 1,280, as its stop makes records 5 s too late")
+    assert saved.detail.endswith("a rescale is worth 1,040, as its stop makes records 5 s too late")
     # of nothing that arrives nothing is late
-    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 720.0}, stall_down=40.0)).replicas == 1
+    assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 480.0}, stall_down=40.0)).replicas == 1
 
 
 @pytest.mark.parametrize("stall", [10.0, 60.0, 120.0])
@@ -513,10 +513,20 @@ def test_a_saving_of_which_nobody_knows_since_when_is_counted_anew(since: Memory
 def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
     much, little = Life(size=12), Life(size=5)
     much.memory = SURE
-    # 4 of 12 would do: 8 * 15 each time make 90 * 12 = 1080 after 9 times; but 12 times are 3 minutes
+    # 4 of 12 would do: 8 * 15 each time make 60 * 12 = 720 after 6 times; but 12 times are 3 minutes
     assert much.until(4) == 13
-    # 4 of 5: 15 each time make 90 * 5 = 450 after 30 times
-    assert little.until(4) == 31
+    # 4 of 5: 15 each time make 60 * 5 = 300 after 20 times
+    assert little.until(4) == 21
+
+
+@pytest.mark.parametrize(("phase", "polls"), [(Phase.REQUESTED, 6), (Phase.ABSORBED, 6), (Phase.RUNNING, 1)])
+def test_what_fewer_would_have_saved_counts_once_the_job_runs_on_a_new_size(phase: Phase, polls: int) -> None:
+    life = Life(size=12)
+    life.memory = SURE
+    rescale = Rescale(before=4, to=12, at=NOW, cause=Cause.REQUEST, phase=phase, since=NOW)
+    for _ in range(14):
+        assert life.poll(rescale=rescale).replicas == 12  # nothing goes before it has caught up
+    assert life.until(4) == polls  # 6 times 8 * 15 make 60 * 12
 
 
 def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
@@ -554,7 +564,7 @@ def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str
         life.poll()
     missing: dict[str, Any] = {name: None, "throughput": 300.0, "utilization": 0.7}
     assert life.poll(**missing).replicas is None
-    assert life.until(4) == 31 - 17  # as if it had been read
+    assert life.until(4) == 21 - 17  # as if it had been read
 
 
 def test_a_size_is_learned_whatever_utilization_is_read() -> None:

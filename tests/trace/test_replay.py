@@ -124,7 +124,7 @@ def test_what_a_simulation_recorded_is_decided_again_in_the_same_way(kind: str, 
     wrong = faults.parse(
         "missing:4m,nan@lag,doubled@arrivals,frozen@cpu,refused:45%,unanswered:25%,half:25%,crash:20m,restart:10m"
     )
-    hours = replace(load_by_name("steps6h"), rates=load_by_name("steps6h").rates[540:1983], changes=())
+    hours = replace(load_by_name("steps6h"), rates=load_by_name("steps6h").rates[540:1980], changes=())
     done = run(cluster, PLANTS[plant], hours, 3, record=lambda one: lines.append(dump_record(one)), faults=wrong)
     records = [load_record(line) for line in lines]
     assert any(one.failed for one in records)

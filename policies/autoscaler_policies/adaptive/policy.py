@@ -118,7 +118,7 @@ class Adaptive:
         headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.2.
         down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.05.
         scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 90s.
+        rescale_price: a rescale is worth as much as the whole cluster for so long; default 60s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to start, until that has been seen; default 45s.
@@ -142,7 +142,7 @@ class Adaptive:
     headroom: float = field(default=0.2, metadata={"aliases": ("reserve",)})
     down_headroom: float = field(default=0.05, metadata={"aliases": ("down_reserve",)})
     scale_down_window: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("calm",)})
-    rescale_price: timedelta = field(default=timedelta(seconds=90), metadata={"aliases": ("outage",)})
+    rescale_price: timedelta = field(default=timedelta(seconds=60), metadata={"aliases": ("outage",)})
     lateness_weight: float = field(default=14.0, metadata={"aliases": ("waiting",)})
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
@@ -254,7 +254,7 @@ class Adaptive:
         if before != view.current or since > TUNING.stale_s or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
         spare.enough = view.current
-        if view.rescale is not None:
+        if _in_transition(view):
             return
         outlook = self._outlook(view, state, lag, arrivals, throughput)
         if outlook.capacity_at(view.current) > 0:
@@ -579,9 +579,14 @@ def _undisturbed(view: View) -> bool:
             return False
         if engine.running_since is not None and ZERO <= view.now - engine.running_since < WARM_UP:
             return False
-    if view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING):
+    if _in_transition(view):
         return False
     return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= WARM_UP
+
+
+def _in_transition(view: View) -> bool:
+    """Whether a rescale is on its way and the job does not run on its new size yet."""
+    return view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING)
 
 
 def _learn_checkpoints(view: View, state: State) -> None:
