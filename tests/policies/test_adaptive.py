@@ -353,6 +353,20 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "awaited"),
+    [
+        ({"rescale": True}, "the rescale on its way has settled"),
+        ({"memory": {**spare(8, 600, watched=179), "spare.enough": 4.0}}, "it has been watched for 180 s"),
+        ({"lag": 19201}, "less is waiting"),
+    ],
+)
+def test_fewer_that_have_saved_enough_say_what_they_wait_for(change: dict[str, Any], awaited: str) -> None:
+    found = asked(shown(300, current=8, **{"memory": {**spare(8, 600), "spare.enough": 4.0}, **change}))
+    assert found.replicas == 8
+    assert found.detail.endswith(f"4 would do and have saved 600 of 480 replica-seconds, and wait until {awaited}")
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"memory": spare(8, watched=179)},  # not calm for long enough

@@ -410,18 +410,15 @@ class Adaptive:
     def _scale_down(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
         """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
         view, spare = outlook.view, outlook.state.spare
-        if view.rescale is not None or spare.size != view.current:
+        if spare.size != view.current or self._awaited(outlook) is not None:
             return None
-        now = seconds(view.now)
         # What `learn` has just found. It is not called while the target's size is unknown.
+        now = seconds(view.now)
         size = self._smallest_size(outlook) if spare.enough is None or spare.seen_at != now else spare.enough
         saved = spare.saved
         capacity = outlook.capacity_at(size)
         price = self._rescale_price(outlook)
-        watched = now - spare.since_at
-        if size >= view.current or watched < self.scale_down_window.total_seconds() or saved < price:
-            return None
-        if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * inputs["capacity"]:
+        if size >= view.current or saved < price:
             return None
         inputs["able"] = capacity
         inputs["saved"] = saved
@@ -432,6 +429,17 @@ class Adaptive:
         )
         text += self._describe_lateness(outlook)
         return sized(view, size, inputs, text)
+
+    def _awaited(self, outlook: _Outlook) -> str | None:
+        """What a smaller size waits for, however much it has saved; None: nothing."""
+        view, window = outlook.view, self.scale_down_window.total_seconds()
+        if view.rescale is not None:
+            return "the rescale on its way has settled"
+        if seconds(view.now) - outlook.state.spare.since_at < window:
+            return f"it has been watched for {format_number(window)} s"
+        if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * outlook.capacity_at(view.current):
+            return "less is waiting"
+        return None
 
     def _rescale_price(self, outlook: _Outlook) -> float:
         """What a smaller size must have saved before a rescale is worth it, in replica-seconds.
@@ -457,12 +465,14 @@ class Adaptive:
         text = self._describe_load(outlook, inputs)
         text += f"; {replicas(view.current)} ({format_number(inputs['capacity'])}/s)"
         text += f" work it off in {format_number(inputs['recovery'])} s" if "recovery" in inputs else " do for now"
-        enough = outlook.state.spare.enough
+        enough, saved = outlook.state.spare.enough, outlook.state.spare.saved
         if enough is not None and enough < view.current:
-            saved = format_number(outlook.state.spare.saved)
-            price = format_number(self._rescale_price(outlook))
-            text += f"; {enough} would do and have saved {saved} of {price} replica-seconds"
-            text += self._describe_lateness(outlook)
+            price = self._rescale_price(outlook)
+            text += f"; {enough} would do and have saved {format_number(saved)} of {format_number(price)}"
+            text += f" replica-seconds{self._describe_lateness(outlook)}"
+            awaited = self._awaited(outlook)
+            if saved >= price and awaited is not None:
+                text += f", and wait until {awaited}"
         return text
 
     def _describe_lateness(self, outlook: _Outlook) -> str:
