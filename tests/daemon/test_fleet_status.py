@@ -78,8 +78,12 @@ async def test_without_any_cluster_it_is_alive_and_ready_once_the_discovery_has_
     house.world.discovery.failure = None
     await house.until("/readyz", lambda status, _: status == 200)
     assert health(house.daemon, now) == (True, "0 clusters, 1 fleet")
+    # A member is observed within a moment, on a slow machine before anyone has asked: it fails until it was seen.
+    target = FakeTarget(failure=UnavailableError("not there yet"))
+    house.world.plugins["a"] = Fake(target)
     house.world.find("a")
     await house.until("/readyz", lambda status, _: status == 503)
+    target.failure = None
     await house.until("/readyz", lambda status, _: status == 200)
     assert (await house.ask("/healthz"))[1]["clusters"] == 1
 
