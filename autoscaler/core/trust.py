@@ -197,37 +197,31 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 def _drop_values(kept: list[Observation], begin: datetime) -> None:
     """Take from old observations the readings that nothing looks at: most of what an observation takes in memory.
 
-    Capacity is learned from those since `begin` and the last one before it. Where one has no values any more, neither
-    have those before it.
+    Capacity is learned from those since `begin` and the last one before it. Of the others those readings are kept
+    whose log has partitions: they hold while it cannot be read. Where one has no values any more, neither have those
+    before it.
     """
-    for index in range(len(kept) - 2, 0, -1):
-        if kept[index].at <= begin:
-            without = _without_values(kept[index - 1])
-            if without is kept[index - 1]:
-                break
-            kept[index - 1] = without
-
-
-def _without_values(seen: Observation) -> Observation:
-    """The observation with those readings only whose log has partitions: they hold while it cannot be read."""
-    metrics = seen.metrics
-    if not metrics:
-        return seen
-    read = {name: reading for name, reading in metrics.items() if reading.partitions}
-    if len(read) == len(metrics):
-        return seen
-    return _create_observation(  # one in each step: `replace` takes five times as long
-        at=seen.at,
-        desired=seen.desired,
-        ready=seen.ready,
-        metrics=read or _NO_ENTRIES,
-        missing=seen.missing or _NO_ENTRIES,
-        engine=seen.engine,
-        floor=seen.floor,
-        ceiling=seen.ceiling,
-        remarks=seen.remarks,
-        controls=seen.controls,
-    )
+    index = len(kept) - 2
+    while index > 0 and kept[index].at > begin:
+        index -= 1
+    while index > 0:
+        index -= 1
+        seen = kept[index]
+        read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
+        if len(read) == len(seen.metrics):
+            break
+        kept[index] = _create_observation(  # one in each step: `replace` takes five times as long
+            at=seen.at,
+            desired=seen.desired,
+            ready=seen.ready,
+            metrics=read or _NO_ENTRIES,
+            missing=seen.missing or _NO_ENTRIES,
+            engine=seen.engine,
+            floor=seen.floor,
+            ceiling=seen.ceiling,
+            remarks=seen.remarks,
+            controls=seen.controls,
+        )
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
