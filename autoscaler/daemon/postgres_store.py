@@ -335,7 +335,8 @@ class PostgresStateStore:
             state.at or _LONG_AGO,
             None if record is None else dump_record(record),
         )
-        await self._saves.put(save)
+        # A request is made as soon as it is kept.
+        await self._saves.put(save, at_once=record is not None and record.decision.rescale)
         if save.error is not None:
             raise save.error
 

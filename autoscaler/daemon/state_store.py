@@ -121,7 +121,8 @@ class SqliteStateStore:
             None if record is None else dump_record(record),
         )
         try:
-            await self._batcher.put(save)
+            # A request is made as soon as it is kept.
+            await self._batcher.put(save, at_once=record is not None and record.decision.rescale)
         except (sqlite3.Error, StoreError) as error:
             message = str(error) if isinstance(error, StoreError) else _message(error, self.path)
             if self.failure is None:

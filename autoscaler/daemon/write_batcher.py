@@ -28,11 +28,14 @@ class Batches(Generic[T]):
         self._waiting: list[tuple[T, asyncio.Future[None]]] = []
         self._work: asyncio.Task[None] | None = None
         self._next = -math.inf
+        self._go = asyncio.Event()
 
-    async def put(self, item: T) -> None:
-        """Wait until the item has been applied. Raises what `apply` raised."""
+    async def put(self, item: T, *, at_once: bool = False) -> None:
+        """Wait until the item has been applied, `at_once` without a pause before it. Raises what `apply` raised."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
+        if at_once:
+            self._go.set()
         if self._work is None:
             self._work = asyncio.create_task(self._run())
         await done
@@ -46,7 +49,9 @@ class Batches(Generic[T]):
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                await asyncio.sleep(self._next - loop.time())
+                loop.call_at(self._next, self._go.set)
+                await self._go.wait()
+                self._go.clear()
                 batch, self._waiting = self._waiting, []
                 error: Exception | None = None
                 try:

@@ -23,3 +23,16 @@ async def test_what_comes_soon_after_a_batch_is_applied_together(monkeypatch: py
     await asyncio.gather(*tasks)
     await batcher.close(lambda: None)
     assert batches == [[1], [2, 3, 4]]
+
+
+async def test_what_cannot_wait_goes_at_once_with_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_batcher, "PAUSE", 3600.0)
+    batches: list[Sequence[int]] = []
+    batcher: WriteBatcher[int] = WriteBatcher("test", batches.append)
+    await batcher.put(1)
+    waiting = asyncio.create_task(batcher.put(2))
+    await asyncio.sleep(0)
+    await batcher.put(3, at_once=True)
+    await waiting
+    await batcher.close(lambda: None)
+    assert batches == [[1], [2, 3]]
