@@ -27,7 +27,7 @@ from autoscaler.core.model import (
 
 _SENTENCES: Mapping[str, str] = {
     # what guards found
-    "in_flight": "{rescale} is on its way, not yet {phase}{pending}",
+    "in_flight": "{rescale} is in progress: waiting until {phase}{pending}",
     "job_unsettled": "the job is {job}",
     "stands_still": "{why}; the job stands still meanwhile",
     "none_up": "none of {desired} replicas is up{pending}: a step up waits until one is",
@@ -37,17 +37,17 @@ _SENTENCES: Mapping[str, str] = {
     "{rescale} is given up",
     "step_not_up": "nothing of {rescale} came up{pending}: the next step up waits until something does, or for "
     "{pause}; {passed} passed",
-    "clearly_short": "{why}, but {current} is clearly short",
-    "tolerance": "{current} to {wanted} is within {share:.0%}",
-    "was_enough": "{stable} was enough within {window}",
-    "was_needed": "{stable} was needed within {window}",
+    "clearly_short": "{why}, but a size of {current} is clearly too small",
+    "tolerance": "the change from {current} to {wanted} is within the tolerance of {share:.0%}",
+    "was_enough": "a size of {stable} was enough within the last {window}",
+    "was_needed": "a size of {stable} was needed within the last {window}",
     "watched": "watched for {watched} of {window}",
     "rates": "{behaviour} allows {allowed}",
     "direction_disabled": "this direction is disabled",
     "cooldown": "{passed} of {pause} since the last rescale",
     "usable_slots": "the job can use {usable} slots",
-    "useful_size": "{partitions} partitions give {possible} no more capacity than a smaller size; {useful} is worth "
-    "its cost{ceiling}",
+    "useful_size": "with {partitions} partitions a size of {possible} has no more capacity than a smaller one; "
+    "{useful} is worth its cost{ceiling}",
     "controls": "{controls}{but}",
     "contention": "sizes requested here did not last, {times} times within {window}: is there another controller? "
     "Nothing is requested until {pause} after the last time",
@@ -58,11 +58,11 @@ _SENTENCES: Mapping[str, str] = {
     # what happened
     "clock": "the clock went back by {seconds:.0f} s",
     "external_change": "the size was changed from outside: {before} to {desired}",
-    "gives_way": "{before} to {to} gives way to {wanted}",
-    "not_accepted": "{before} to {to} was not accepted: {error}",
-    "replaced_outside": "{to} was replaced by {desired} from outside",
-    "phase_reached": "{rescale} is {phase} after {took:.0f} s",
-    "deadline_missed": "{rescale} was not {phase} within {limit:.0f} s and is no longer waited for{pending}",
+    "gives_way": "the change from {before} to {to} that was requested is replaced by one to {wanted}",
+    "not_accepted": "the target did not accept the change from {before} to {to}: {error}",
+    "replaced_outside": "the size that was requested, {to}, was changed to {desired} from outside",
+    "phase_reached": "{rescale}: after {took:.0f} s {phase}",
+    "deadline_missed": "{rescale} is no longer waited for: {limit:.0f} s were not enough until {phase}{pending}",
     "settled": "{rescale} has settled after {took:.0f} s",
     "replicas_not_up": "{count} of {desired} replicas are not up",
     "replicas_gone": "{count} of {desired} replicas are gone",
@@ -73,6 +73,15 @@ _SENTENCES: Mapping[str, str] = {
     "replica_replaced": "the engine counts {slots} slots where {replicas} replicas have {theirs}, as when a worker was "
     "killed and is replaced already",
     "job_restarts": "the job restarts",
+}
+
+_PHASES = {
+    Phase.REQUESTED: "the target has accepted it",
+    Phase.READY: "the target has the new number of replicas ready",
+    Phase.REGISTERED: "the engine has registered their slots",
+    Phase.ABSORBED: "the job runs at the new parallelism",
+    Phase.RUNNING: "the job runs",
+    Phase.CAUGHT_UP: "the backlog is processed",
 }
 
 _RESCALES = {
@@ -92,17 +101,17 @@ _GUARDS = {
     Reason.USEFUL_SIZE: "the useful sizes",
     Reason.CONTENTION: "the contention with another controller",
     Reason.TARGET: "what the target itself allows",
-    Reason.CONTROL: "what people have ordered",
+    Reason.CONTROL: "a manual pause, hold or limit",
     Reason.BOUNDS: "the bounds",
 }
 
-_FITS = "because what there is fits the load"
+_FITS = "because the current size fits the load"
 _NONE_UP = "because the policies asked for no more"
 
 _QUIET = {
     Reason.MISSING: "could not decide, an input is missing",
     Reason.LEARNING: "is still learning",
-    Reason.ABSTAINED: "has no opinion",
+    Reason.ABSTAINED: "made no recommendation",
     Reason.FAILED: "failed",
 }
 
@@ -125,7 +134,7 @@ def describe(fact: Fact | str) -> str:
 
 
 def describe_control(control: Control, *, by: bool = True) -> str:
-    """What is ordered, by whom, until when and why. Without `by` neither by whom nor why."""
+    """What is in force, by whom, until when and why. Without `by` neither by whom nor why."""
     match control.kind:
         case ControlKind.PAUSE:
             ways = " and ".join(way for way, paused in (("up", control.up), ("down", control.down)) if paused)
@@ -152,7 +161,7 @@ def _worded(value: object) -> object:
         case Rescale():
             return describe_rescale(value)
         case Phase():
-            return value.value.replace("_", " ")
+            return _PHASES[value]
         case timedelta():
             return f"{value.total_seconds():g} s"
         case Behaviour():
@@ -262,7 +271,7 @@ def explain(observation: Observation, decision: Decision, *, dry_run: bool = Fal
     parts = [outcome(observation, decision, dry_run=dry_run, failed=failed)]
     parts.append(_list("What was read:", _read(observation)))
     parts.append(_list("What the policies asked for:", _asked(decision)))
-    parts.append(_list("What the guards made of it:", _guarded(decision)))
+    parts.append(_list("What the guards did:", _guarded(decision)))
     if decision.notes:
         parts.append(_list("What happened meanwhile:", (_sentence(text) for _, text in decision.notes)))
     return "\n\n".join(parts)
@@ -288,7 +297,7 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
         way = "up" if decision.desired > decision.current else "down"
         change = f"{way} from {decision.current} to {decision.desired}"
         # A refused change of another size is not made again.
-        same = f" to {decision.desired} was not accepted: "
+        same = f" did not accept the change from {decision.current} to {decision.desired}: "
         refused = [text for reason, text in decision.notes if reason is Reason.UNCONFIRMED and same in text]
         if dry_run:
             return f"{who} would be scaled {change}, {why}. This is a dry run: the target was not called."
@@ -298,8 +307,8 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
             return _dot(f"{who} is to be scaled {change} again, {why}: {refused[-1]}")
         return f"{who} is scaled {change}, {why}."
     if observation.desired is None:
-        why = f"because the size of its target is not known; it is taken to be {decision.current}"
-        return f"{who} is left alone, {why}."
+        why = f"because the size of its target is unknown; {decision.current} is assumed"
+        return f"{who} is not scaled, {why}."
     if observation.ready == 0 and decision.current:
         # Nothing that is not up fits any load.
         why = f"none of which is up, {_NONE_UP if why == _FITS else why}"
@@ -330,7 +339,7 @@ def _why(decision: Decision) -> str:
     if Reason.LEARNING in reasons:
         return "because the policies have not seen enough yet"
     if decision.recommendations and any(r.replicas is not None for r in decision.recommendations):
-        return "because the policies asked for what there is"
+        return "because the policies asked for the current size"
     return "because no policy asked for anything"
 
 
@@ -433,16 +442,16 @@ def _guarded(decision: Decision) -> Iterator[str]:
     for verdict in decision.verdicts:
         if verdict.before != verdict.after:
             name = _GUARDS.get(verdict.guard, verdict.guard.value)
-            yield _dot(_sentence_case(f"{name} made {verdict.after} of {verdict.before}{_detail(verdict.detail)}"))
+            yield _dot(_sentence_case(f"{name} changed {verdict.before} to {verdict.after}{_detail(verdict.detail)}"))
         elif verdict.detail:
             name = _GUARDS.get(verdict.guard, verdict.guard.value)
-            yield _dot(_sentence_case(f"{name} let {verdict.after} stand: {verdict.detail}"))
+            yield _dot(_sentence_case(f"{name} kept {verdict.after}: {verdict.detail}"))
         else:
             passed.append(_GUARDS.get(verdict.guard, verdict.guard.value))
     if passed:
-        yield f"No objection from {_and(passed)}."
+        yield f"Nothing was changed by {_and(passed)}."
     if not decision.verdicts:
-        yield "No guard was asked."
+        yield "No guard was applied."
 
 
 def _list(title: str, lines: Iterator[str]) -> str:

@@ -299,7 +299,7 @@ def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.Ca
     assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
     shown = capsys.readouterr().out
     assert "2026-01-05 00:00:10 UTC: cluster orders is scaled up from" in shown
-    assert "What the guards made of it:" in shown
+    assert "What the guards did:" in shown
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,11 @@ def test_a_hold_waits_for_none_of_what_policies_wait_for(obstacle: dict[str, Any
     ("obstacle", "why"),
     [
         pytest.param(
-            {"rescale": UNDER_WAY}, "but the rescale from 4 to 8 is on its way, not yet ready", id="a rescale in flight"
+            {"rescale": UNDER_WAY},
+            "but the rescale from 4 to 8 is in progress: waiting until the target has the new number of replicas ready",
+            id="a rescale in flight",
         ),
-        pytest.param({"rescale": LOST}, "but the replacement from 5 to 8 is on its way", id="lost replicas"),
+        pytest.param({"rescale": LOST}, "but the replacement from 5 to 8 is in progress", id="lost replicas"),
         pytest.param({"unsettled": JobState.RESTARTING}, "but the job is restarting", id="a job in transition"),
         pytest.param(
             {"override_times": (at(800), at(900), at(999))}, "but sizes requested here did not last", id="a contention"
@@ -206,14 +208,14 @@ def test_the_explanation_has_what_is_ordered() -> None:
     assert (decision.desired, decision.reason) == (8, Reason.CONTROL)
     text = explain(state.past[-1], decision)
     assert (
-        "cluster c is scaled up from 4 to 8, not to 6 as the policies asked, because of what people have ordered: "
+        "cluster c is scaled up from 4 to 8, not to 6 as the policies asked, because of a manual pause, hold or limit: "
         "the size is held at 8 by alice until it is resumed: a release; the size is limited to at least 2 and at most "
         "9 by bob until it is resumed." in text
     )
     _, decision = step(spec(), ClusterState(), replace(seen(0, 4, 4), controls=(BOTH,)))
     assert decision.reason is Reason.STEADY
     assert (
-        "What people have ordered let 4 stand: scaling up and down is paused by alice until it is resumed."
+        "A manual pause, hold or limit kept 4: scaling up and down is paused by alice until it is resumed."
         in explain(held, decision)
     )
 
@@ -302,7 +304,9 @@ def test_law_a_hold_goes_to_its_size_or_nowhere_and_not_while_a_rescale_is_in_fl
         )
         into_bounds = decision.desired in (spec.limits.minimum, spec.limits.maximum)
         assert towards or into_bounds
-        gave_way = any(reason is Reason.SUPERSEDED and "gives way" in text for reason, text in decision.notes)
+        gave_way = any(
+            reason is Reason.SUPERSEDED and "is replaced by one to" in text for reason, text in decision.notes
+        )
         assert not gave_way or into_bounds
 
 

@@ -103,11 +103,11 @@ def test_a_rescale_as_the_policies_asked() -> None:
         What the policies asked for:
           - drain asked for 6: 181/s and 12346 waiting need 6.
           - cpu asked for 4 (above; cpu 0.8123).
-          - rules has no opinion (abstained).
+          - rules made no recommendation (abstained).
           - The greatest of these counts: 6.
 
-        What the guards made of it:
-          - No objection from freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes, the contention with another controller, what the target itself allows and the bounds.
+        What the guards did:
+          - Nothing was changed by freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes, the contention with another controller, what the target itself allows and the bounds.
         """  # noqa: E501 - a golden text
     )
 
@@ -136,8 +136,8 @@ def test_a_rescale_that_the_guards_cut_short() -> None:
         "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 5, not to 9 as the policies asked, "
         "because of the rate limit: max of 2 replicas in 60 s allows 5.\n"
     )
-    assert "  - The rate limit made 5 of 9: max of 2 replicas in 60 s allows 5.\n" in explained
-    assert "  - The useful sizes let 5 stand: " in explained
+    assert "  - The rate limit changed 9 to 5: max of 2 replicas in 60 s allows 5.\n" in explained
+    assert "  - The useful sizes kept 5: " in explained
 
 
 def test_why_it_was_not_scaled_down_yet() -> None:
@@ -151,9 +151,9 @@ def test_why_it_was_not_scaled_down_yet() -> None:
     explained = explanation(a_spec, observation(), state)
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders stays at 3, although the policies asked for fewer (2), because of "
-        "the stabilization window: 3 was needed within 300 s."
+        "the stabilization window: a size of 3 was needed within the last 300 s."
     )
-    assert "  - The stabilization window made 3 of 2: 3 was needed within 300 s.\n" in explained
+    assert "  - The stabilization window changed 2 to 3: a size of 3 was needed within the last 300 s.\n" in explained
     fresh = explanation(a_spec, observation())
     assert "the stabilization window, which has not been seen in full yet: watched for 0 s of 300 s." in fresh
 
@@ -161,7 +161,7 @@ def test_why_it_was_not_scaled_down_yet() -> None:
 def test_why_nothing_changes_when_all_is_well() -> None:
     explained = explanation(spec(Says(3, Reason.STEADY, "3 fit")), observation())
     assert explained.startswith(
-        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because what there is fits the load."
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because the current size fits the load."
     )
 
 
@@ -195,7 +195,7 @@ def test_a_change_that_was_refused_is_not_told_as_made() -> None:
     after, again = step(a_spec, call_failed(state, "403 Forbidden"), observation(NOW + 15 * SECOND))
     assert explain(after.past[-1], again).startswith(
         "2026-01-31 03:13:00 UTC: cluster orders is to be scaled up from 3 to 6 again, as the policies asked: "
-        "3 to 6 was not accepted: 403 Forbidden.\n"
+        "the target did not accept the change from 3 to 6: 403 Forbidden.\n"
     )
     assert "would be scaled up from 3 to 6" in explain(after.past[-1], again, dry_run=True)
     # Another size than the one that was refused is no second attempt.
@@ -230,8 +230,8 @@ def test_an_unknown_target_is_left_alone() -> None:
     seen = Observation(at=NOW, desired=None, ready=None, metrics={}, missing={"target": "no route to the host"})
     explained = explanation(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
     assert explained.startswith(
-        "2026-01-31 03:12:45 UTC: cluster orders is left alone, because the size of its target is not known; "
-        "it is taken to be 4."
+        "2026-01-31 03:12:45 UTC: cluster orders is not scaled, because the size of its target is unknown; "
+        "4 is assumed."
     )
     assert "  - The target could not be asked: no route to the host.\n" in explained
 
@@ -240,12 +240,15 @@ def test_what_happened_to_a_rescale_is_explained() -> None:
     a_spec = spec(Says(6, Reason.ABOVE))
     state, _ = step(a_spec, ClusterState(), observation())
     waiting = explanation(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
-    assert "stays at 6, because the policies asked for what there is" in waiting
+    assert "stays at 6, because the policies asked for the current size" in waiting
     assert "  - The target was set to 6 replicas; 3 are up.\n" in waiting
     done = explanation(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=6), state)
-    assert "What happened meanwhile:\n  - The rescale from 3 to 6 is ready after 15 s.\n" in done
+    assert (
+        "What happened meanwhile:\n"
+        "  - The rescale from 3 to 6: after 15 s the target has the new number of replicas ready.\n" in done
+    )
     failed = explanation(a_spec, observation(NOW + 15 * SECOND), call_failed(state, "the target said 503"))
-    assert "  - 3 to 6 was not accepted: the target said 503." in failed
+    assert "  - The target did not accept the change from 3 to 6: the target said 503." in failed
 
 
 def test_a_dry_run_is_marked() -> None:
@@ -270,8 +273,8 @@ def test_a_decision_with_nothing_in_it_can_be_explained() -> None:
         What the policies asked for:
           - No policy is configured.
 
-        What the guards made of it:
-          - No guard was asked.
+        What the guards did:
+          - No guard was applied.
         """
     )
 
@@ -324,7 +327,7 @@ def test_a_single_guard_without_objection_is_named_alone() -> None:
         recommendations=(),
         verdicts=(verdict,),
     )
-    assert "No objection from the bounds." in explain(seen, decision)
+    assert "Nothing was changed by the bounds." in explain(seen, decision)
 
 
 def test_what_could_not_be_seen_is_not_among_the_readings() -> None:

@@ -166,7 +166,7 @@ def test_in_flight_only_a_clearly_short_size_is_changed(proposed: int, after: in
     verdicts = guard(situation(4, proposed, rescale=IN_FLIGHT))
     assert verdicts[1].reason is reason
     assert verdicts[-1].after == after
-    assert "2 to 4 is on its way, not yet ready" in verdicts[1].detail
+    assert "2 to 4 is in progress: waiting until the target has the new number of replicas ready" in verdicts[1].detail
 
 
 def test_a_restarting_job_is_left_alone() -> None:
@@ -517,7 +517,8 @@ def test_a_step_cut_short_by_the_target_does_not_stop_at_a_size_that_adds_nothin
     useful = next(v for v in verdicts if v.guard is Reason.USEFUL_SIZE)
     if (current, ceiling) == (4, 6):
         assert useful.detail == (
-            "8 partitions give 6 no more capacity than a smaller size; 4 is worth its cost (the quota is used up)"
+            "with 8 partitions a size of 6 has no more capacity than a smaller one; 4 is worth its cost "
+            "(the quota is used up)"
         )
 
 
@@ -526,5 +527,5 @@ def test_a_useful_size_that_the_target_would_trim_to_a_useless_one_is_not_aimed_
     verdicts = guard(s)
     # 4 does no more than 3, and 5 cannot be had.
     assert verdicts[-1].after == 3
-    assert "5 partitions give 4 no more capacity" in verdicts[7].detail
+    assert "with 5 partitions a size of 4 has no more capacity" in verdicts[7].detail
     assert "the group ends at 4" in verdicts[7].detail

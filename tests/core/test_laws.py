@@ -322,7 +322,9 @@ def test_law_3_nothing_is_scaled_down_while_a_rescale_is_in_flight_and_up_only_w
     spec: ClusterSpec, history: list[Moment], start: int
 ) -> None:
     for _, observation, _, decision in live(spec, history, start):
-        gave_way = any(reason is Reason.SUPERSEDED and "gives way" in text for reason, text in decision.notes)
+        gave_way = any(
+            reason is Reason.SUPERSEDED and "is replaced by one to" in text for reason, text in decision.notes
+        )
         restarting = observation.engine is not None and observation.engine.job in (
             JobState.RESTARTING,
             JobState.STARTING,

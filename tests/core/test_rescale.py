@@ -95,18 +95,25 @@ def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "ready", "engine", "lag", "waits"),
+    ("start", "ready", "engine", "lag", "waits", "said"),
     [
-        (UP, 3, running(2), 0.0, Phase.READY),
-        (UP, 4, running(3), 0.0, Phase.REGISTERED),
-        (UP, 4, running(4, 3), 0.0, Phase.ABSORBED),
-        (UP, 4, EngineStatus(job=JobState.RESTARTING, slots=4, parallelism=4), 0.0, Phase.RUNNING),
-        (UP, 4, None, 0.0, Phase.REGISTERED),
-        (UP, 4, running(4), 9000.0, Phase.CAUGHT_UP),
+        (UP, 3, running(2), 0.0, Phase.READY, "the target has the new number of replicas ready"),
+        (UP, 4, running(3), 0.0, Phase.REGISTERED, "the engine has registered their slots"),
+        (UP, 4, running(4, 3), 0.0, Phase.ABSORBED, "the job runs at the new parallelism"),
+        (
+            UP,
+            4,
+            EngineStatus(job=JobState.RESTARTING, slots=4, parallelism=4),
+            0.0,
+            Phase.RUNNING,
+            "the job runs",
+        ),
+        (UP, 4, None, 0.0, Phase.REGISTERED, "the engine has registered their slots"),
+        (UP, 4, running(4), 9000.0, Phase.CAUGHT_UP, "the backlog is processed"),
     ],
 )
 def test_each_phase_has_a_deadline_after_which_it_is_reported_and_released(
-    start: Rescale, ready: int, engine: EngineStatus | None, lag: float, waits: Phase
+    start: Rescale, ready: int, engine: EngineStatus | None, lag: float, waits: Phase, said: str
 ) -> None:
     waiting = now(WATCHED, start, world(30, 4, ready, engine, lag))
     assert waiting.rescale is not None
@@ -116,7 +123,8 @@ def test_each_phase_has_a_deadline_after_which_it_is_reported_and_released(
     assert missed.rescale is None
     reason, text = notes_of(missed)[-1]
     assert reason is Reason.DEADLINE
-    assert f"was not {waits.value.replace('_', ' ')} within" in text
+    assert text.startswith("the rescale from 2 to 4 is no longer waited for: ")
+    assert f" s were not enough until {said}" in text
 
 
 def test_a_phase_that_is_reached_late_is_not_missed() -> None:
@@ -186,7 +194,7 @@ def test_a_failed_call_is_dropped_when_the_target_shows_the_old_size() -> None:
     failed = replace(UP, error="503")
     settling = now(WATCHED, failed, world(5, 2, 2, running(2)))
     assert settling.dropped == failed
-    assert notes_of(settling) == ((Reason.UNCONFIRMED, "2 to 4 was not accepted: 503"),)
+    assert notes_of(settling) == ((Reason.UNCONFIRMED, "the target did not accept the change from 2 to 4: 503"),)
 
 
 def test_a_failed_call_after_which_another_size_is_shown_was_overruled_not_refused() -> None:
@@ -228,7 +236,7 @@ def test_a_size_changed_behind_our_back_supersedes_ours(confirmed: bool) -> None
     assert settling.rescale is not None
     assert settling.rescale.cause is Cause.EXTERNAL
     assert (settling.rescale.before, settling.rescale.to) == (4 if confirmed else 2, 7)
-    assert notes_of(settling) == ((Reason.SUPERSEDED, "4 was replaced by 7 from outside"),)
+    assert notes_of(settling) == ((Reason.SUPERSEDED, "the size that was requested, 4, was changed to 7 from outside"),)
 
 
 def test_a_confirmed_size_that_is_put_back_is_superseded_too() -> None:
@@ -436,7 +444,7 @@ def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
     assert now(s, moved, world(limit, 4, 4, None)).missed is None
     missed = now(s, moved, world(limit + 1, 4, 4, None))
     assert missed.missed is not None
-    assert f"was not absorbed within {limit} s" in notes_of(missed)[-1][1]
+    assert f"{limit} s were not enough until the job runs at the new parallelism" in notes_of(missed)[-1][1]
 
 
 def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
@@ -444,9 +452,9 @@ def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
     waiting = replace(world(5, 4, 2, running(2)), remarks=(pending,))
     state = replace(ClusterState(), rescale=replace(UP, confirmed=True), watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, waiting)
-    assert any(f"not yet ready ({pending})" in verdict.detail for verdict in decision.verdicts)
+    assert any(f"replicas ready ({pending})" in verdict.detail for verdict in decision.verdicts)
     late = now(WATCHED, replace(UP, confirmed=True), replace(waiting, at=at(61)))
-    assert notes_of(late)[-1][1].endswith(f"is no longer waited for ({pending})")
+    assert notes_of(late)[-1][1].endswith(f"replicas ready ({pending})")
     up = replace(UP, confirmed=True, phase=Phase.READY)
     assert pending not in notes_of(now(WATCHED, up, replace(waiting, at=at(61))))[-1][1]
 
@@ -455,10 +463,15 @@ def test_a_request_that_the_target_does_not_show_is_reported_as_that() -> None:
     unseen = replace(world(5, 2, 2, running(2)), remarks=("1 pod pending",))
     state = replace(ClusterState(), rescale=UP, watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, unseen)
-    why = "the rescale from 2 to 4 is on its way, not yet ready (the target still shows 2; 1 pod pending)"
+    why = (
+        "the rescale from 2 to 4 is in progress: waiting until the target has the new number of replicas ready "
+        "(the target still shows 2; 1 pod pending)"
+    )
     assert decision.verdicts[1].detail == why
     late = now(WATCHED, UP, world(61, 2, 2, running(2)))
-    assert notes_of(late)[-1][1].endswith("within 60 s and is no longer waited for (the target still shows 2)")
+    assert notes_of(late)[-1][1].endswith(
+        "60 s were not enough until the target has the new number of replicas ready (the target still shows 2)"
+    )
 
 
 def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
@@ -466,7 +479,7 @@ def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
     state = replace(ClusterState(), rescale=restart, watched_since=T0, desired=3)
     watched = replace(WATCHED, policies=spec(Fixed(2)).policies)
     _, decision = step(watched, state, world(5, 3, 3, EngineStatus(job=JobState.RESTARTING, slots=3, parallelism=3)))
-    assert decision.verdicts[1].detail == "the job's recovery on 3 is on its way, not yet running"
+    assert decision.verdicts[1].detail == "the job's recovery on 3 is in progress: waiting until the job runs"
 
 
 def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:

@@ -346,7 +346,7 @@ def test_a_failed_call_is_asked_for_again_at_the_next_tick_and_counts_once() -> 
     state, _ = decide(s, seen(0, 2))
     state = call_failed(state, "503")
     state, decision = step(s, state, seen(15, 2))
-    assert decision.notes[0] == (Reason.UNCONFIRMED, "2 to 5 was not accepted: 503")
+    assert decision.notes[0] == (Reason.UNCONFIRMED, "the target did not accept the change from 2 to 5: 503")
     assert decision.desired == 5
     assert decision.rescale
     assert [(event.at, event.change) for event in state.events] == [(at(15), 3)]
@@ -370,7 +370,7 @@ def test_a_clearly_short_rescale_gives_way_to_a_larger_one() -> None:
     s = spec(Asks(), limits=Limits(1, 20))
     _, decision = decide(s, seen(0, 2, 4), seen(15, 4, 9, ready=2))
     assert decision.desired == 9
-    assert decision.notes == ((Reason.SUPERSEDED, "2 to 4 gives way to 9"),)
+    assert decision.notes == ((Reason.SUPERSEDED, "the change from 2 to 4 that was requested is replaced by one to 9"),)
 
 
 def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
@@ -530,7 +530,7 @@ def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outsi
     # A size that was never requested here is another one's.
     state, _ = decide(s, seen(0, 3, 5), seen(15, 3, 8))
     _, foreign = step(s, state, seen(30, 4, 8, ready=3))
-    assert foreign.notes[0] == (Reason.SUPERSEDED, "8 was replaced by 4 from outside")
+    assert foreign.notes[0] == (Reason.SUPERSEDED, "the size that was requested, 8, was changed to 4 from outside")
 
 
 def test_a_request_that_is_on_its_way_still_is_when_a_later_one_is_refused() -> None:
@@ -857,7 +857,10 @@ def test_another_controller_that_is_faster_than_our_polls_is_given_way_to_as_wel
             requests.append(second)
         second += 15
     assert requests == [0, 75, 150, 1125, 2100, 3075]
-    assert notes[0].endswith("was not ready within 60 s and is no longer waited for (the target still shows 2)")
+    assert notes[0].endswith(
+        "is no longer waited for: 60 s were not enough until the target has the new number of replicas ready "
+        "(the target still shows 2)"
+    )
 
 
 def test_limits_that_another_controller_undoes_are_not_fought_for_at_every_tick() -> None:
@@ -901,7 +904,10 @@ def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> Non
     assert moved.replaced == replace(under_way, at=under_way.at + seconds(5), since=under_way.since + seconds(5))
     state, decision = step(s, call_failed(state, "no quota"), seen(60, 8, 2, engine=running(4)))
     assert decision.desired == 8
-    assert decision.verdicts[1].detail == "the rescale from 4 to 8 is on its way, not yet registered"
+    assert (
+        decision.verdicts[1].detail
+        == "the rescale from 4 to 8 is in progress: waiting until the engine has registered their slots"
+    )
     assert state.rescale == under_way
     state, decision = step(s, state, seen(75, 8, 2, engine=running(8)))
     assert decision.desired == 2

@@ -641,9 +641,9 @@ def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.L
     virtual_time.run(main())
     logged = messages(caplog)
     assert logged.count("scale call failed") == 2
-    assert [text for text in logged if "not accepted" in text] == [
-        "1 to 3 was not accepted: no",
-        "3 to 5 was not accepted: no",
+    assert [text for text in logged if "did not accept" in text] == [
+        "the target did not accept the change from 1 to 3: no",
+        "the target did not accept the change from 3 to 5: no",
     ]
 
 

@@ -196,7 +196,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     # The next one sorts it out: the call took no effect, so it is made again.
     place.config.write_text(place.config.read_text().replace(", takes: 25", ""))
     daemon = place.start()
-    line = place.wait_for_log("was not accepted")
+    line = place.wait_for_log("did not accept")
     assert UNANSWERED in line["message"]
     eventually((place.directory / "a").exists, place.log.read_text)
     daemon.terminate()

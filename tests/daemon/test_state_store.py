@@ -184,7 +184,10 @@ def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> No
     state = replace(state, past=(seen,))
     later = replace(seen, at=seen.at + timedelta(seconds=15), ready=6)
     after, decision = step(spec("orders", engine=True), state, later)
-    assert (Reason.SETTLING, "the rescale from 3 to 6 is ready after 30 s") in decision.notes
+    assert (
+        Reason.SETTLING,
+        "the rescale from 3 to 6: after 30 s the target has the new number of replicas ready",
+    ) in decision.notes
     assert load_state(dump_state(after)) == replace(after, past=())
 
 
