@@ -157,10 +157,10 @@ class _Import:
         """Import what does not take Spark."""
         if sys.stderr.isatty():
             print_error(f"Importing {count_of(len(self.files), 'file')} ...")
-        from autoscaler.history import ingest_here  # it takes a while
+        from autoscaler.history import ingest_local  # it takes a while
 
         for _ in range(2):
-            done, left = ingest_here.add_here(self._dataset, self.files, now=_now(), rename=self._rename)
+            done, left = ingest_local.add_here(self._dataset, self.files, now=_now(), rename=self._rename)
             self._add(done, left)
             if all(Path(file).exists() for file in self.files):
                 break

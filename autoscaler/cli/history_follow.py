@@ -142,7 +142,7 @@ def _is_little(options: argparse.Namespace) -> bool:
 def _follow(options: argparse.Namespace, start: Callable[[], SparkSession], signals: _Signals) -> None:
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.ingest_follow import CHECKPOINT, Follower, FollowOptions, waiting_of
-    from autoscaler.history.ingest_follow_here import LocalFollower, can_follow_here
+    from autoscaler.history.ingest_follow_local import LocalFollower, can_follow_here
     from autoscaler.injob import report
 
     checkpoint = options.checkpoint or f"{options.dataset.rstrip('/')}/{CHECKPOINT}"

@@ -2,7 +2,7 @@
 
 `BatchFollower` adds a batch of files by the functions of `history import`. Which files these are, `Follower` learns
 from Structured Streaming: Spark's file source finds them, and its checkpoint records which were processed. The follower
-in `ingest_follow_here` searches directories of this machine itself. A batch that is repeated after a crash changes
+in `ingest_follow_local` searches directories of this machine itself. A batch that is repeated after a crash changes
 nothing, since only new rows are added: exactly once in effect.
 """
 
@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.dataset import BusyError, Dataset
-from autoscaler.history.ingest_here import add_here
+from autoscaler.history.ingest_local import add_here
 from autoscaler.history.ingest_records import Imported, add
 from autoscaler.ports import AutoscalerError
 

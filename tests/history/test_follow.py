@@ -19,7 +19,7 @@ from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.daemon.compression import compress
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_follow import Batch, Follower, FollowError, FollowOptions, join_places, url, waiting_of
-from autoscaler.history.ingest_here import add_here as real
+from autoscaler.history.ingest_local import add_here as real
 from autoscaler.history.ingest_records import Imported
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.trace.codec import dump_record

@@ -34,7 +34,7 @@ from autoscaler.core.model import (
     Recommendation,
     Verdict,
 )
-from autoscaler.history import ingest_here, ingest_records
+from autoscaler.history import ingest_local, ingest_records
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_records import DAMAGED, WRONG_TYPE, Imported
 from autoscaler.history.read import read
@@ -603,7 +603,7 @@ def test_a_file_that_is_compressed_during_the_import_is_found_again(
         return real(*arguments, **options)
 
     real = ingest_records.add
-    monkeypatch.setattr(ingest_here, "add_here", lambda _, files, **__: (Imported(), files))
+    monkeypatch.setattr(ingest_local, "add_here", lambda _, files, **__: (Imported(), files))
     monkeypatch.setattr(ingest_records, "add", add)
     assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

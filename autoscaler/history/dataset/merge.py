@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from autoscaler.history import rescales
-from autoscaler.history.dataset import here
+from autoscaler.history.dataset import local
 from autoscaler.history.dataset.files import DatasetError, LocalFiles
 from autoscaler.history.dataset.layout import (
     KEYS,
@@ -136,7 +136,9 @@ def _counted(keys: DataFrame, table: str) -> Counted:
 
 _WRITE_OPTIONS = {
     table: {
-        f"parquet.enable.dictionary#{column}": "false" for column, kind in here.leaves(columns) if here.is_number(kind)
+        f"parquet.enable.dictionary#{column}": "false"
+        for column, kind in local.leaves(columns)
+        if local.is_number(kind)
     }
     for table, columns in TABLES.items()
 }
@@ -211,7 +213,7 @@ class Writer:
         added, known, dates = {}, {}, {}
         there = [day for day in map(date_of, self.layout.current("observations")[0]) if day is not None]
         for table, given in rows.items():
-            brought = here.with_date(given)
+            brought = local.with_date(given)
             days |= set(brought["date"].unique().to_pylist())
             new = self._new_here(table, brought)
             if new is None:
@@ -245,7 +247,7 @@ class Writer:
         if not present:
             return brought
         try:
-            return here.without(brought, here.read_keys(self._paths(present), table, first, last), table)
+            return local.without(brought, local.read_keys(self._paths(present), table, first, last), table)
         except (OSError, pa.ArrowException):
             return None
 
@@ -255,14 +257,14 @@ class Writer:
         if count is None or count > ROWS_HERE:
             return None
         try:
-            return here.read_rows(self._paths(names), table)
+            return local.read_rows(self._paths(names), table)
         except (OSError, pa.ArrowException):
             return None
 
     def _write_here(self, rows: pa.Table, table: str) -> dict[str, str]:
         """Stage rows as files of a table, without Spark: staged file -> its place."""
         within = f"{STAGING}/here"
-        return {f"{within}/{name}": name for name in here.write(rows, table, Path(self.layout.path, within))}
+        return {f"{within}/{name}": name for name in local.write(rows, table, Path(self.layout.path, within))}
 
     def _paths(self, names: Sequence[str]) -> list[Path]:
         return [Path(self.layout.path, name) for name in names]

@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 
 from autoscaler.core.model import Reason
 from autoscaler.history.dataset import Dataset
-from autoscaler.history.dataset.here import are_twins
+from autoscaler.history.dataset.local import are_twins
 from autoscaler.history.ingest_records import (
     AHEAD,
     DURATION,
@@ -67,8 +67,8 @@ _ROWS = 20_000
 _AT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"
 """A time as daemons write it: Arrow understands others that Spark does not."""
 
-_UNFIT = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
-"""What is raised for a file or a line that Spark has to judge; errors of pydantic and Arrow are among them."""
+_LEFT_TO_SPARK = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
+"""What is raised for a file or a line that is left to Spark; errors of pydantic and Arrow are among them."""
 
 
 def add_here(
@@ -213,7 +213,7 @@ def _found(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> 
         group = todo.pop()
         try:
             some = _tables(group, rename, until, left)
-        except _UNFIT:
+        except _LEFT_TO_SPARK:
             if len(group) > 1:
                 middle = len(group) // 2
                 todo += [group[middle:], group[:middle]]
@@ -247,7 +247,7 @@ def _groups(files: Sequence[str]) -> list[list[str]]:
 
 
 def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime, most: int) -> _Found:
-    """The rows of files. Raises one of `_UNFIT`, also if they have more than so many bytes."""
+    """The rows of files. Raises one of `_LEFT_TO_SPARK`, also if they have more than so many bytes."""
     counts, left, tables = dict[str, int](), most, []
 
     def read() -> Iterator[bytes]:

@@ -25,8 +25,8 @@ from autoscaler import cli
 from autoscaler.history import ingest_follow, ingest_records
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_follow import Batch, Follower, FollowError, FollowOptions
-from autoscaler.history.ingest_follow_here import FILE, LocalFollower, can_follow_here
-from autoscaler.history.ingest_here import add_here
+from autoscaler.history.ingest_follow_local import FILE, LocalFollower, can_follow_here
+from autoscaler.history.ingest_local import add_here
 from autoscaler.history.ingest_records import Imported
 from autoscaler.ports import AutoscalerError
 from tests.history.test_follow import HOUR, NOON, expected, packed

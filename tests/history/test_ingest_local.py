@@ -20,9 +20,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from autoscaler import cli
-from autoscaler.history import ingest_here, ingest_records, rescales
-from autoscaler.history.dataset import Dataset, DatasetError, Merged, here, merge, open_dataset
-from autoscaler.history.ingest_here import add_here
+from autoscaler.history import ingest_local, ingest_records, rescales
+from autoscaler.history.dataset import Dataset, DatasetError, Merged, local, merge, open_dataset
+from autoscaler.history.ingest_local import add_here
 from autoscaler.history.ingest_records import DAMAGED, Imported
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
@@ -127,8 +127,8 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
     file, taken = tmp_path / "one.jsonl", []
     for record in drawn(dice, 1500):
         file.write_bytes(line := changed(dice, record))
-        with suppress(*ingest_here._UNFIT):
-            ingest_here._tables([str(file)], {}, NOW, 1 << 30)
+        with suppress(*ingest_local._LEFT_TO_SPARK):
+            ingest_local._tables([str(file)], {}, NOW, 1 << 30)
             taken.append(line)
     assert len(taken) > 300
     files = written(tmp_path / "in", taken, 100)
@@ -213,7 +213,7 @@ def _content(file: Path) -> bytes:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_only_odd_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(ingest_here, "_GROUP", 100_000)
+    monkeypatch.setattr(ingest_local, "_GROUP", 100_000)
     files, odd = some_odd(tmp_path / "in", Random(seed))  # noqa: S311 - nothing secret
     dataset, same = (open_dataset(tmp_path / name, make=True) for name in ("dataset", "same"))
     done, left = add_here(dataset, files, now=NOW)
@@ -240,7 +240,7 @@ def test_a_damaged_file_does_not_count_as_large_as_it_says(tmp_path: Path, monke
     (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
     damaged = tmp_path / "in" / "damaged.jsonl.gz"
     damaged.write_bytes(gzip.compress(lines(GOOD[:9]))[:-4] + b"\xff\xff\xff\xff")
-    monkeypatch.setattr(ingest_here, "MOST_BYTES", 1 << 23)
+    monkeypatch.setattr(ingest_local, "MOST_BYTES", 1 << 23)
     dataset = open_dataset(tmp_path / "dataset", make=True)
     assert add_here(dataset, [str(damaged), whole], now=NOW)[1] == [str(damaged)]
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
@@ -260,10 +260,10 @@ def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypat
     file = tmp_path / "two.jsonl.gz"
     # The size at the end is that of the last member.
     file.write_bytes(gzip.compress(whole[len(last) :]) + gzip.compress(last))
-    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole))
-    assert ingest_here._size(str(file)) < len(whole) // 2
-    ingest_here._tables([str(file)], {}, NOW, len(whole))
-    monkeypatch.setattr(ingest_here, "MOST_BYTES", len(whole) - 1)
+    monkeypatch.setattr(ingest_local, "MOST_BYTES", len(whole))
+    assert ingest_local._size(str(file)) < len(whole) // 2
+    ingest_local._tables([str(file)], {}, NOW, len(whole))
+    monkeypatch.setattr(ingest_local, "MOST_BYTES", len(whole) - 1)
     assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
 
 
@@ -386,7 +386,7 @@ def test_a_file_that_is_compressed_during_the_import_does_not_start_spark(
             packed.unlink()
         return add_here(*arguments, **options)
 
-    monkeypatch.setattr(ingest_here, "add_here", pack_and_add)
+    monkeypatch.setattr(ingest_local, "add_here", pack_and_add)
     assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     found = len(GOOD[22::30]) + len(GOOD[23::30])
@@ -440,7 +440,7 @@ def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
 
 
 def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "ROWS_PER_FILE", 50)
+    monkeypatch.setattr(local, "ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path / "dataset", make=True)
     files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
     assert add_here(dataset, files, now=NOW)[1] == []
@@ -476,7 +476,7 @@ def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypa
     def overflow(*_: object) -> None:
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
-    monkeypatch.setattr(here, "write", overflow)
+    monkeypatch.setattr(local, "write", overflow)
     assert add_here(dataset, files, now=NOW) == (Imported(), files)
     assert dataset.dates() == ()
 
@@ -490,7 +490,7 @@ def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatc
     assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
     assert rows(dataset) == before
     monkeypatch.setattr(rescales, "IN_PROCESS", 100)
-    monkeypatch.setattr(ingest_here, "_tables", lambda *_: pytest.fail("lines were read"))
+    monkeypatch.setattr(ingest_local, "_tables", lambda *_: pytest.fail("lines were read"))
     assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
 
 
