@@ -28,7 +28,7 @@ BINS_S = (60, 300, 900, 1800, 3600)
 """The day is divided into slots of the first of these lengths that is not shorter than the slots given."""
 COARSE_S = 300
 """The length of a profile's slots, unless sharp jumps need finer ones..."""
-SHARP = 0.1
+MAX_COARSE_ERROR = 0.1
 """... because the coarse ones would be off by more than this share of the mean."""
 
 WHOLE = 0.5
@@ -41,16 +41,16 @@ JUDGED = 14
 TRIED = 6
 """How many of the last days decide how weekdays are computed; how good the forecasts are; and how to smooth."""
 
-ODD = 3.0
-MIN_ODD = 0.25
-"""A day is odd if its distance from similar days is more than this many times the median, and this share of "
-"the mean,"""
-MAX_ODD = 0.25
+ODD_DISTANCE_MEDIANS = 3.0
+MIN_ODD_DISTANCE = 0.25
+"""A day is odd if its distance from similar days is more than this many times the median distance, and more than this
+share of the mean,"""
+MAX_ODD_SHARE = 0.25
 """unless more than this share of days would be odd: then days just differ."""
 COMPARED = 48
 """Parts of a day that are compared."""
 
-BETTER = 0.97
+MAX_FEWER_DAYS_ERROR_RATIO = 0.97
 """The error of a weekday computed from fewer days, relative to one from more days, must be below this."""
 WIDTHS = (1, 5, 15, 31)
 """Widths of the running median, in slots."""
@@ -58,17 +58,17 @@ WIDTHS = (1, 5, 15, 31)
 AHEAD = (5, 15, 30, 60)
 """Minutes ahead at which forecasts are evaluated."""
 EVERY_S = 300
-LITTLE = 0.05
+NOISE_SHARE = 0.05
 """Below this share of the mean, ratios of seasonal rates are noise."""
-WORTH = 0.95
-CLEARLY = 0.9
-GAINS = 2.0
+MAX_TOTAL_ERROR_RATIO = 0.95
+MAX_BEST_ERROR_RATIO = 0.9
+MIN_GAIN_LOSS_RATIO = 2.0
 """Upper bounds of the error of the season's forecasts, relative to the assumption that nothing changes: of all times
 ahead together, or of one of them; and what they gain on some days must be so many times what they lose on others."""
 
 ALL, KIND, HALF, OWN = range(4)
-"""How a weekday is computed: from all days, from workdays or weekends, by the mean of KIND and OWN, from its "
-"own weeks."""
+"""How a weekday is computed: from all days, from workdays or weekends, by the mean of KIND and OWN, from its
+own weeks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +267,9 @@ class _Weeks:
             far[day] = _off(rows[day], _middle(rows[like])) / mean
             for other in np.flatnonzero(others & (self.weekday == self.weekday[day])):
                 own[day] = min(own[day], _off(rows[day], rows[other]) / mean)
-        limit = max(MIN_ODD, ODD * float(np.median(far[judged]))) if judged.any() else np.inf
+        limit = max(MIN_ODD_DISTANCE, ODD_DISTANCE_MEDIANS * float(np.median(far[judged]))) if judged.any() else np.inf
         found = judged & (far > limit) & (own > limit)
-        if found.sum() > MAX_ODD * count:
+        if found.sum() > MAX_ODD_SHARE * count:
             return odd
         odd |= found
         return odd
@@ -295,7 +295,7 @@ class _Weeks:
         for weekday in range(WEEK):
             best = ALL
             for way in (KIND, HALF, OWN):
-                if errors[weekday, way] < BETTER * errors[weekday, best]:
+                if errors[weekday, way] < MAX_FEWER_DAYS_ERROR_RATIO * errors[weekday, best]:
                     best = way
             if not (judged.size and (self.weekday[judged] == weekday).any()):
                 best = KIND
@@ -329,8 +329,8 @@ class _Weeks:
         gained = np.nansum(unchanged - errors, axis=1)
         share = np.nansum(errors) / max(float(np.nansum(unchanged)), 1e-12)
         best = min(relative[ahead] / max(resting[ahead], 1e-12) for ahead in relative)
-        worth = share <= WORTH or (share < 1.0 and best <= CLEARLY)
-        clear = gained[gained > 0].sum() > GAINS * -gained[gained < 0].sum()
+        worth = share <= MAX_TOTAL_ERROR_RATIO or (share < 1.0 and best <= MAX_BEST_ERROR_RATIO)
+        clear = gained[gained > 0].sum() > MIN_GAIN_LOSS_RATIO * -gained[gained < 0].sum()
         if not (worth and clear):
             return SeasonFit(None, relative, resting, odd, days)
         return SeasonFit(self.season(used, chosen, width, mean), relative, resting, odd, days)
@@ -348,14 +348,14 @@ class _Weeks:
             rough = week.reshape(-1, coarse).mean(axis=1)
             middles = (np.arange(len(week)) + 0.5) / coarse - 0.5
             between = np.interp(middles, np.arange(len(rough)), rough, period=len(rough))
-            if np.abs(between - week).max() <= SHARP * week.mean():
+            if np.abs(between - week).max() <= MAX_COARSE_ERROR * week.mean():
                 week, low, high = rough, low.reshape(-1, coarse).mean(axis=1), high.reshape(-1, coarse).mean(axis=1)
         return Season(_rates(week * unit), _rates(low * unit), _rates(high * unit), self._trend())
 
     def _spread(self, week: Numbers, used: Flags) -> tuple[Numbers, Numbers]:
         """Tenth and ninetieth percentile, by the ratio of days to the season at about that time of the day."""
         table = week.reshape(WEEK, -1)
-        floor = LITTLE * float(week.mean())
+        floor = NOISE_SHARE * float(week.mean())
         like = table[self.weekday]
         parts = min(COMPARED, table.shape[1])
         with np.errstate(invalid="ignore"):
@@ -385,7 +385,7 @@ class _Weeks:
 def _errors(seen: Numbers, predicted: Numbers, width: int) -> tuple[Numbers, Numbers]:
     """Mean errors over a day, for each time ahead, of the forecast, and of the assumption that nothing changes."""
     every = max(EVERY_S // width, 1)
-    floor = LITTLE * float(np.nanmean(predicted))
+    floor = NOISE_SHARE * float(np.nanmean(predicted))
     errors, unchanged = np.full(len(AHEAD), np.nan), np.full(len(AHEAD), np.nan)
     for number, ahead in enumerate(AHEAD):
         steps = round(ahead * 60 / width)
