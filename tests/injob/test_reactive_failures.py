@@ -11,11 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from autoscaler.injob.reactive import job as module
-from autoscaler.injob.reactive.choice import MAX_CAUSE, cause
 from autoscaler.injob.reactive.job import JobFailedError, ReactiveJob
-from autoscaler.injob.reactive.kept import Kept, KeptError
 from autoscaler.injob.reactive.repartition import UNFINISHED
 from autoscaler.injob.reactive.rest_answers import start_time
+from autoscaler.injob.reactive.restart_choice import MAX_CAUSE, cause
+from autoscaler.injob.reactive.saved_state import Kept, KeptError
 from autoscaler.injob.reactive.scheduler import Slots
 from autoscaler.injob.reactive.snapshot import Executor, State, Step
 from autoscaler.schedulers.slots import Bounds

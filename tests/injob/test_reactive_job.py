@@ -14,9 +14,9 @@ import pytest
 
 from autoscaler.injob import JobFailedError, ReactiveJob
 from autoscaler.injob.reactive import OptionsError
-from autoscaler.injob.reactive.choice import Choice
 from autoscaler.injob.reactive.cluster import Executors
 from autoscaler.injob.reactive.job import _share, _takes
+from autoscaler.injob.reactive.restart_choice import Choice
 from autoscaler.injob.reactive.scheduler import Failed
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Query, Snapshot, State
 from autoscaler.schedulers.slots import Bounds

@@ -13,7 +13,6 @@ import pytest
 
 from autoscaler.injob import ReactiveJob, reactive_conf
 from autoscaler.injob.reactive import repartition
-from autoscaler.injob.reactive.choice import Choice
 from autoscaler.injob.reactive.repartition import (
     UNFINISHED,
     Checkpoint,
@@ -22,6 +21,7 @@ from autoscaler.injob.reactive.repartition import (
     _is_of,
     choose_partitions,
 )
+from autoscaler.injob.reactive.restart_choice import Choice
 from autoscaler.injob.reactive.snapshot import State
 from tests.e2e.test_local_target import until
 from tests.injob.local_spark import local_spark

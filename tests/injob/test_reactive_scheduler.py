@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
+from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
     Action,

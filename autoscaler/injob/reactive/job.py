@@ -23,9 +23,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors, Pools, end_after_batch
-from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.master import Master, read_master
 from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
@@ -33,6 +31,8 @@ from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
 from autoscaler.injob.reactive.proportions import most, pools
 from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
+from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_hopeless
+from autoscaler.injob.reactive.saved_state import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
     STOPPED,

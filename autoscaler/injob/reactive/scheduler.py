@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoscaler.injob.reactive.choice import Choice
 from autoscaler.injob.reactive.plural import agree, counted
+from autoscaler.injob.reactive.restart_choice import Choice
 from autoscaler.injob.reactive.snapshot import State, Step
 from autoscaler.schedulers import state_machine as flink
 from autoscaler.schedulers.flink import FlinkSettings

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.injob import ReactiveJob
-from autoscaler.injob.reactive.kept import MAX_BYTES, NAME, Kept, KeptError, KeptFile, decode, encode
+from autoscaler.injob.reactive.saved_state import MAX_BYTES, NAME, Kept, KeptError, KeptFile, decode, encode
 from autoscaler.injob.reactive.snapshot import Failure, State, Step
 from autoscaler.schedulers.flink import MAX_PARALLELISM
 from autoscaler.schedulers.slots import Bounds
