@@ -38,7 +38,7 @@ LIMITS = (
     "shuffles of RDDs and of repartition(n) keep the number of partitions that the program gives them",
     "what the Master or another cluster manager decides is not seen: when workers come, and why an executor does not",
 )
-"""What Spark cannot do of Flink's scheduler, whatever the options are."""
+"""What Flink's scheduler does and Spark cannot, whatever the options are."""
 
 log = logging.getLogger("autoscaler.injob.batch")
 
@@ -81,7 +81,7 @@ def adaptive_batch(
         spark.conf.set(key, value)
     for warning in warnings:
         log.warning("%s", warning)
-    log.info("what Spark cannot do: %s", "; ".join(LIMITS))
+    log.info("limits of adaptive_batch: %s", "; ".join(LIMITS))
     return AdaptiveBatch(spark, options, warnings)
 
 

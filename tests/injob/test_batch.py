@@ -179,9 +179,9 @@ def test_a_session_without_context_cannot_report() -> None:
 def test_warnings_and_limits_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "autoscaler.injob.batch"):
         batch = adaptive_batch(session(), min_parallelism=2)
-    assert [(each.levelname, each.getMessage()[:20]) for each in caplog.records] == [
-        ("WARNING", batch.warnings[0][:20]),
-        ("INFO", "what Spark cannot do"),
+    assert [(each.levelname, each.getMessage()[:24]) for each in caplog.records] == [
+        ("WARNING", batch.warnings[0][:24]),
+        ("INFO", "limits of adaptive_batch"),
     ]
     for limit in ("not adaptive", "compressed", "repartition(n)", "the Master"):
         assert limit in caplog.text

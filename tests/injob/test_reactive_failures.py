@@ -215,7 +215,7 @@ def test_bounds_that_the_cluster_does_not_take_are_requested_again_and_the_job_g
     turns(job, lambda: bool(driver.limits))
     assert driver.limits == [1]
     assert job.snapshot().state is State.EXECUTING
-    assert len([one for one in caplog.records if "could not be requested" in one.message]) == 1
+    assert len([one for one in caplog.records if "the limit of 1 slot could not be set" in one.message]) == 1
     for _ in range(3):
         job._turn_or_fail()
     assert driver.limits == [1]
@@ -379,14 +379,14 @@ def test_a_last_batch_that_fails_is_among_the_failures(driver: Driver, monkeypat
     assert [(one.error, one.text) for one in job.snapshot().failures] == [("ValueError", "the sink is gone")]
 
 
-def test_a_repartitioning_that_nobody_may_finish_is_hopeless_and_says_what_to_do(
+def test_a_repartitioning_that_nobody_may_finish_is_permanent_and_says_what_to_do(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = made(driver, monkeypatch)._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None)
-    assert failed.hopeless
+    assert failed.permanent
     assert failed.why.endswith('repartition_state="allowed" finishes that')
     allowed = made(driver, monkeypatch, repartition_state="allowed")
-    assert not allowed._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None).hopeless
+    assert not allowed._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None).permanent
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ def test_executors_that_cannot_be_read_are_asked_for_again(
 
     job._executors.seen = look  # type: ignore[method-assign]
     assert job.run() is State.FINISHED
-    assert caplog.text.count("the executors could not be read: RuntimeError: busy; it is tried again") == 1
+    assert caplog.text.count("the executors could not be read: RuntimeError: busy; trying again") == 1
 
 
 @pytest.mark.e2e

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_hopeless
+from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_permanent
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
     Action,
@@ -257,10 +257,10 @@ def test_a_failed_query_is_restarted_with_growing_delays() -> None:
 
 def test_what_a_restart_cannot_mend_fails_for_good() -> None:
     job = executing(2)
-    assert job.play(Failed(10, "`build` failed", hopeless=True)) is State.FAILING
+    assert job.play(Failed(10, "`build` failed", permanent=True)) is State.FAILING
     assert job.actions == [StopQueries(last_commit=False)]
     assert job.play(Slots(11, 5), Passed(12), Committed(12), Stopped(13)) is State.FAILED
-    assert job.steps[0].why == "`build` failed; a restart cannot mend that"
+    assert job.steps[0].why == "`build` failed; a restart does not fix that"
     assert job.scheduler.wakes_at == math.inf
 
 
@@ -341,11 +341,11 @@ STORIES: list[tuple[Choice, dict[str, Any], list[Event]]] = [
         {},
         [Slots(0, 1), Failed(1, "x"), Slots(1, 0), Stopped(1), Passed(9), Slots(10, 1), CancelAsked(11), Stopped(12)],
     ),
-    (RESTART, {}, [Slots(0, 1), Failed(1, "x", hopeless=True), Stopped(2)]),
+    (RESTART, {}, [Slots(0, 1), Failed(1, "x", permanent=True), Stopped(2)]),
     (RESTART, {}, [Slots(0, 1), StopAsked(1), Stopped(2)]),
-    (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x", hopeless=True), CancelAsked(3), Stopped(4)]),
+    (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x", permanent=True), CancelAsked(3), Stopped(4)]),
     (RESTART, {}, [Slots(0, 1), Built(1), StopAsked(2), CancelAsked(3), Stopped(4)]),
-    (RESTART, {}, [Slots(0, 1), Built(1), StopAsked(2), Failed(3, "x", hopeless=True), Stopped(4)]),
+    (RESTART, {}, [Slots(0, 1), Built(1), StopAsked(2), Failed(3, "x", permanent=True), Stopped(4)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), StopAsked(3)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), CancelAsked(3)]),
     (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), StopAsked(3), Stopped(4)]),
@@ -353,7 +353,7 @@ STORIES: list[tuple[Choice, dict[str, Any], list[Event]]] = [
     (RESTART, {"lower": 2}, [Slots(0, 3), Built(1), Slots(2, 4), Committed(3), Slots(4, 1), Stopped(5)]),
     (RESTART, {"restart": Restart.NONE, "lower": 2}, [Slots(0, 3), Built(1), Slots(2, 4), Committed(3), Slots(4, 1)]),
     (RESTART, {"resource_wait": 5.0}, [Passed(0), Passed(6)]),
-    (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), Failed(3, "it is over", hopeless=True)]),
+    (RESTART, {}, [Slots(0, 1), Built(1), Failed(2, "x"), Stopped(2), Failed(3, "it is over", permanent=True)]),
     (RESTART, {}, [Slots(0, 4), Built(1), Rebuild(2, 4, "few"), Stopped(3, "more"), Built(4)]),
     (RESTART, {}, [Passed(0), StopAsked(1)]),
     (RESTART, {}, [Passed(0), CancelAsked(1)]),
@@ -392,7 +392,7 @@ EVENTS = st.one_of(
             lambda at: Rebuild(at, 4, "few"),
         ],
     ),
-    st.builds(lambda hopeless: lambda at: Failed(at, "x", hopeless), st.booleans()),
+    st.builds(lambda permanent: lambda at: Failed(at, "x", permanent), st.booleans()),
     st.builds(lambda low, more: lambda at: Required(at, Bounds(low, low + more)), st.integers(1, 4), st.integers(0, 4)),
 )
 
@@ -494,7 +494,7 @@ def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(
             "Message: Traceback (most recent call last):\nValueError: bad\n SQLSTATE\n=== Streaming Query ===\nId: a",
             "ValueError: bad",
         ),
-        (" \n", "without a text"),
+        (" \n", "no error message"),
     ],
 )
 def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line: str) -> None:
@@ -502,7 +502,7 @@ def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line:
 
 
 @pytest.mark.parametrize(
-    ("error", "text", "hopeless"),
+    ("error", "text", "permanent"),
     [
         ("AnalysisException", "[UNRESOLVED_COLUMN] x", True),
         ("TypeError", "build() got 3", True),
@@ -515,5 +515,5 @@ def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line:
         ("ConnectionError", "kafka is away", False),
     ],
 )
-def test_a_restart_is_not_tried_for_what_it_cannot_mend(error: str, text: str, hopeless: bool) -> None:
-    assert is_hopeless(error, text) is hopeless
+def test_a_restart_is_not_tried_for_what_it_does_not_fix(error: str, text: str, permanent: bool) -> None:
+    assert is_permanent(error, text) is permanent

@@ -123,9 +123,9 @@ class Executors:
         kept = [one for one in active if one.id not in self._leaving]
         beyond = kept[: max(0, len(kept) - most)]
         for one in beyond:
-            self._give_back(one.id)
+            self._release(one.id)
             self._leaving.add(one.id)
-            log.info("executor %s is given back", one.id)
+            log.info("executor %s is released", one.id)
         if most != self._limit or beyond:
             nothing = self._jvm.PythonUtils.toScalaMap({})
             if not self._jvm_context.requestTotalExecutors(most, 0, nothing):
@@ -133,7 +133,7 @@ class Executors:
             self._limit = most
         return True
 
-    def _give_back(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         if not self._decommissions:
             self._jvm_context.killExecutor(name)
             return
@@ -176,7 +176,10 @@ def end_after_batch(query: Any) -> bool:  # noqa: ANN401 - a StreamingQuery
         kind = state.get().getClass()
         state.set(kind.forName(kind.getPackageName() + ".TERMINATED$").getField("MODULE$").get(None))
     except Exception:
-        log.debug("a query is stopped between two batches as well as can be", exc_info=True)
+        log.debug(
+            "this Spark cannot end a query after its batch: it is stopped between batches where possible",
+            exc_info=True,
+        )
         return False
     return True
 
@@ -223,7 +226,7 @@ class Pools:
                 self._root.removeSchedulable(before)
             inside = self._spark.SchedulingMode.FIFO()
             self._root.addSchedulable(self._spark.Pool(_pool(name), inside, pool.least, pool.weight))
-            log.info("the query %s has a weight of %d, and %d slots first", name, pool.weight, pool.least)
+            log.info("FAIR pool of query %s: weight %d, minShare %d", name, pool.weight, pool.least)
 
     def listener(self) -> Any:  # noqa: ANN401 - a StreamingQueryListener
         """A listener that puts each of the queries into its pool when it starts."""

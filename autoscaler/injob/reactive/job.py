@@ -31,7 +31,7 @@ from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
 from autoscaler.injob.reactive.proportions import most, pools
 from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
-from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_hopeless
+from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_permanent
 from autoscaler.injob.reactive.saved_state import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.scheduler import (
     ENDS,
@@ -308,7 +308,7 @@ class ReactiveJob:
             self._running, self._file = (), None  # They ended with it.
             what = f"the connection to the driver's JVM is broken ({type(error).__name__}: {cause(str(error))})"
             why = f"{what}: its log, or the system's where memory was short, says why it ended; start the driver again"
-            self._handle(Failed(time.monotonic(), why, hopeless=True))
+            self._handle(Failed(time.monotonic(), why, permanent=True))
             if not self._scheduler.over:  # It was ending already, and its queries have ended with the JVM.
                 self._handle(Stopped(time.monotonic()))
 
@@ -370,7 +370,7 @@ class ReactiveJob:
         self._failing_since = None
         if stopped:
             why = "Spark has stopped the application (its log says why): start the driver again"
-            self._handle(Failed(time.monotonic(), why, hopeless=True))
+            self._handle(Failed(time.monotonic(), why, permanent=True))
             return
         slots = sum(one.slots for one in executors if one.active)
         arrived = {one.id for one in executors if one.active} - {
@@ -387,15 +387,16 @@ class ReactiveJob:
             self._handle(Slots(time.monotonic(), slots))
 
     def _limit(self, slots: int, executors: Sequence[Executor]) -> None:
-        """Hold so many slots at most; where the cluster does not take that, it is tried again at each poll."""
+        """Hold so many slots at most; where the cluster does not take that, each poll tries again."""
         try:
-            problem = None if self._executors.limit(slots, executors) else "the Master did not take it"
+            problem = None if self._executors.limit(slots, executors) else "the request was not acknowledged"
         except Exception as error:
             if not self._executors.reachable():
                 raise
             problem = f"{type(error).__name__}: {cause(str(error))}"
         if problem and not self._unlimited:
-            log.warning("%s at most could not be requested: %s; it is tried again", counted(slots, "slot"), problem)
+            limit = counted(slots, "slot")
+            log.warning("the limit of %s could not be set at the cluster manager: %s; trying again", limit, problem)
         self._unlimited = problem is not None
 
     def _poll_failed(self, error: Exception) -> None:
@@ -404,10 +405,10 @@ class ReactiveJob:
         what = f"the executors could not be read: {type(error).__name__}: {cause(str(error))}"
         if self._failing_since is None:
             self._failing_since = now
-            log.warning("%s; it is tried again", what)
+            log.warning("%s; trying again", what)
         elif now - self._failing_since > MAX_UNKNOWN:
             why = f"{what}, for more than {MAX_UNKNOWN:g} s: look into Spark's log, and start the driver again"
-            self._handle(Failed(now, why, hopeless=True))
+            self._handle(Failed(now, why, permanent=True))
 
     def _log_findings(self) -> None:
         """Log what the preflight check finds, each thing once."""
@@ -565,7 +566,7 @@ class ReactiveJob:
         except Exception:
             # It is not written over before it has been read.
             if not self._unkept:
-                log.exception("the job's timeline cannot be read beside its checkpoint; it is tried again")
+                log.exception("the job's timeline cannot be read beside its checkpoint; trying again")
             self._unkept = True
             return
         self._file = file
@@ -592,7 +593,7 @@ class ReactiveJob:
         known = {one.id for one in self._snapshot.queries}
         bounds = {query: one for query, one in kept.bounds.items() if query in known - self._required.keys()}
         if bounds and kept.declared == self._declared():
-            log.info("the bounds that were set by PUT hold again")
+            log.info("the bounds set over the REST API before the driver was restarted are in force again")
             self._required |= bounds
             self._waiting.appendleft(bounds)
 
@@ -653,7 +654,7 @@ class ReactiveJob:
         except Exception as error:
             if not self._executors.reachable():  # Whether there was a last commit is not known.
                 raise
-            log.warning("a last commit cannot be waited for: %s", error)
+            log.warning("cannot wait for the last commit: %s", error)
             return False
 
     def _stop_query(self, query: Query, live: Any, *, last_commit: bool) -> bool:  # noqa: ANN401 - a StreamingQuery
@@ -715,8 +716,8 @@ class ReactiveJob:
         where = f"the query {query.name}" if query else "`build`"
         why = f"{where} failed: {name}: {cause(str(error))}"
         if UNFINISHED in text and not self._repartitions:
-            return Failed(at, f'{why}; repartition_state="allowed" finishes that', hopeless=True)
-        return Failed(at, why, hopeless=is_hopeless(name, str(error)))
+            return Failed(at, f'{why}; repartition_state="allowed" finishes that', permanent=True)
+        return Failed(at, why, permanent=is_permanent(name, str(error)))
 
     def _committed(self, commit: Commit) -> Committed | Passed:
         run = commit.query

@@ -184,7 +184,7 @@ class Meters:
     def _warn(self) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        log.log(level, "metrics of a query miss what it did; the job is not affected", exc_info=True)
+        log.log(level, "an event of a query was not counted in its metrics; the job is not affected", exc_info=True)
 
     def _keep(self, meter: Meter) -> None:
         with self._lock:

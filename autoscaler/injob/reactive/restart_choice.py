@@ -115,13 +115,13 @@ def cause(text: str) -> str:
     lines = [line.strip() for line in text.partition("=== Streaming Query ===")[0].splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("SQLSTATE", "JVM stacktrace"))]
     if not lines:
-        return "without a text"
+        return "no error message"
     line = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
     return line if len(line) <= MAX_CAUSE else line[: MAX_CAUSE - 1] + "…"
 
 
-def is_hopeless(error: str, text: str) -> bool:
-    """Whether a restart cannot mend a failure: it is of the job's own code, or the checkpoint is of another query.
+def is_permanent(error: str, text: str) -> bool:
+    """Whether a restart does not fix a failure: it is of the job's own code, or the checkpoint is of another query.
 
     What is raised in a Python worker is not among it: data or a system that a function asks may be better later.
 

@@ -50,11 +50,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A query has failed, or `build` has; `hopeless` if a restart cannot mend it."""
+    """A query has failed, or `build` has; `permanent` if a restart does not fix it."""
 
     at: float
     why: str
-    hopeless: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Turn:
             self.enter(State.WAITING_FOR_RESOURCES, _needs(self.scheduler.settings))
         here = self.scheduler
         sooner = here.state is State.STOPPING and (
-            isinstance(event, CancelAsked) or (isinstance(event, Failed) and event.hopeless)
+            isinstance(event, CancelAsked) or (isinstance(event, Failed) and event.permanent)
         )
         if here.after is None or sooner or isinstance(event, Slots | Stopped):
             _HANDLERS[type(event)](self, event)
@@ -243,8 +243,8 @@ class _Turn:
 
     def failed(self, event: Failed) -> None:
         here = self.scheduler
-        if event.hopeless:
-            why = f"{event.why}; a restart cannot mend that"
+        if event.permanent:
+            why = f"{event.why}; a restart does not fix that"
             self.finish(State.FAILED, why, State.FAILING, last_commit=False)
         elif here.running and not here.stopping:
             self.advance(flink.Failed(self.at), event.why)
