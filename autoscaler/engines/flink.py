@@ -488,8 +488,8 @@ def restarting(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "restart strategy",
             f"{strategy.kind}, which gives up (attempts, or failures in its interval: see its settings)",
-            "a worker that is killed fails the job again and again until its heartbeat runs out, so one bad minute "
-            "ends it permanently",
+            "a worker that is killed fails the job again and again until its heartbeat times out, and a few failures "
+            "within a minute end the job permanently",
             "set restart-strategy.type: exponential-delay, which does not give up",
         )
 

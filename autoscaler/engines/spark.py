@@ -450,7 +450,7 @@ def core_limit(facts: Facts) -> Iterator[Finding]:
 
 
 def timeouts(facts: Facts) -> Iterator[Finding]:
-    """Workers beat by their own time-out; the Master judges them by its own."""
+    """Workers send four heartbeats within their own time-out; the Master judges them by its own."""
     key = "spark.worker.timeout"
     if facts.master_settings is None:
         if facts.master is not None:
@@ -458,7 +458,8 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
                 Severity.INFO,
                 key,
                 "the Master's and the Workers' time-outs cannot be seen",
-                "if the Master's is lower than four beats of the Workers, healthy workers flap between DEAD and ALIVE",
+                "if the Master's is lower than four heartbeat intervals of the Workers, healthy workers flap between "
+                "DEAD and ALIVE",
                 f"set {key} to the same value on both and declare it in master_conf and worker_conf",
             )
         return
@@ -480,8 +481,8 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             key,
             f"the Master's is {master} s and the Workers' is {workers} s",
-            "with the lower one on the Master healthy workers flap between DEAD and ALIVE; with the lower one on the "
-            "Workers a hung one is noticed no sooner than by the Master's",
+            "if the Master's is lower, healthy workers flap between DEAD and ALIVE; if the Workers' is lower, a hung "
+            "Worker is still detected only after the Master's time-out",
             f"set the same {key} in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS",
         )
     elif master == "60":
@@ -530,7 +531,7 @@ def retries(facts: Facts) -> Iterator[Finding]:
                 Severity.INFO,
                 key,
                 "the Master's setting cannot be seen; it is 10 unless it was set",
-                "then a bad minute with many lost workers ends the job for good",
+                "then many lost executors within a short time end the application",
                 f"start the Master with SPARK_MASTER_OPTS=-D{key}=-1, and declare it: master_conf: [{key}=-1]",
             )
         return
@@ -540,7 +541,7 @@ def retries(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             key,
             f"the Master fails an application after {limit} executors exited abnormally while none was running",
-            "a bad minute with many lost workers ends the job for good",
+            "many lost executors within a short time end the application",
             f"start the Master with SPARK_MASTER_OPTS=-D{key}=-1",
         )
 

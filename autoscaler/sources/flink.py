@@ -604,11 +604,13 @@ def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
         if math.isnan(rate) and vertex.id in known.graph.sources:
             continue  # a legacy source: how much it needs is not known, and it is rarely what limits
         if math.isnan(rate) or math.isnan(wanted):
-            raise AnswerError(f"what {vertex.name!r} needs is unknown: its rates cannot be measured")
+            raise AnswerError(f"the parallelism that {vertex.name!r} needs is unknown: its rates cannot be measured")
         if known.rates[vertex.id].records_in == 0 and wanted > 0:
             # By Flink's rules it could do anything, which would shrink a job that is stuck.
+            waiting = f"{target.rate:g} records/s arrive" if target.rate > 0 else "records wait for it"
             raise AnswerError(
-                f"what {vertex.name!r} needs is unknown: it takes nothing, and is offered {target.rate:g} records/s"
+                f"the parallelism that {vertex.name!r} needs is unknown: it reads no records although {waiting}; "
+                "the job is stuck, check its backpressure"
             )
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
         # Subtasks of a source that have ended do not count.

@@ -677,9 +677,20 @@ async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
     await rig.poll(10, all_of(0), {SOURCE: (0.0, 1.0)})
     for metric in ("required_parallelism", "required_slots"):
-        with pytest.raises(AnswerError, match=r"'Source: numbers' needs is unknown: it takes nothing, and is offered"):
+        with pytest.raises(AnswerError) as caught:
             await rig.collect(metric)
+        assert str(caught.value).endswith(
+            "the parallelism that 'Source: numbers' needs is unknown: it reads no records although 500 records/s "
+            "arrive; the job is stuck, check its backpressure"
+        )
     assert await rig.value("arrivals") == pytest.approx(500)
+
+
+async def test_a_source_that_stands_still_with_records_before_it_does_not_need_fewer_slots(rig: Rig) -> None:
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
+    await rig.steady(all_of(0), {SOURCE: (0.0, 1.0)})
+    with pytest.raises(AnswerError, match=r"it reads no records although records wait for it; the job is stuck"):
+        await rig.collect("required_slots", catch_up=timedelta(minutes=1))
 
 
 async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
@@ -710,7 +721,7 @@ async def test_a_vertex_without_busy_time_makes_the_capacity_unknown(rig: Rig) -
     rig.tick()
     with pytest.raises(AnswerError, match="work cannot be measured"):
         await rig.collect("capacity")
-    with pytest.raises(AnswerError, match="what 'work' needs is unknown"):
+    with pytest.raises(AnswerError, match="the parallelism that 'work' needs is unknown"):
         await rig.collect("required_parallelism")
 
 
