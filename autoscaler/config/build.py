@@ -544,7 +544,7 @@ _NAMES: abc.Mapping[Any, str] = {
     datetime: "a date like 2026-12-31, or a time with its zone like 2026-12-31T18:00:00+01:00",
     Secret: "a string or ${NAME}",
     Path: "a path",
-    TextTemplate: "a text with expressions such as ${cluster}",
+    TextTemplate: "a string with expressions such as ${cluster}",
 }
 
 

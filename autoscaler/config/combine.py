@@ -91,7 +91,11 @@ def unheard(found: Expression, policies: Iterable[NamedPolicy]) -> str | None:
     """What is odd about policies that are configured and not in the expression, if anything."""
     policies = tuple(policies)
     taken = {*found.names, *silent(policies)}
-    left = ", ".join(named.name for named in policies if named.name not in taken)
+    left = [named.name for named in policies if named.name not in taken]
     if not left:
         return None
-    return f"the sizes of {left} do not count: not in the expression; what they miss still forbids scaling down"
+    ignored, owner = ("its size is", "it") if len(left) == 1 else ("their sizes are", "them")
+    return (
+        f"the expression does not name {', '.join(left)}, so {ignored} ignored; "
+        f"a missing input of {owner} still prevents scaling down"
+    )

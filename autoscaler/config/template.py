@@ -233,9 +233,9 @@ def _value(expression: Expression, values: abc.Mapping[str, object]) -> str:
 
 
 def fault_of(value: object, what: str) -> str | None:
-    """Why a value of a member is refused, or None: it is no text, too long, or not printable."""
+    """Why a value of a member is refused, or None: it is no string, too long, or not printable."""
     if not isinstance(value, str):
-        return f"{what} is of the type {type(value).__name__}, expected a text"
+        return f"{what} is of the type {type(value).__name__}, expected a string"
     if len(value) > MAX_VALUE:
         return f"{what} has {len(value):,} characters, at most {MAX_VALUE:,} are allowed"
     if not value.isprintable():

@@ -89,7 +89,7 @@ def _member(file: Path) -> Member:
             if isinstance(entry.node, document.Scalar):
                 values[key] = "" if entry.node.value is None else entry.node.text
             else:
-                problems.add(entry.line, key, "expected a text, a number, true or false, not a list or a mapping")
+                problems.add(entry.line, key, "expected a string, a number, true or false, not a list or a mapping")
     except Invalid:
         pass
     if problems:

@@ -357,11 +357,14 @@ def test_a_file_may_have_an_expression(accepted: Callable[..., Config], two: str
 def test_policies_that_are_left_out_are_warned_of(accepted: Callable[..., Config], two: str) -> None:
     (warning,) = accepted(two.replace("max(calm, urgent)", "urgent")).warnings
     assert warning.endswith(
-        "autoscaler.yaml:14: clusters.demo.combine: the sizes of calm do not count: not in the expression; "
-        "what they miss still forbids scaling down"
+        "autoscaler.yaml:14: clusters.demo.combine: the expression does not name calm, so its size is ignored; "
+        "a missing input of it still prevents scaling down"
     )
     (warning,) = accepted(two.replace("max(calm, urgent)", "'12'")).warnings
-    assert "the sizes of calm, urgent do not count" in warning
+    assert warning.endswith(
+        "the expression does not name calm, urgent, so their sizes are ignored; "
+        "a missing input of them still prevents scaling down"
+    )
 
 
 def test_a_schedule_is_neither_missed_nor_a_size(

@@ -238,7 +238,7 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
         ({"labels": {"text": "\x1b[2J"}}, "${labels.text} has the character U+001B, which is not printable"),
         ({"labels": {"text": "a\u202eb"}}, "${labels.text} has the character U+202E, which is not printable"),
         ({"labels": {"text": "\ud800"}}, "${labels.text} has the character U+D800, which is not printable"),
-        ({"labels": {"text": 7}}, "${labels.text} is of the type int, expected a text"),
+        ({"labels": {"text": 7}}, "${labels.text} is of the type int, expected a string"),
         (
             {"labels": {f"key{number:02}": "" for number in range(30)} | {"\x1b": ""}},
             (

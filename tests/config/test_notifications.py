@@ -54,7 +54,10 @@ def test_a_receiver_is_read_with_its_text_as_it_is_written_and_its_address_hidde
         ("{to: {type: slack, url: 'http://a'}, text: '${clutser}'}", "text: unknown variable clutser in ${clutser}; "),
         ("{to: {type: slack, url: 'http://a'}, text: '${HOME}'}", "text: ${HOME} is an environment variable, not one"),
         ("{to: {type: slack, url: 'http://a'}, text: '${cluster'}", "text: ${cluster is not an expression"),
-        ("{to: {type: slack, url: 'http://a'}, text: 5}", "text: expected a text with expressions such as ${cluster}"),
+        (
+            "{to: {type: slack, url: 'http://a'}, text: 5}",
+            "text: expected a string with expressions such as ${cluster}",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_place(tmp_path: Path, receiver: str, problem: str) -> None:

@@ -63,7 +63,7 @@ async def test_a_folder_in_a_path_with_signs_of_patterns_is_found(tmp_path: Path
     [
         (b"- a\n", "1: (file): expected a mapping of names to values"),
         (b"", "1: (file): the file is empty, expected a mapping (key: value)"),
-        (b"a: 1\nb: {c: d}\n", "2: b: expected a text, a number, true or false, not a list or a mapping"),
+        (b"a: 1\nb: {c: d}\n", "2: b: expected a string, a number, true or false, not a list or a mapping"),
         (b"a: 1\na: 2\n", "2: a: duplicate key; it is already on line 1"),
         (b"a: [\n", "2: (file): not valid YAML"),
         (b"a: \xff\n", "1: (file): not UTF-8"),
