@@ -53,7 +53,7 @@ def register(commands: Commands) -> None:
         metavar="P",
         help=f"NAME=SETTINGS as in a configuration file, or one of {names} (default: all of these)",
     )
-    add("--seeds", type=arguments.count, metavar="N", help="from 1 to N (default: 3; --fast: 1)")
+    add("--seeds", type=arguments.count, metavar="N", help="use the seeds 1 to N (default: 3; --fast: 1)")
     unknown = parser.add_argument_group("loads and plants with random parameters")
     add_unknown = unknown.add_argument
     add_unknown(
@@ -64,18 +64,24 @@ def register(commands: Commands) -> None:
     )
     add_unknown("--fold", type=int, choices=range(1, len(FOLDS) + 1), help="which families are kept (default: 1)")
     add_unknown("--loads", type=arguments.count, metavar="N", help="loads of each family (default: 4)")
-    add_unknown("--hours", type=arguments.above, metavar="H", help="of each load, the first included (default: 6)")
-    add_unknown("--seed", type=int, metavar="S", help="of all random parameters (default: 1)")
-    add_unknown("--ablate", action="store_true", help=f"{DEFAULT} with one rule off, too")
+    add_unknown(
+        "--hours", type=arguments.above, metavar="H", help="hours of each load, including the first (default: 6)"
+    )
+    add_unknown("--seed", type=int, metavar="S", help="seed of all random parameters (default: 1)")
+    add_unknown("--ablate", action="store_true", help=f"also run {DEFAULT} with one rule off at a time")
     arguments.add_traces(parser)
     add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add(
-        "--processes", type=arguments.count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core"
+        "--processes",
+        type=arguments.count,
+        metavar="N",
+        default=os.cpu_count() or 1,
+        help="number of processes (default: one for each core)",
     )
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
-    add("--record", type=Path, metavar="FILE", help=f"keep the figures of {DEFAULT} there, for --against")
-    add("--against", type=Path, metavar="FILE", help="fail if they are worse than kept there")
+    add("--record", type=Path, metavar="FILE", help=f"write the figures of {DEFAULT} to FILE, for --against")
+    add("--against", type=Path, metavar="FILE", help=f"fail if the figures of {DEFAULT} are worse than those in FILE")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the means as a table in Markdown")

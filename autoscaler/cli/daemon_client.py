@@ -40,7 +40,6 @@ def daemon_options(parser: argparse.ArgumentParser, *, argument: bool = False) -
     meaning = "the daemon's configuration, to find its address"
     if argument:
         where.add_argument("config_argument", type=Path, nargs="?", metavar="CONFIG", help=meaning)
-        meaning = "the same"
     where.add_argument("--config", type=Path, metavar="CONFIG", help=meaning)
     parser.add_argument("--url", help=f"URL of the daemon (default: {URL}, or daemon.listen of CONFIG)")
     parser.add_argument(

@@ -77,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--ready",
         metavar="QUERY",
-        help="the same for ready replicas (default: with --replicas its query, else autoscaler_ready_replicas)",
+        help="PromQL of the ready replicas of a cluster, written like that of --replicas (default: with --replicas its "
+        "query, else autoscaler_ready_replicas)",
     )
 
 

@@ -84,7 +84,11 @@ def _summary(records: Sequence[Record]) -> None:
     if rows:
         table(("cluster", "size", "decided", "why"), rows)
         print_lines("")
-    more = f"; the first {len(rows)} that would change or miss one are above" if len(rows) < len(marked) else ""
+    more = (
+        f"; listed above: the first {len(rows)} that would be scaled or have a missing reading"
+        if len(rows) < len(marked)
+        else ""
+    )
     print_lines(
         f"{count_of(len(records), 'cluster')}: {up} would be scaled up, {down} down; "
         f"{count_of(now, 'replica')}, then {then}. {count_of(missing, 'cluster')} with a missing reading{more}.",

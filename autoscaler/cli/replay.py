@@ -221,7 +221,7 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
         f"({format_span((found.last - found.first).total_seconds())}).",
         f"  {found.equal} the same, {different} different ({different / found.decisions:.1%})"
         + (
-            f", in {len(found.differences)} {'stretch' if len(found.differences) == 1 else 'stretches'}"
+            f", in {len(found.differences)} {'period' if len(found.differences) == 1 else 'periods'}"
             if different
             else ""
         ),
@@ -255,7 +255,7 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
             for one in shown
         ],
     )
-    print_lines(*omitted_rows(shown, found.differences, "stretches, all smaller"))
+    print_lines(*omitted_rows(shown, found.differences, "periods, all smaller"))
     if options.explain:
         for one in shown:
             record = one.record

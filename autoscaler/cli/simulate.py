@@ -73,8 +73,8 @@ def register(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="simulate a member of a fleet that has this value, such as name=orders or labels.app=shop (repeatable)",
     )
-    add("--fleet", metavar="NAME", help="of which fleet the member is, if there are several")
-    add("--seed", type=int, default=1, metavar="N", help="of every random draw (default: 1)")
+    add("--fleet", metavar="NAME", help="fleet of the member, if there are several")
+    add("--seed", type=int, default=1, metavar="N", help="seed of all random numbers (default: 1)")
     add("--hours", type=arguments.above, metavar="H", help="only the first hours of the load")
     add("--peak", type=arguments.above, metavar="RATE", help="scale the load to this peak, records/s")
     add(

@@ -43,7 +43,7 @@ class Setup:
         plant: how long its workers take to start.
         workload: the jobs.
         names: metric of the cluster -> the simulated cluster's name of it.
-        seed: of every random draw.
+        seed: of all random numbers.
         deadline: within which a policy wants a job to be done, the least of several; None: there is none.
         time_zone: the cluster's.
     """

@@ -52,7 +52,7 @@ class Setup:
         spec: the cluster's, its interval a multiple of the plant's step.
         plant, load, faults: as in `simulation.loop.run`.
         fault_texts: the faults as sentences, with the cluster's own names of its metrics.
-        seed: of every random draw.
+        seed: of all random numbers.
         static: the fixed size that is compared with.
         names: metric of the cluster -> the plant's name of it.
         notes: assumptions that the reader should know.

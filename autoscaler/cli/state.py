@@ -19,7 +19,7 @@ _SHOWN = {
 
 def register(commands: Commands) -> None:
     """Add `state` with its command `copy`."""
-    parser = commands.add_parser("state", description="Look after the state that daemons keep.")
+    parser = commands.add_parser("state", description="Manage the persisted state of daemons.")
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     copy = own.add_parser("copy", help="copy all state from a directory to PostgreSQL, or back")
     copy.description = (
@@ -27,9 +27,9 @@ def register(commands: Commands) -> None:
         "people have ordered, and the audit. Stop all daemons first. TO must be empty; after an error it still is. "
         "The hourly history files stay in their directory."
     )
-    text = "daemon.directory of a configuration, or postgresql://USER@HOST/DATABASE with the password in $PGPASSWORD"
-    copy.add_argument("source", metavar="FROM", help=text)
-    copy.add_argument("target", metavar="TO", help="likewise")
+    where = "daemon.directory of a configuration, or postgresql://USER@HOST/DATABASE with the password in $PGPASSWORD"
+    copy.add_argument("source", metavar="FROM", help=f"the state to copy: {where}")
+    copy.add_argument("target", metavar="TO", help=f"where to copy the state, an empty place: {where}")
     json_option(copy)
     copy.set_defaults(command=run)
 

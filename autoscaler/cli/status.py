@@ -116,7 +116,7 @@ def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]
         "ordered",
         "size",
         "decided",
-        "found",
+        "discovered",
     )
     lines = table_lines(head, [_sums(name, of_fleet, known.get(name)) for name, of_fleet in rows.items()])
     troubled = [f"{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
@@ -238,7 +238,7 @@ def _recommendations(recommendations: Sequence[dict[str, Any]], *, verbose: bool
         )
         for asked in recommendations
     ]
-    title = "What the policies ask for, and the numbers they made it of:" if verbose else "What the policies ask for:"
+    title = "What the policies ask for, and the numbers behind it:" if verbose else "What the policies ask for:"
     return ["", title, *table_lines(head, rows)]
 
 
@@ -248,7 +248,7 @@ def _numbers(inputs: dict[str, Any]) -> str:
 
 def _capacity(capacity: Sequence[dict[str, Any]]) -> list[str]:
     if not capacity:
-        return ["", "What a size can process was not learned yet: the job has not been seen busy for long enough."]
+        return ["", "The capacity of a size is not learned yet: the job has not been seen busy for long enough."]
     rows = [
         (str(size["replicas"]), format_number(size["rate"]), format_age(size["age"]), count_of(size["samples"], "time"))
         for size in capacity
@@ -259,7 +259,7 @@ def _capacity(capacity: Sequence[dict[str, Any]]) -> list[str]:
 
 def _durations(durations: dict[str, dict[str, Any]]) -> list[str]:
     if not any(seen["phases"] for seen in durations.values()):
-        return ["", "How long a rescale takes was not learned yet: none has settled."]
+        return ["", "How long a rescale takes is not learned yet: no rescale has completed."]
     rows = []
     for direction, seen in durations.items():
         for phase, took in seen["phases"].items():

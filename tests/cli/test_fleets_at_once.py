@@ -147,7 +147,7 @@ def test_hundreds_are_summarized_in_a_screen(fleet: Path, capsys: pytest.Capture
     assert lines[-2:] == [
         (
             "60 clusters: 13 would be scaled up, 2 down; 120 replicas, then 131. 0 clusters with a missing reading; "
-            "the first 10 that would change or miss one are above."
+            "listed above: the first 10 that would be scaled or have a missing reading."
         ),
         "--filter PATTERN explains the decisions of the clusters whose names match.",
     ]

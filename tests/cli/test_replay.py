@@ -225,7 +225,7 @@ def test_a_broken_configuration_is_reported_as_by_check(
 def test_a_long_list_shows_what_matters_most_in_order_of_time(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Every other record wants more than it got: as many stretches.
+    # Every other record wants more than it got: as many periods.
     lines = (trace / "2026-01-05T00.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines[:140]]
     for number, record in enumerate(records):
@@ -241,7 +241,7 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     assert replay(path, config) == 0
     shown = capsys.readouterr().out
     assert len(found) > 31
-    assert f"... and {len(found) - 30} more stretches, all smaller: --all lists them" in shown
+    assert f"... and {len(found) - 30} more periods, all smaller: --all lists them" in shown
     rows = [line.split()[1] for line in shown.splitlines() if line.startswith("2026")]
     assert rows == sorted(rows)
     assert len(rows) == 30
@@ -249,7 +249,7 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     assert sum(line.startswith("2026") for line in capsys.readouterr().out.splitlines()) == len(found)
 
 
-def test_a_stretch_that_ends_on_another_day_reports_that(
+def test_a_period_that_ends_on_another_day_reports_that(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = tmp_path / "late.jsonl"

@@ -560,8 +560,8 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     controller = house.daemon.controllers["a"]
     controller.state = controller.decision = controller.observation = None
     text = await shown(house, capsys)
-    assert "What a size can process was not learned yet" in text
-    assert "How long a rescale takes was not learned yet" in text
+    assert "The capacity of a size is not learned yet" in text
+    assert "How long a rescale takes is not learned yet" in text
     assert "What the policies" not in text
     assert json.loads(await shown(house, capsys, "--json"))["learned"] is None
     options = ["status", "--url", house.url, "--cluster", "nobody"]
