@@ -53,7 +53,7 @@ class TickHistograms:
 def loop_stalls(registry: CollectorRegistry) -> Counter:
     """The counter of stalls of the event loop."""
     return Counter(
-        "autoscaler_loop_stalls", "How often the event loop did nothing for a second or more.", registry=registry
+        "autoscaler_loop_stalls", "How often the event loop was blocked for a second or more.", registry=registry
     )
 
 
@@ -90,7 +90,11 @@ class DaemonCollector(Collector):
         yield info
         for name, text, value in (
             ("clusters", "Clusters under control.", len(status.controllers)),
-            ("clusters_configured", "Clusters there are, whichever copy controls them.", len(status.clusters)),
+            (
+                "clusters_configured",
+                "Clusters there are, whichever copy of the daemon controls them.",
+                len(status.clusters),
+            ),
             ("dry_run", "1 when the targets are not called.", status.dry_run),
             ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
             ("history_ok", "1 when the last decision was written to the history.", status.history_failure is None),
@@ -116,10 +120,25 @@ class DaemonCollector(Collector):
 def _sharing(ownership: Ownership) -> Iterator[Metric]:
     """What this copy has of what all share."""
     for kind, name, text, value in (
-        (GaugeMetricFamily, "copies", "Copies that live, as of the last renewal of this one.", len(ownership.copies)),
-        (GaugeMetricFamily, "leases_owned", "Leases that this copy has.", ownership.owned),
-        (CounterMetricFamily, "leases_taken", "Leases that this copy has taken.", ownership.taken),
-        (GaugeMetricFamily, "leases_ok", "0 while the leases cannot be renewed.", ownership.failure is None),
+        (
+            GaugeMetricFamily,
+            "copies",
+            "Live copies of the daemon, as of this one's last lease renewal.",
+            len(ownership.copies),
+        ),
+        (
+            GaugeMetricFamily,
+            "leases_owned",
+            "Leases that this copy of the daemon has: the clusters that it controls.",
+            ownership.owned,
+        ),
+        (CounterMetricFamily, "leases_taken", "Leases that this copy of the daemon has taken.", ownership.taken),
+        (
+            GaugeMetricFamily,
+            "leases_ok",
+            "0 while this copy of the daemon cannot renew its leases.",
+            ownership.failure is None,
+        ),
     ):
         yield kind(f"autoscaler_{name}", text, value=float(value))
 
@@ -139,7 +158,7 @@ _FLEETS: tuple[tuple[type[Any], str, str, Callable[[FleetStatus, datetime], floa
     (
         GaugeMetricFamily,
         "members_held",
-        "Members that are not found any more and stay until their loss is certain.",
+        "Members that are no longer found and are kept until they have been missing for `confirm`.",
         lambda fleet, _: len(fleet.held),
     ),
     (
@@ -347,13 +366,13 @@ _FAMILIES = (
     _Family(
         "autoscaler_proposed_replicas",
         "gauge",
-        "What the policies together asked for.",
+        "Replicas that the policies together asked for.",
         _single(lambda c: c.decision.proposed if c.decision else None),
     ),
     _Family(
         "autoscaler_desired_replicas",
         "gauge",
-        "What was decided.",
+        "Replicas decided.",
         _single(lambda c: c.decision.desired if c.decision else None),
     ),
     _Family("autoscaler_min_replicas", "gauge", "The smallest size allowed.", _single(lambda c: c.limits.minimum)),
@@ -361,7 +380,8 @@ _FAMILIES = (
     _Family(
         "autoscaler_trouble",
         "gauge",
-        "1 while nothing is decided, its target does not answer or refuses, or its fleet's template cannot be filled.",
+        "1 while nothing is decided for the cluster, its target does not answer or refuses, or the template of its "
+        "fleet cannot be filled.",
         _single(lambda c: c.trouble is not None and c.trouble != NOT_OBSERVED),
     ),
     _Family(
@@ -382,16 +402,24 @@ _FAMILIES = (
         "The last value of a metric; the mean, if it has one number per replica.",
         _values,
     ),
-    _Family("autoscaler_metric_age_seconds", "gauge", "How long ago the value was true at its origin.", _value_ages),
+    _Family(
+        "autoscaler_metric_age_seconds",
+        "gauge",
+        "Age of the last value of a metric, since it was true at its origin.",
+        _value_ages,
+    ),
     _Family(
         "autoscaler_reading_missing",
         "gauge",
         "1 when a metric, the engine or the target could not be read last time.",
         _missing,
     ),
-    _Family("autoscaler_control", "gauge", "1 while people have paused, held or limited it.", _controls),
+    _Family("autoscaler_control", "gauge", "1 while people have paused, held or limited the cluster.", _controls),
     _Family(
-        "autoscaler_control_until_timestamp_seconds", "gauge", "When that ends, if it ends by itself.", _control_ends
+        "autoscaler_control_until_timestamp_seconds",
+        "gauge",
+        "When the pause, hold or limit ends; not there if it does not end by itself.",
+        _control_ends,
     ),
     _Family("autoscaler_decisions_total", "counter", "Decisions by reason.", _decisions),
     _Family(
@@ -434,7 +462,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_rescale_phase_seconds",
         "summary",
-        "How long the phases of settled rescales took, each from the end of the one before.",
+        "How long the phases of settled rescales took, each from the end of the phase before.",
         _phase_counts,
         "_count",
     ),
@@ -442,25 +470,25 @@ _FAMILIES = (
     _Family(
         "autoscaler_learned_capacity_records_per_second",
         "gauge",
-        "What a size was seen to process when busy.",
+        "Learned capacity of a size, records/s.",
         _capacity(lambda seen, _: seen.rate),
     ),
     _Family(
         "autoscaler_learned_capacity_age_seconds",
         "gauge",
-        "How long ago that was seen last.",
+        "Age of the learned capacity of a size.",
         _capacity(lambda seen, now: (now - seen.at).total_seconds()),
     ),
     _Family(
         "autoscaler_learned_capacity_samples",
         "gauge",
-        "How often it was seen.",
+        "Number of samples behind the learned capacity of a size.",
         _capacity(lambda seen, _: seen.samples),
     ),
     _Family(
         "autoscaler_learned_phase_seconds",
         "gauge",
-        "How long a phase takes by the last few rescales: their median.",
+        "How long a phase of a rescale takes: the median of the last few rescales.",
         _phase_medians,
     ),
     _Family(
@@ -473,9 +501,7 @@ _FAMILIES = (
 
 _FAMILIES_OF_POLICIES = (
     _Family("autoscaler_learned", "gauge", "A number that a policy has learned.", _learned),
-    _Family(
-        "autoscaler_learned_age_seconds", "gauge", "How long ago a time is that a policy has learned.", _learned_ages
-    ),
+    _Family("autoscaler_learned_age_seconds", "gauge", "Age of a time that a policy has learned.", _learned_ages),
     _Family(
         "autoscaler_recommendation_input",
         "gauge",
