@@ -51,6 +51,8 @@ DECIDE_TIMEOUT = 60.0
 _MAX_NAMES = 100
 _MAX_NAMED = 20  # names in an error
 
+_BOTH = "If neither up nor down is given, both are paused."
+
 
 def _on_one_line(text: str) -> str:
     """It is shown on the terminals of others: nothing in it may move their cursor, or turn their text around."""
@@ -66,23 +68,23 @@ Words = Annotated[str, StringConstraints(max_length=500), AfterValidator(_on_one
 
 
 class ControlRequest(BaseModel):
-    """An order for clusters: all that one of the names or patterns is for."""
+    """A pause, hold, limit or resume of clusters: of all that one of the names or patterns matches."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     action: Literal["pause", "hold", "limit", "resume"]
     clusters: list[Name] = Field(default=[], max_length=_MAX_NAMES, description="Names, or patterns such as `prod-*`.")
     fleets: list[Name] = Field(default=[], max_length=_MAX_NAMES, description="All clusters of these fleets.")
-    up: bool | None = Field(default=None, description="Of a pause: whether scaling up is. Without both, both are.")
-    down: bool | None = Field(default=None, description="Of a pause: whether scaling down is.")
-    replicas: Size | None = Field(default=None, description="Of a hold: the size.")
-    minimum: Size | None = Field(default=None, alias="min", description="Of a limit: the least size.")
-    maximum: Size | None = Field(default=None, alias="max", description="Of a limit: the greatest size.")
+    up: bool | None = Field(default=None, description=f"Pause only: stop scaling up. {_BOTH}")
+    down: bool | None = Field(default=None, description=f"Pause only: stop scaling down. {_BOTH}")
+    replicas: Size | None = Field(default=None, description="Hold only: the size, in replicas.")
+    minimum: Size | None = Field(default=None, alias="min", description="Limit only: the smallest size, in replicas.")
+    maximum: Size | None = Field(default=None, alias="max", description="Limit only: the largest size, in replicas.")
     lasting: str | None = Field(
         default=None, alias="for", description="How long it lasts, such as `2h`; at most 366d. Default: 1h."
     )
     until_resumed: bool = Field(default=False, description="It lasts until it is resumed.")
-    reason: Words | None = Field(default=None, description="Why: it is shown wherever the order is.")
+    reason: Words | None = Field(default=None, description="Why: it is shown wherever the control is.")
 
     @field_validator("lasting")
     @classmethod

@@ -29,7 +29,8 @@ def document(*requests: type[BaseModel]) -> dict[str, Any]:
         "info": {
             "title": "autoscaler",
             "version": version("reactive-autoscaler"),
-            "description": "The clusters of a daemon, why it decided what, and orders for them. Keys may be added.",
+            "description": "The clusters of a daemon, its decisions with their reasons, and manual controls. "
+            "Keys may be added.",
         },
         "paths": {
             "/": {"get": _file("The page", "text/html")},
@@ -37,7 +38,7 @@ def document(*requests: type[BaseModel]) -> dict[str, Any]:
             "/healthz": {"get": _read("Whether ticks finish", "Health", failing=503)},
             "/readyz": {"get": _read("Whether all clusters are under control", "Readiness", failing=503)},
             "/metrics": {"get": _metrics("Metrics in the format of Prometheus")},
-            "/metrics/policies": {"get": _metrics("What policies have learned, likewise")},
+            "/metrics/policies": {"get": _metrics("What policies have learned, in the format of Prometheus")},
             "/api/v1/clusters": {"get": _read("All clusters and fleets", "Clusters")},
             "/api/v1/events": {"get": _stream("Rows that change, as server-sent events: `hello`, then `rows`")},
             "/api/v1/fleets": {"get": _read("All fleets", "Fleets")},
@@ -49,7 +50,7 @@ def document(*requests: type[BaseModel]) -> dict[str, Any]:
             },
             "/api/v1/clusters/{name}/series": {
                 "get": _read(
-                    "What it did, for drawing: a mean of each stretch of time, of lag and backlog time the greatest",
+                    "Time series for charts: mean per interval, maximum for lag and backlog time",
                     "ClusterSeries",
                     [_NAME, _FROM, _UNTIL, _POINTS],
                     refusals=(400, 404, 503),
@@ -71,7 +72,7 @@ def document(*requests: type[BaseModel]) -> dict[str, Any]:
                 }
             },
             "/api/v1/controls": {
-                "get": _read("The orders in force: pauses, holds and limits", "Controls"),
+                "get": _read("The pauses, holds and limits in force", "Controls"),
                 "post": _write("Pause, hold, limit or resume clusters", "ControlRequest", 201, "Ordered"),
             },
             "/api/v1/audit": {
@@ -91,15 +92,17 @@ def _parameter(name: str, place: str, schema: Schema, meaning: str) -> Schema:
 
 
 _NAME = _parameter("name", "path", _TEXT, "The cluster. A slash in it may be percent-encoded.")
-_LIMIT = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 20}, "How many.")
-_UNTIL = _parameter("until", "query", _TIME, "Only those up to this time.")
-
-
-_FROM = _parameter("from", "query", _TIME, "Only those from this time on; default: an hour before `until`.")
-_POINTS = _parameter(
-    "points", "query", {"type": "integer", "minimum": 10, "maximum": 2000, "default": 600}, "About how many, at most."
+_LIMIT = _parameter(
+    "limit", "query", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 20}, "Maximum number of entries."
 )
-_FILE = _parameter("file", "path", _TEXT, "Its name.")
+_UNTIL = _parameter("until", "query", _TIME, "Only entries up to this time.")
+
+
+_FROM = _parameter("from", "query", _TIME, "Only entries from this time on; default: an hour before `until`.")
+_POINTS = _parameter(
+    "points", "query", {"type": "integer", "minimum": 10, "maximum": 2000, "default": 600}, "Maximum number of points."
+)
+_FILE = _parameter("file", "path", _TEXT, "The name of the file.")
 
 
 def _json(meaning: str, schema: str) -> Schema:
