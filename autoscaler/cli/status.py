@@ -150,12 +150,12 @@ def _sums(name: str | None, clusters: Sequence[dict[str, Any]], fleet: dict[str,
 def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
     """What concerns fleets and members that have no row of their own."""
     lines = [
-        f"Fleet {fleet['name']}: the discovery does not answer, the members stay: {fleet['problem']}"
+        f"Fleet {fleet['name']}: the discovery failed, the known members are kept: {fleet['problem']}"
         for fleet in fleets
         if fleet["problem"]
     ]
     lines += [
-        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found, kept until that is certain"
+        f"Fleet {fleet['name']}: {count_of(len(fleet['held']), 'member')} not found, kept until missing for `confirm`"
         for fleet in fleets
         if fleet["held"]
     ]

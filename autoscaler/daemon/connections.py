@@ -257,6 +257,7 @@ class _Holder:
 
     def __init__(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._factory = factory
+        self._client = "not opened yet"  # the type of the object, for messages
         self._stop = asyncio.Event()
         self.live: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold())
@@ -265,6 +266,7 @@ class _Holder:
         try:
             with contained():
                 async with self._factory() as live:
+                    self._client = type(live).__name__
                     self.live.set_result(live)
                     await self._stop.wait()
         except asyncio.CancelledError:
@@ -276,7 +278,8 @@ class _Holder:
                 raise
         except Exception as error:  # noqa: BLE001 - raised where it is awaited, or logged when it was open
             if self.live.done():
-                log.warning("shared client failed while closing", extra={"error": format_error(error)})
+                extra = {"client": self._client, "error": format_error(error)}
+                log.warning("shared client failed while closing", extra=extra)
             else:
                 self.live.set_exception(error)
 
@@ -287,7 +290,7 @@ class _Holder:
             self._task.cancel()  # Nothing is lost: it has not opened.
         _, hanging = await asyncio.wait((self._task,), timeout=CLOSE_TIMEOUT)
         if hanging:
-            log.warning("shared client does not close")
+            log.warning("shared client was not closed within %g s", CLOSE_TIMEOUT, extra={"client": self._client})
 
 
 class ClusterConnections:

@@ -50,7 +50,7 @@ NOT_OBSERVED = "not observed yet"
 
 UNANSWERED = "the daemon was stopped before the scale call was answered"
 
-EXPIRED = "the lease may have expired: another copy may control this cluster"
+EXPIRED = "the lease may have expired: another copy of the daemon may control this cluster"
 
 SHORTEST_PAUSE = 1.0
 """Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
@@ -474,7 +474,7 @@ class Controller:
                 log.info("reading is available again", extra={"cluster": self.name, "reading": name})
         for remark in observation.remarks:
             if remark not in self.remarks:
-                log.info("remark of the target", extra={"cluster": self.name, "remark": remark})
+                log.info("target or annotation reports a condition", extra={"cluster": self.name, "remark": remark})
 
     def _report_controls(self, observation: Observation) -> None:
         """Log what has come into force and what has ended."""

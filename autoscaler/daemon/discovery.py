@@ -174,7 +174,7 @@ class Discoveries:
             for spec in new:
                 self._watches[spec.name].start(self._run, self._report)
         self._in_background(self._persist(self._store.forget_members(config.fleets)))
-        self._sweeping = self._sweeping or asyncio.create_task(self._sweep(), name="forget clusters that have left")
+        self._sweeping = self._sweeping or asyncio.create_task(self._sweep(), name="delete state of removed clusters")
         await asyncio.gather(*changes.ending)
         return changes.added, changes.removed, changes.changed
 
@@ -200,7 +200,7 @@ class Discoveries:
                 try:
                     await self._fleet.forget(self._utc() - KEPT)
                 except StoreError as error:
-                    log.error("cannot forget clusters that have left", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+                    log.error("cannot delete the stored state of removed clusters", extra={"error": str(error)})  # noqa: TRY400 - it is complete
             await asyncio.sleep(SWEEP if complete else SWEEP_RETRY)
 
     async def _run(self, watch: _Watch) -> None:
@@ -246,7 +246,7 @@ class Discoveries:
         except EdgeError as error:
             text = format_error(error)
             if watch.fail(text):
-                log.warning("discovery fails: the members stay", extra={"fleet": watch.name, "error": text})
+                log.warning("discovery failed: the known members are kept", extra={"fleet": watch.name, "error": text})
             return
         now = asyncio.get_running_loop().time()
         await self._take(watch, lambda spec: accept(watch.membership, found, now, spec.confirm.total_seconds()))
@@ -433,7 +433,10 @@ class _Watch:
         extra = {"fleet": self.name, "members": len(self.membership.members), "missing": len(membership.held)}
         if membership.held and not self.membership.held:
             confirm = format_duration(self.spec.confirm)
-            log.warning("many members are missing: kept until it is certain", extra={**extra, "confirm": confirm})
+            log.warning(
+                "many members are missing: kept until each has been missing for the fleet's confirm time",
+                extra={**extra, "confirm": confirm},
+            )
         elif self.membership.held and not membership.held:
             log.info("no member is missing any more", extra=extra)
         self.unsaved = self.unsaved or filled is not self.filled
@@ -479,7 +482,7 @@ class _Watch:
         refused = [key for key, found in now.items() if found and found != before.get(key)]
         for kept, message in (
             (False, "member refused"),
-            (True, "change of a member refused: it goes on as before"),
+            (True, "change of a member refused: its cluster keeps the previous configuration"),
         ):
             rows = [
                 {"member": key, "problem": problem}

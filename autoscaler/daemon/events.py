@@ -95,8 +95,8 @@ class Events:
         """
         if len(self._listeners) >= self.limit:
             text = (
-                f"{self.limit} clients listen, and no more can: close some pages, or let the daemon have more file "
-                f"descriptors (half of them may listen, at most {MAX_LISTENERS})"
+                f"already {self.limit} event streams are open, the maximum: close browser pages, or raise the daemon's "
+                f"limit of open files (half of it is used for streams, at most {MAX_LISTENERS})"
             )
             raise web.HTTPServiceUnavailable(text=text)
         loop = asyncio.get_running_loop()

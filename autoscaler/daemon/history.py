@@ -106,9 +106,13 @@ class History:
         written.size += len(line.text)
         if written.size > MAX_HOUR_BYTES and not written.full:
             written.full = True
-            limit = f"{MAX_HOUR_BYTES / 2**20:.0f} MiB; let its metrics have fewer values, or its interval be longer"
             log.warning(
-                "decisions left out of the history until the next hour", extra={"cluster": cluster, "limit": limit}
+                "history of this hour is full: decisions are not recorded until the next hour",
+                extra={
+                    "cluster": cluster,
+                    "limit": f"{MAX_HOUR_BYTES / 2**20:.0f} MiB",
+                    "advice": "fewer values per metric, or a longer interval",
+                },
             )
         return written.full
 

@@ -347,7 +347,7 @@ class SharedOwnership:
         self._renewed_at, self.copies = begun, leases.copies
         lost = self._owned - leases.terms.keys()
         if lost:
-            log.warning("leases lost: expired, or taken by another copy", extra=_named(lost))
+            log.warning("leases lost: expired, or taken by another copy of the daemon", extra=_named(lost))
         # Also what was taken without our having had the answer.
         self._owned = set(leases.terms)
         live = () if self._stopping else self.copies
@@ -377,7 +377,7 @@ class SharedOwnership:
             if found:
                 await self._follow(controllers)
         if taken:
-            log.info("clusters taken", extra=_named(taken))
+            log.info("clusters taken over", extra=_named(taken))
 
     async def _follow(self, controllers: Controllers) -> None:
         """Have controllers follow. A reload of thousands takes longer than a lease lasts: no renewal waits for it."""

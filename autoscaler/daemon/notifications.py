@@ -253,7 +253,10 @@ class Receiver:
         waiting = len(self._sending) + len(self._queue)
         if self._task.cancel() and waiting:
             self._count("dropped", waiting)
-            log.warning("notifications are not sent: the end", extra={"receiver": self.name, "waiting": waiting})
+            log.warning(
+                "notifications dropped: the daemon or this receiver was stopped before they were sent",
+                extra={"receiver": self.name, "waiting": waiting},
+            )
 
     async def _run(self) -> None:
         while self._queue or not self._stopping.is_set():

@@ -179,7 +179,7 @@ class Observer:
             self._defects[name] = type(error)
             log.error(
                 "plug-in raised an unexpected error",
-                extra={"cluster": self._cluster.spec.name, "asked": name},
+                extra={"cluster": self._cluster.spec.name, "reading": _short(name)},
                 exc_info=error,
             )
         return text

@@ -79,11 +79,16 @@ class Peers:
         name = request.match_info["name"]
         copy = await self._ownership.owner(name)
         if copy is None or copy.id == self._ownership.me:
-            raise web.HTTPServiceUnavailable(text=f"no copy controls cluster {name!r} at the moment: ask again")
+            raise web.HTTPServiceUnavailable(
+                text=f"no copy of the daemon controls cluster {name!r} at the moment: try again"
+            )
         try:
             status, content_type, body = await self._send(copy, request, FORWARD_TIMEOUT)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            text = f"cluster {name!r} is controlled by the copy {copy.name} ({copy.url}), which cannot be asked: "
+            text = (
+                f"cluster {name!r} is controlled by another copy of the daemon, {copy.name} ({copy.url}), "
+                "which cannot be asked: "
+            )
             raise web.HTTPServiceUnavailable(text=text + _problem(error, FORWARD_TIMEOUT)) from error
         return web.Response(status=status, body=body, headers={hdrs.CONTENT_TYPE: content_type})
 

@@ -754,4 +754,4 @@ def _distinct(saves: Sequence[_Save]) -> Iterator[list[_Save]]:
 
 
 def _lost(cluster: str) -> LeaseLost:
-    return LeaseLost(f"cluster {cluster!r} belongs to another copy now, or to none")
+    return LeaseLost(f"cluster {cluster!r} belongs to another copy of the daemon now, or to none")

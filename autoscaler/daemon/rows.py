@@ -13,7 +13,7 @@ from autoscaler.daemon.http_requests import control_document
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, snapshot
 from autoscaler.daemon.workload import Figures, figures, roles
 
-UNCONTROLLED = "no copy controls it at the moment, or the one that does cannot be asked"
+UNCONTROLLED = "no copy of the daemon controls this cluster at the moment, or the one that does cannot be asked"
 
 
 async def clusters_beside(status: DaemonStatus, others: Sequence[Mapping[str, Any]] | None) -> list[ClusterSnapshot]:
@@ -90,10 +90,14 @@ def _trouble(cluster: ClusterSnapshot, found: Figures, objective: timedelta | No
     missing: Mapping[str, str] = {} if cluster.observation is None else cluster.observation.missing
     for name, why in missing.items():
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"{name} is not read{more}: {why}"
+        return f"{name} cannot be read{more}: {why}"
     missed = None if cluster.state is None else cluster.state.last_missed
     if missed is not None:
-        return f"{describe_rescale(missed)} is stuck: not beyond {missed.phase.value.replace('_', ' ')} in time"
+        phase = missed.phase.value.replace("_", " ")
+        return (
+            f"{describe_rescale(missed)} is stuck after phase {phase!r}: the next phase missed its deadline; "
+            "see `autoscaler explain`"
+        )
     decision, most = cluster.decision, cluster.limits.maximum
     limit = (objective or cluster.cluster.spec.settle.backlog_time).total_seconds()
     if decision is not None and decision.current >= most and (found.backlog_time or 0.0) > limit:

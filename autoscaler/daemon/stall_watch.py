@@ -16,7 +16,7 @@ from autoscaler.plugins import plugin_of
 log = logging.getLogger("autoscaler.daemon.stall_watch")
 
 LIMIT = 1.0
-"""Seconds after which an event loop that does nothing else counts as held up."""
+"""Seconds after which an event loop that does not answer counts as blocked."""
 
 _SHOWN = 15  # calls of the stack, the innermost
 
@@ -71,7 +71,7 @@ class StallWatch:
                 return  # It is counted: the log names each once.
             self._known.add((plugin, name))
             log.error(
-                "event loop is held up: no cluster is served meanwhile",
+                "event loop is blocked: no cluster is observed or scaled until it continues",
                 extra={
                     "plugin": plugin,
                     "task": name,

@@ -168,7 +168,7 @@ class SqliteStateStore:
 
         A few at a time, so that saves do not wait. Raises StoreError.
         """
-        while await self._read(lambda: self._delete_clusters(before, keep), "what is known of clusters that have left"):
+        while await self._read(lambda: self._delete_clusters(before, keep), "the stored state of removed clusters"):
             pass
 
     async def load_controls(self) -> list[StoredControl]:

@@ -345,7 +345,10 @@ class Source:
             outcomes = [error] * len(batch)
         except Exception as error:
             # Callers wait for an outcome, whatever happened.
-            log.exception("an unexpected error", extra={"region": self._aws.place.region})
+            log.exception(
+                "CloudWatch request failed with an unexpected error",
+                extra={"region": self._aws.place.region, "queries": len(batch)},
+            )
             outcomes = [AnswerError(f"{self._name}: {format_exception(error)}")] * len(batch)
         for entry, outcome in zip(batch, outcomes, strict=True):
             if entry.request is not None and not entry.request.done():

@@ -368,7 +368,7 @@ class FakeSharedStore:
         self._answer()
         lease = (self.me, self.terms.get(cluster))
         if self.me not in self.shared.live() or self.shared.leases.get(cluster) != lease:
-            raise LeaseLost(f"cluster {cluster!r} belongs to another copy")
+            raise LeaseLost(f"cluster {cluster!r} belongs to another copy of the daemon")
         await self.shared.states.save(cluster, state, record)
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:

@@ -179,8 +179,8 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     assert "12 clusters with a problem or a missing reading; the first 10:" in text
     assert "prod/job-9: target: no answer from 9" in text
     assert "prod/job-10: target" not in text
-    assert "Fleet batch: the discovery does not answer, the members stay: 403: no permission" in text
-    assert "Fleet streaming: 1 member not found, kept until that is certain" in text
+    assert "Fleet batch: the discovery failed, the known members are kept: 403: no permission" in text
+    assert "Fleet streaming: 1 member not found, kept until missing for `confirm`" in text
     assert "Refused: c.yaml:7: fleets.streaming[x0].template.max: no number (and 2 more like it)" in text
     assert "shown with its cluster" not in text
 

@@ -289,7 +289,9 @@ def test_what_is_ordered_on_a_member_is_in_force_without_another_controller_also
         await world.stop()
 
     virtual_time.run(main())
-    assert [vars(one)["remark"] for one in caplog.records if one.message == "remark of the target"] == [
+    assert [
+        vars(one)["remark"] for one in caplog.records if one.message == "target or annotation reports a condition"
+    ] == [
         "'many' is no number",
         "what is ordered on id-a is not known: RuntimeError: cannot stand this",
     ]

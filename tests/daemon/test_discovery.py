@@ -134,7 +134,9 @@ def test_what_was_learned_of_a_cluster_is_forgotten_long_after_it_has_left(
         await world.stop()
 
     run(main)
-    assert {line["error"] for line in said(caplog, "cannot forget clusters that have left")} == {"the disk is full"}
+    assert {line["error"] for line in said(caplog, "cannot delete the stored state of removed clusters")} == {
+        "the disk is full"
+    }
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_a_member_whose_values_become_wrong_goes_on_as_before_and_says_so(caplog
         assert trouble(before) == problem
         assert world.status.clusters == {"id-a": "a"}
         assert world.status.problems == {"id-a": (problem,)}
-        lines = said(caplog, "change of a member refused: it goes on as before")
+        lines = said(caplog, "change of a member refused: its cluster keeps the previous configuration")
         assert [(line["member"], line["problem"]) for line in lines] == [("id-a", problem)]
         # What is persisted is what it goes on with.
         await world.stop()
@@ -217,7 +219,7 @@ def test_a_discovery_that_fails_removes_nobody_and_is_logged_once(caplog: pytest
         assert world.status.failure == "403: no permission to list deployments"
         assert world.status.failures >= 180
         assert world.status.answered_at is not None
-        lines = said(caplog, "discovery fails: the members stay")
+        lines = said(caplog, "discovery failed: the known members are kept")
         assert [line["error"] for line in lines] == ["403: no permission to list deployments"]
         world.discovery.failure = None
         await world.until(2020)
@@ -262,7 +264,7 @@ def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_laste
     assert [(line["members"], line["missing"], line["confirm"]) for line in said(caplog, _HELD)] == [(4, 2, "5m")]
 
 
-_HELD = "many members are missing: kept until it is certain"
+_HELD = "many members are missing: kept until each has been missing for the fleet's confirm time"
 
 
 def test_a_restart_while_the_discovery_is_down_goes_on_with_the_last_members(caplog: pytest.LogCaptureFixture) -> None:

@@ -182,7 +182,7 @@ async def test_one_listener_too_many_is_told_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     async with running(tmp_path) as house:
         opened = [await house.session.get(f"{house.daemon.url}/api/v1/events") for _ in range(32)]
-        assert "32 clients listen" in (await house.ask("GET", "/api/v1/events", status=503))["error"]
+        assert "already 32 event streams are open" in (await house.ask("GET", "/api/v1/events", status=503))["error"]
         opened[0].close()
         async with asyncio.timeout(PATIENCE):
             while True:

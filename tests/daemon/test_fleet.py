@@ -404,7 +404,8 @@ def test_a_shared_client_that_does_not_let_go_is_left_behind(caplog: pytest.LogC
         assert asyncio.get_running_loop().time() < 60
 
     virtual_time.run(main())
-    assert "shared client does not close" in caplog.text
+    assert "shared client was not closed within 10 s" in caplog.text
+    assert vars(caplog.records[-1])["client"] == "str"
 
 
 def test_the_first_observation_waits_for_what_is_being_connected() -> None:

@@ -322,8 +322,8 @@ async def test_a_cluster_that_writes_too_much_is_left_out_until_the_next_hour_an
     await history.close()
     assert list(read(tmp_path)) == [*records[:3], quiet, records[60]]
     warnings = [line for line in caplog.records if line.levelname == "WARNING"]
-    assert [(line.getMessage()[:30], vars(line)["cluster"]) for line in warnings] == [
-        ("decisions left out of the hist", records[0].decision.cluster)
+    assert [(line.getMessage(), vars(line)["cluster"]) for line in warnings] == [
+        ("history of this hour is full: decisions are not recorded until the next hour", records[0].decision.cluster)
     ]
 
 

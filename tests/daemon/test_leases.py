@@ -26,7 +26,7 @@ from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeLeases, FakeSharedStore
 from tests.daemon.conftest import Ticked, World, make_cluster
 
-LOST = "leases lost: expired, or taken by another copy"
+LOST = "leases lost: expired, or taken by another copy of the daemon"
 
 IDS = {key: UUID(int=number) for number, key in enumerate("abc")}
 A, B, C = (Copy(IDS[key], f"pod-{key}", f"http://{key}:8765") for key in "abc")

@@ -207,13 +207,20 @@ MISSED = Rescale(before=2, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.READY,
     [
         ({"trouble": NOT_OBSERVED}, 1, NOT_OBSERVED),
         ({"trouble": "scale calls fail"}, 2, "scale calls fail"),
-        ({"observation": replace(observed(), missing={"lag": "no answer"})}, 2, "lag is not read: no answer"),
+        ({"observation": replace(observed(), missing={"lag": "no answer"})}, 2, "lag cannot be read: no answer"),
         (
             {"observation": replace(observed(), missing={"lag": "no answer", "b": "none"})},
             2,
-            "lag is not read, and 1 more: no answer",
+            "lag cannot be read, and 1 more: no answer",
         ),
-        ({"state": ClusterState(last_missed=MISSED)}, 2, "the rescale from 2 to 4 is stuck: not beyond ready in time"),
+        (
+            {"state": ClusterState(last_missed=MISSED)},
+            2,
+            (
+                "the rescale from 2 to 4 is stuck after phase 'ready': the next phase missed its deadline; "
+                "see `autoscaler explain`"
+            ),
+        ),
         ({"dry_run": True}, 1, None),
         ({"controls": (Control(kind=ControlKind.HOLD, by="ann", replicas=3),)}, 1, None),
         (

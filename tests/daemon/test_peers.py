@@ -186,12 +186,16 @@ async def test_a_copy_that_cannot_be_asked_is_named_and_so_are_its_clusters(two:
     assert status == 200
     assert [row["name"] for row in answer["clusters"]] == NAMES
     row = next(row for row in answer["clusters"] if row["name"] == name)
-    assert row["problem"] == "no copy controls it at the moment, or the one that does cannot be asked"
+    assert (
+        row["problem"]
+        == "no copy of the daemon controls this cluster at the moment, or the one that does cannot be asked"
+    )
     problem = next(copy["problem"] for copy in answer["copies"] if copy["url"] == gone.url)
     assert "Cannot connect" in problem
     status, answer = await two.ask(asked, f"/api/v1/clusters/{name}")
     assert status == 503
-    assert f"is controlled by the copy {gone.name} ({gone.url}), which cannot be asked" in answer["error"]
+    said = f"is controlled by another copy of the daemon, {gone.name} ({gone.url}), which cannot be asked"
+    assert said in answer["error"]
 
 
 async def test_a_cluster_that_no_copy_has_at_the_moment_is_no_unknown_one(two: Two) -> None:
@@ -199,7 +203,10 @@ async def test_a_cluster_that_no_copy_has_at_the_moment_is_no_unknown_one(two: T
     name = next(iter(owner.controllers))
     two.leases.leases[name] = (None, 1)
     status, answer = await two.ask(asked, f"/api/v1/clusters/{name}")
-    assert (status, answer["error"]) == (503, f"no copy controls cluster {name!r} at the moment: ask again")
+    assert (status, answer["error"]) == (
+        503,
+        f"no copy of the daemon controls cluster {name!r} at the moment: try again",
+    )
 
 
 async def test_copies_that_speak_tls_trust_the_certificate_that_they_share(tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def copies(server: PostgresServer, url: str) -> Copies:
 
 async def test_a_cluster_is_saved_under_its_lease_only(copies: Copies) -> None:
     async with copies:
-        with pytest.raises(LeaseLost, match="cluster 'a' belongs to another copy now, or to none"):
+        with pytest.raises(LeaseLost, match="cluster 'a' belongs to another copy of the daemon now, or to none"):
             await save(copies.first, 0)
         assert await copies.first.take(["a", "b"]) == {"a": 1, "b": 1}
         assert await copies.second.take(["a", "c"]) == {"c": 1}

@@ -609,7 +609,7 @@ def test_a_fleet_of_files_is_followed_without_a_reload_and_survives_restarts(pla
     members.rename(away)
     daemon = place.start()
     assert place.wait_for_log("members restored")["members"] == 2
-    place.wait_for_log("discovery fails: the members stay")
+    place.wait_for_log("discovery failed: the known members are kept")
     decided(place, "team/b", 3)
     away.rename(members)
     place.wait_for_log("discovery answers again")

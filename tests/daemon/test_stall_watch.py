@@ -53,7 +53,7 @@ def test_what_holds_up_the_loop_is_named_once_while_it_does(place: Place, caplog
 
     caplog.set_level(logging.INFO, "autoscaler")
     asyncio.run(main())
-    (line,) = [vars(record) for record in caplog.records if "held up" in record.message]
+    (line,) = [vars(record) for record in caplog.records if "event loop is blocked" in record.message]
     assert line["plugin"] == "the source 'wave' of plugins-of-files 1.0 (plugins_of_files:Wave)"
     assert line["task"] == "orders: metric lag"
     assert "Wave.collect (blocking.py:5) < " in line["stack"]
@@ -123,7 +123,7 @@ def test_a_plug_in_that_blocks_the_daemon_is_named_and_counted(place: Place, tmp
     site.write_text(text)
     place.configure("a")
     daemon = place.start()
-    line = place.wait_for_log("event loop is held up")
+    line = place.wait_for_log("event loop is blocked")
     (tmp_path / "released").touch()
     assert line["plugin"] == "the source 'wave' of plugins-of-files 1.0 (plugins_of_files:Wave)"
     assert line["task"] == "a: metric load"
@@ -134,4 +134,4 @@ def test_a_plug_in_that_blocks_the_daemon_is_named_and_counted(place: Place, tmp
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(60) == 0
     assert "autoscaler_loop_stalls_total 1.0" in metrics
-    assert sum("held up" in each["message"] for each in place.lines()) == 1
+    assert sum("event loop is blocked" in each["message"] for each in place.lines()) == 1

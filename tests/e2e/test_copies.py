@@ -23,7 +23,7 @@ CLUSTERS = int(os.environ.get("COPIES_CLUSTERS", "300"))
 TAKEN = 20.0
 """Seconds within which another copy must have taken over."""
 
-LOST = "leases lost: expired, or taken by another copy"
+LOST = "leases lost: expired, or taken by another copy of the daemon"
 
 AWAY = float(os.environ.get("COPIES_AWAY", "40"))
 """Seconds for which the database is away. COPIES_AWAY=600 is an outage of ten minutes."""
@@ -34,7 +34,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
     """Three copies that have been at work for a while."""
     with postgres() as server, copies(tmp_path_factory.mktemp("copies"), server, CLUSTERS) as found:
         first = found.start()
-        eventually(lambda: "clusters taken" in first.messages(), first.log.read_text)
+        eventually(lambda: "clusters taken over" in first.messages(), first.log.read_text)
         found.start(ahead=3600)
         found.start()
         found.wait_until_balanced()
@@ -180,7 +180,7 @@ def test_a_rolling_update_loses_no_tick_for_long(system: Copies) -> None:
     begin = time.time()
     for old in system.running:
         new = system.start()
-        eventually(lambda new=new: "clusters taken" in new.messages(), new.log.read_text)  # type: ignore[misc]
+        eventually(lambda new=new: "clusters taken over" in new.messages(), new.log.read_text)  # type: ignore[misc]
         old.process.terminate()
         assert old.process.wait(60) == 0
     eventually(lambda: len(system.owners()) == CLUSTERS)

@@ -472,7 +472,7 @@ def test_a_discovery_without_permission_says_which_rule_is_missing_and_other_fle
     }
     with daemon(tmp_path / "daemon", load, fleets=fleets) as running:
         reaches(kube, "granted", "job", 2, running=running)
-        [line] = eventually(lambda: running.said("discovery fails"), lambda: running.lines[-20:])
+        [line] = eventually(lambda: running.said("discovery failed"), lambda: running.lines[-20:])
         assert line["fleet"] == "denied"
         assert "this needs list on deployments.apps in namespace denied" in line["error"]
         assert size(kube, "denied", "job") == 1

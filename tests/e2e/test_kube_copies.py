@@ -207,7 +207,7 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
     print(f"\nstopped: taken after {taken:.1f} s; what was accepted late is corrected after {after:.1f} s")  # noqa: T201
     assert after <= INTERVAL + SLACK
     reaches(system, f"{FLEET}/{falls}", 3)
-    eventually(lambda: stopped.said("leases lost: expired, or taken by another copy"), system.describe)
+    eventually(lambda: stopped.said("leases lost: expired, or taken by another copy of the daemon"), system.describe)
 
 
 def test_a_rolling_update_by_the_deployment_loses_no_tick_for_long(system: Copies, load: Load) -> None:

@@ -191,7 +191,7 @@ def test_a_change_arrives_within_seconds_and_is_read_out(tab: Tab, house: World)
     eventually(lambda: "full" in names(tab))
     try:
         house.metrics.clusters["quiet-8"] |= {"lag": None}
-        expect(row(tab, "quiet-8").locator(".state")).to_contain_text("lag is not read", timeout=WITHIN)
+        expect(row(tab, "quiet-8").locator(".state")).to_contain_text("lag cannot be read", timeout=WITHIN)
         assert names(tab).index("quiet-8") < names(tab).index("quiet-1")
         expect(tab.page.locator("#live")).to_contain_text("In trouble: quiet-8")
     finally:

@@ -382,7 +382,10 @@ class Groups:
 
     def _failed(self, kind: str, why: str) -> None:
         if self.unreadable.get(kind) != why:
-            log.warning("cannot read all about the Auto Scaling groups", extra={"asked": kind, "error": why})
+            log.warning(
+                "details of the Auto Scaling groups cannot be read: they are scaled without them",
+                extra={"request": kind, "error": why},
+            )
         self.unreadable[kind] = why
 
     async def _remark(
