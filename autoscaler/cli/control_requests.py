@@ -1,4 +1,4 @@
-"""What commands that order something have in common: for which clusters, for how long, and why."""
+"""What `pause`, `hold`, `limit` and `resume` have in common: for which clusters, for how long, and why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scope_options(parser: argparse.ArgumentParser) -> None:
         metavar="FLEET",
         help="all clusters of this fleet, or of those of such names; may be repeated",
     )
-    parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the order is")
+    parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the control is")
     daemon_options(parser)
 
 
@@ -44,8 +44,8 @@ def time_options(parser: argparse.ArgumentParser) -> None:
     how_long.add_argument("--until-resumed", action="store_true", help="until `autoscaler resume`")
 
 
-def order(arguments: argparse.Namespace, action: str, done: str, **values: object) -> int:
-    """Order something, and print for which clusters and until when. Returns the exit code.
+def request_control(arguments: argparse.Namespace, action: str, done: str, **values: object) -> int:
+    """Have the daemon set a control, and print for which clusters and until when. Returns the exit code.
 
     Args:
         arguments: of the command.
@@ -80,8 +80,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
 
 
-def short_order(control: dict[str, Any]) -> str:
-    """What a control of the daemon's answer orders: `pause up`, `hold 12`, `limit 4-20`."""
+def short_control(control: dict[str, Any]) -> str:
+    """A control of the daemon's answer in short: `pause up`, `hold 12`, `limit 4-20`."""
     match control["kind"]:
         case "pause":
             return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"

@@ -1,4 +1,4 @@
-"""`autoscaler controls`: what was ordered for clusters, by whom, until when and why."""
+"""`autoscaler controls`: the pauses, holds and limits of clusters, by whom, until when and why."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from datetime import datetime
 from typing import Any
 
+from autoscaler.cli.control_requests import short_control
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, count, json_option
-from autoscaler.cli.orders import short_order
 from autoscaler.cli.output import OK, print_json, print_lines, table
 
 
@@ -16,11 +16,11 @@ def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser(
         "controls",
-        description="List the pauses, holds and limits that were ordered from a running daemon and are in force. "
+        description="List the pauses, holds and limits that were set by command or over HTTP and are in force. "
         "`autoscaler status` shows those of each cluster, annotations among them.",
     )
     parser.add_argument(
-        "--audit", type=count, metavar="N", help="list the last N changes in their place: who ordered what, and when"
+        "--audit", type=count, metavar="N", help="list the last N changes instead: who changed what, and when"
     )
     daemon_options(parser, argument=True)
     json_option(parser)
@@ -46,19 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_controls(controls: list[dict[str, Any]]) -> None:
     if not controls:
-        print_lines("Nothing is ordered.")
+        print_lines("No pause, hold or limit is in force.")
         return
     rows = [
         (
             ", ".join([*each["clusters"], *(f"fleet {fleet}" for fleet in each["fleets"])]),
-            short_order(each),
+            short_control(each),
             "it is resumed" if each["until"] is None else _time(each["until"]),
             each["by"],
             each["reason"] or "-",
         )
         for each in controls
     ]
-    table(("clusters", "order", "until", "by", "why"), rows)
+    table(("clusters", "control", "until", "by", "why"), rows)
 
 
 def _print_audit(entries: list[dict[str, Any]]) -> None:

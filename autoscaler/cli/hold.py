@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from autoscaler.cli.control_requests import request_control, scope_options, time_options
 from autoscaler.cli.options import Commands, whole
-from autoscaler.cli.orders import order, scope_options, time_options
 
 
 def register(commands: Commands) -> None:
@@ -23,4 +23,4 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    return order(arguments, "hold", f"the size is held at {arguments.replicas}", replicas=arguments.replicas)
+    return request_control(arguments, "hold", f"the size is held at {arguments.replicas}", replicas=arguments.replicas)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from autoscaler.cli.control_requests import request_control, scope_options, time_options
 from autoscaler.cli.options import Commands, whole
-from autoscaler.cli.orders import order, scope_options, time_options
 from autoscaler.ports import ConfigurationError
 
 
@@ -29,4 +29,4 @@ def run(arguments: argparse.Namespace) -> int:
     limits = " and ".join(f"{how} {size}" for how, size in ends if size is not None)
     if not limits:
         raise ConfigurationError(["autoscaler limit: give --min, --max or both"])
-    return order(arguments, "limit", f"the size is limited to {limits}", min=arguments.min, max=arguments.max)
+    return request_control(arguments, "limit", f"the size is limited to {limits}", min=arguments.min, max=arguments.max)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from autoscaler.cli.control_requests import request_control, scope_options, time_options
 from autoscaler.cli.options import Commands
-from autoscaler.cli.orders import order, scope_options, time_options
 
 
 def register(commands: Commands) -> None:
@@ -27,4 +27,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     up, down = not arguments.down, not arguments.up
     ways = " and ".join(way for way, paused in (("up", up), ("down", down)) if paused)
-    return order(arguments, "pause", f"scaling {ways} is paused", up=up, down=down)
+    return request_control(arguments, "pause", f"scaling {ways} is paused", up=up, down=down)

@@ -1,11 +1,11 @@
-"""`autoscaler resume`: what was ordered is at an end."""
+"""`autoscaler resume`: pauses, holds and limits are at an end."""
 
 from __future__ import annotations
 
 import argparse
 
+from autoscaler.cli.control_requests import request_control, scope_options
 from autoscaler.cli.options import Commands
-from autoscaler.cli.orders import order, scope_options
 
 
 def register(commands: Commands) -> None:
@@ -20,4 +20,4 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    return order(arguments, "resume", "resumed")
+    return request_control(arguments, "resume", "resumed")

@@ -23,9 +23,9 @@ def register(commands: Commands) -> None:
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     copy = own.add_parser("copy", help="copy all state from a directory to PostgreSQL, or back")
     copy.description = (
-        "Copy everything a daemon has persisted: the states of clusters, their decisions, the members of fleets, what "
-        "people have ordered, and the audit. Stop all daemons first. TO must be empty; after an error it still is. "
-        "The hourly history files stay in their directory."
+        "Copy everything a daemon has persisted: the states of clusters, their decisions, the members of fleets, the "
+        "pauses, holds and limits, and the audit. Stop all daemons first. TO must be empty; after an error it still "
+        "is. The hourly history files stay in their directory."
     )
     where = "daemon.directory of a configuration, or postgresql://USER@HOST/DATABASE with the password in $PGPASSWORD"
     copy.add_argument("source", metavar="FROM", help=f"the state to copy: {where}")
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({_SHOWN[name]: count for name, count in counts.items()})
     else:
-        table(("copied", "rows"), [(_SHOWN[name], f"{count:,}") for name, count in counts.items()])
+        names = {**_SHOWN, "control": "pauses, holds and limits"}  # the key in JSON is public
+        table(("copied", "rows"), [(names[name], f"{count:,}") for name, count in counts.items()])
         print_lines(mask(f"Set daemon.state or daemon.directory to {arguments.target}, then start the daemons."))
     return OK

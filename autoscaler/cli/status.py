@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from autoscaler.cli.configuration import summarized
+from autoscaler.cli.control_requests import short_control
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, json_option
-from autoscaler.cli.orders import short_order
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
@@ -113,7 +113,7 @@ def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]
         "missing",
         "at max",
         "rescaling",
-        "ordered",
+        "control",
         "size",
         "decided",
         "discovered",
@@ -173,7 +173,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
 def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
     # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
-    ordered = any(row.get("controls") for row in clusters)
+    controlled = any(row.get("controls") for row in clusters)
     rows = [
         (
             row["name"],
@@ -184,14 +184,14 @@ def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
             f"{row['min']}-{row['max']}",
             row["reason"] or "-",
             _rescale(row["rescale"]),
-            *((_ordered(row),) if ordered else ()),
+            *((_control(row),) if controlled else ()),
             "-" if row["age"] is None else f"{row['age']:.0f} s ago",
             *((_problems(row) or "-",) if wide else ()),
         )
         for row in clusters
     ]
     head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale")
-    more = ("ordered", "when") if ordered else ("when",)
+    more = ("control", "when") if controlled else ("when",)
     lines = table_lines((*head, *more, *(("problem",) if wide else ())), rows)
     if not wide:
         lines += [f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
@@ -218,7 +218,7 @@ def _details(answer: dict[str, Any], *, verbose: bool) -> list[str]:
     # A daemon of an earlier version has no controls.
     controls = [f"  {each['text']}" for each in answer.get("controls", ())]
     return [
-        *(["", "What people have ordered:", *controls] if controls else ()),
+        *(["", "Controls in force:", *controls] if controls else ()),
         *(_recommendations(asked, verbose=verbose) if asked else ()),
         *_capacity(learned["capacity"]),
         *_durations(learned["durations"]),
@@ -306,9 +306,9 @@ def _rescale(rescale: dict[str, Any] | None) -> str:
     return f"{rescale['before']} to {rescale['to']}: {rescale['phase'].replace('_', ' ')}"
 
 
-def _ordered(row: dict[str, Any]) -> str:
-    """What people have ordered, in short."""
-    return ", ".join(map(short_order, row.get("controls", ()))) or "-"
+def _control(row: dict[str, Any]) -> str:
+    """The controls of a cluster, in short."""
+    return ", ".join(map(short_control, row.get("controls", ()))) or "-"
 
 
 def _problems(row: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ from autoscaler.daemon.connections import (
     format_error,
 )
 from autoscaler.daemon.leases import Ownership, SoleOwnership
-from autoscaler.daemon.observer import Observer, Orders, no_orders
+from autoscaler.daemon.observer import FindControls, Observer, no_controls
 from autoscaler.daemon.series import Series
 from autoscaler.daemon.tracing import span
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
@@ -183,7 +183,7 @@ class Controller:
         dry_run: bool = False,
         decide: Decide = step,
         ownership: Ownership | None = None,
-        orders: Orders = no_orders,
+        find_controls: FindControls = no_controls,
         ticked: Ticked = lambda _: None,
     ) -> None:
         self.cluster = cluster
@@ -207,7 +207,7 @@ class Controller:
         self._decide = decide
         self._ownership = ownership or SoleOwnership()
         self._ticked = ticked
-        self._observer = Observer(cluster, connections, utc, orders)
+        self._observer = Observer(cluster, connections, utc, find_controls)
         self._logged_problem: str | None = None
         self._scaling = False
         self._observing: asyncio.Timeout | None = None
@@ -225,13 +225,13 @@ class Controller:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remarks of the target, and on what people have ordered."""
+        """The remarks of the target, and on controls."""
         return () if self.observation is None else self.observation.remarks
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        """What people have ordered that is in force now, also since the last tick."""
-        return self._observer.ordered(self._utc()).controls
+        """The controls that are in force now, also since the last tick."""
+        return self._observer.controls_at(self._utc()).controls
 
     def overdue(self, now: float) -> bool:
         """Whether no tick has succeeded for three intervals and a time-out, and that of a scale call in progress."""
@@ -481,10 +481,10 @@ class Controller:
         before, now = self.logged.controls, observation.controls
         if before == now or observation.desired is None:  # what a target shows is not known while it does not answer
             return
-        for message, some, others in (("ordered", now, before), ("not ordered any more", before, now)):
+        for message, some, others in (("control in force", now, before), ("control ended", before, now)):
             for each in some:
                 if each not in others:
-                    log.info(message, extra={"cluster": self.name, "what": describe_control(each)})
+                    log.info(message, extra={"cluster": self.name, "control": describe_control(each)})
         self.logged.controls = now
 
     def _report_decision(self, decision: Decision) -> None:

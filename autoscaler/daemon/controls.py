@@ -1,4 +1,4 @@
-"""What people order for clusters: pauses, holds and limits, kept in the state store and known in memory.
+"""What people set for clusters, the controls: pauses, holds and limits, kept in the state store and known in memory.
 
 What is stored is a list that only grows at its end. Of each kind the newest one that is for a cluster, that has not
 expired and that is newer than the last resume for that cluster is in force. So one that expires gives way to an older
@@ -21,14 +21,14 @@ from autoscaler.ports import AuditEntry, ControlStore, StoredControl, StoreError
 log = logging.getLogger("autoscaler.daemon.controls")
 
 RESUME = "resume"
-"""The action of what ends orders, beside the kinds of these."""
+"""The action that ends controls, beside the kinds of these."""
 
 _MAX_KNOWN = 65_536
-"""Clusters for which it is known which orders are for them."""
+"""Clusters for which it is known which controls are for them."""
 
 
 class Controls:
-    """The orders that a daemon knows: as they were when it last read or wrote them."""
+    """The controls that a daemon knows: as they were when it last read or wrote them."""
 
     def __init__(self, store: ControlStore, utc: Callable[[], datetime]) -> None:
         self._store = store
@@ -50,13 +50,13 @@ class Controls:
             found = await self._store.load_controls()
         except StoreError as error:
             if self._failure is None:
-                log.error("orders cannot be read: those that are known stay", extra={"error": str(error)})  # noqa: TRY400 - it is complete
+                log.error("manual controls cannot be read: the known ones stay in force", extra={"error": str(error)})  # noqa: TRY400 - it is complete
             self._failure = str(error)
             return
         if self._stored is before:  # else this daemon has added one meanwhile, which may not be among those
             self._know(found)
         if self._failure is not None:
-            log.info("orders are read again")
+            log.info("manual controls are read again")
             self._failure = None
 
     async def add(
@@ -69,19 +69,18 @@ class Controls:
         reason: str | None = None,
         until: datetime | None = None,
     ) -> StoredControl:
-        """Order something, at the present time, and write it into the audit.
+        """Set a control, at the present time, and write it into the audit.
 
         Args:
-            control: what is ordered; its `by`, `at`, `reason` and `until` are those given here. None: what was ordered
-                before is at an end.
+            control: its `by`, `at`, `reason` and `until` are those given here. None: what was set before is at an end.
             clusters: names of clusters, or patterns of them.
             fleets: names of fleets, or patterns of them.
-            by: who orders it.
+            by: who sets it.
             reason: why, or None.
             until: when it ends by itself; None: when it is resumed.
 
         Raises:
-            StoreError: it cannot be stored, and nothing is ordered.
+            StoreError: it cannot be stored, and nothing is set.
         """
         at = self._utc()
         if control is None:
@@ -112,7 +111,7 @@ class Controls:
             fleet: the name of the fleet that it is a member of, or None.
             now: the time.
         """
-        return in_force(self._orders_for(cluster, fleet), now) if self._stored else ()
+        return in_force(self._stored_for(cluster, fleet), now) if self._stored else ()
 
     def listing(self, now: datetime) -> tuple[StoredControl, ...]:
         """All pauses, holds and limits that have not expired or been replaced, oldest first; without resumes."""
@@ -120,10 +119,10 @@ class Controls:
 
     def _know(self, stored: Iterable[StoredControl]) -> None:
         self._stored = tuple(stored)
-        self._orders_for = lru_cache(maxsize=_MAX_KNOWN)(partial(orders_for, self._stored))
+        self._stored_for = lru_cache(maxsize=_MAX_KNOWN)(partial(stored_for, self._stored))
 
 
-def orders_for(stored: Sequence[StoredControl], cluster: str, fleet: str | None) -> tuple[StoredControl, ...]:
+def stored_for(stored: Sequence[StoredControl], cluster: str, fleet: str | None) -> tuple[StoredControl, ...]:
     """Those that are for a cluster, newest first, up to the last resume."""
     found = []
     for each in reversed(stored):
@@ -141,10 +140,10 @@ def matches(stored: StoredControl, cluster: str, fleet: str | None) -> bool:
     )
 
 
-def in_force(orders: Iterable[StoredControl], now: datetime) -> tuple[Control, ...]:
-    """Of each kind the newest one of a cluster's `orders_for` that has not expired."""
+def in_force(stored: Iterable[StoredControl], now: datetime) -> tuple[Control, ...]:
+    """Of each kind the newest one of a cluster's `stored_for` that has not expired."""
     newest: dict[ControlKind, Control] = {}
-    for each in orders:
+    for each in stored:
         if each.control is not None and not expired(each, now):
             newest.setdefault(each.control.kind, each.control)
     return tuple([newest[kind] for kind in ControlKind if kind in newest])

@@ -30,7 +30,7 @@ from autoscaler.daemon.controller import LogState
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
-from autoscaler.daemon.observer import Ordered
+from autoscaler.daemon.observer import FoundControls
 from autoscaler.daemon.reports import Known, Reporter
 from autoscaler.ports import (
     ConfigurationError,
@@ -125,12 +125,12 @@ class Discoveries:
 
     Attributes:
         members: name of a member's cluster -> its fleet and the member's id.
-        ordered: name of a member's cluster -> what people have ordered on the member, where there is something.
+        controls: name of a member's cluster -> the controls on the member, where there is something.
     """
 
     def __init__(self, fleet: Fleet, store: MemberStore, *, utc: Callable[[], datetime]) -> None:
         self.members: Mapping[str, tuple[str, str]] = {}
-        self.ordered: Mapping[str, Ordered] = {}
+        self.controls: Mapping[str, FoundControls] = {}
         self._fleet = fleet
         self._store = store
         self._utc = utc
@@ -279,8 +279,8 @@ class Discoveries:
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members, held)
         mask.hide(*assembled.config.secrets)
-        # Before: a new cluster must know its fleet, and what is ordered, at its first tick.
-        self.ordered = await self._ordered(assembled.members)
+        # Before: a new cluster must know its fleet, and its controls, at its first tick.
+        self.controls = await self._controls(assembled.members)
         self.members = {**self.members, **assembled.members}
         changes = await self._fleet.change(assembled.config)
         self._applied = True
@@ -298,8 +298,8 @@ class Discoveries:
             watch.report()
         return changes
 
-    async def _ordered(self, members: Mapping[str, tuple[str, str]]) -> dict[str, Ordered]:
-        """What people have ordered on members, by the names of their clusters, where there is something."""
+    async def _controls(self, members: Mapping[str, tuple[str, str]]) -> dict[str, FoundControls]:
+        """The controls on members, by the names of their clusters, where there is something."""
         found, slices = {}, Slices()
         plugins = {
             fleet: watch.spec.discover
@@ -309,7 +309,7 @@ class Discoveries:
         for name, (fleet, member) in members.items() if plugins else ():
             if fleet in plugins:
                 await slices.turn()
-                found[name] = _ordered(plugins[fleet], self._watches[fleet].filled[member].member)
+                found[name] = _controls(plugins[fleet], self._watches[fleet].filled[member].member)
         return {name: each for name, each in found.items() if each.controls or each.remarks}
 
     async def _persist(self, call: Coroutine[None, None, None]) -> bool:
@@ -547,12 +547,12 @@ async def find_members(config: Config, connections: Connections) -> tuple[Config
     return assembled.config, problems
 
 
-def _ordered(plugin: MembersWithControls, member: Member) -> Ordered:
+def _controls(plugin: MembersWithControls, member: Member) -> FoundControls:
     try:
         with contained():
-            return Ordered(*plugin.controls(member))
+            return FoundControls(*plugin.controls(member))
     except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-        return Ordered(remarks=(f"what is ordered on {member.id} is not known: {format_error(error)}",))
+        return FoundControls(remarks=(f"the controls of {member.id} are not known: {format_error(error)}",))
 
 
 def _clusters(filled: Mapping[str, Filled]) -> list[MemberCluster]:

@@ -14,7 +14,7 @@ from autoscaler.daemon.connections import ClusterConnections, Connections
 from autoscaler.daemon.controller import Controller, Ticked, TickRecorder
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership, SoleOwnership
-from autoscaler.daemon.observer import Orders, no_orders, utc_now
+from autoscaler.daemon.observer import FindControls, no_controls, utc_now
 from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0
@@ -82,7 +82,7 @@ class Fleet:
         dry_run: bool = False,
         decide: Decide = step,
         ownership: Ownership | None = None,
-        orders: Orders = no_orders,
+        find_controls: FindControls = no_controls,
         ticked: Ticked = lambda _: None,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
@@ -100,7 +100,7 @@ class Fleet:
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
-        self._orders = orders
+        self._find_controls = find_controls
         self._ticked = ticked
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
@@ -234,7 +234,7 @@ class Fleet:
             dry_run=self._dry_run,
             decide=self._decide,
             ownership=self.ownership,
-            orders=self._orders,
+            find_controls=self._find_controls,
             ticked=self._ticked,
         )
         controller.template_problem = self.template_problems.get(cluster.spec.name)

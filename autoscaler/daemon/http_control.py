@@ -1,4 +1,4 @@
-"""The HTTP endpoints that change something: orders and decisions now; and what was ordered, and the audit."""
+"""The HTTP endpoints that set controls and decide now, and those that list controls and the audit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.ports import AuditEntry, Record, StoredControl
 
 DEFAULT_TIME = timedelta(hours=1)
-"""How long an order lasts that does not say."""
+"""How long a control lasts that does not say."""
 
 LONGEST_TIME = timedelta(days=366)
 
@@ -124,7 +124,7 @@ class ControlRequest(BaseModel):
         return bool(self.up), bool(self.down)
 
     def control(self, by: str) -> Control | None:
-        """What is ordered; None: what was ordered before is at an end."""
+        """The control; None: what was set before is at an end."""
         if self.action == RESUME:
             return None
         kind = ControlKind(self.action)
@@ -157,7 +157,7 @@ class DecideRequest(BaseModel):
 def routes() -> list[web.RouteDef]:
     """The endpoints of this module."""
     return [
-        web.post("/api/v1/controls", _order),
+        web.post("/api/v1/controls", _add_control),
         web.get("/api/v1/controls", _controls),
         web.get("/api/v1/audit", _audit),
         web.post("/api/v1/clusters/{name:.+}/decide", _decide),
@@ -165,7 +165,7 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-async def _order(request: web.Request) -> web.Response:
+async def _add_control(request: web.Request) -> web.Response:
     status, by = request.app[STATUS], request.app[ACCESS].caller(request)
     asked = await body_of(request, ControlRequest)
     clusters = await _matching(status, asked)
@@ -178,7 +178,7 @@ async def _order(request: web.Request) -> web.Response:
 
 
 def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]) -> dict[str, int]:
-    """The clusters that min and max of the configuration hold at another size than was ordered."""
+    """The clusters that min and max of the configuration hold at another size than was requested."""
     if replicas is None:
         return {}
     known = status.clusters
@@ -202,7 +202,7 @@ async def _controls(request: web.Request) -> web.Response:
                 waiting.discard(each.id)
                 if any(control is each.control for control in controls):
                     in_force[each.id].append(name)
-    # Others were ordered or resumed since for all clusters of the rest.
+    # Others were set or resumed since for all clusters of the rest.
     shown = [_shown(each, in_force[each.id]) for each in listed if in_force[each.id] or each.id in waiting]
     return web.json_response({"controls": shown})
 
@@ -253,15 +253,15 @@ def _written(field: str) -> str:
 
 
 async def _matching(status: DaemonStatus, asked: ControlRequest) -> list[str]:
-    """The names of the clusters that an order is for now. Raises HTTPNotFound where a name or pattern is for none."""
+    """The names of the clusters that a request is for now. Raises HTTPNotFound where a name or pattern is for none."""
     members, slices = status.members, Slices()
-    order = StoredControl(
+    control = StoredControl(
         clusters=tuple(asked.clusters), fleets=tuple(asked.fleets), control=None, by="", at=status.utc()
     )
     found = []
     for name in sorted(status.clusters):
         await slices.turn()
-        if matches(order, name, fleet_of(members, name)):
+        if matches(control, name, fleet_of(members, name)):
             found.append(name)
     await _refuse_unmatched("cluster", asked.clusters, sorted(status.clusters), slices)
     await _refuse_unmatched("fleet", asked.fleets, [fleet.name for fleet in status.fleets], slices)

@@ -83,7 +83,7 @@ def decision_document(record: Record, failed: str | None) -> dict[str, object]:
 
 
 def control_document(control: Control) -> dict[str, object]:
-    """What people have ordered, and that as a sentence."""
+    """A control, and that as a sentence."""
     return {
         "kind": control.kind.value,
         "by": control.by,

@@ -60,7 +60,7 @@ TICKS_IN_TROUBLE = 3
 """Ticks after which trouble is news: a reading that fails once is not."""
 
 EXPIRING = timedelta(minutes=10)
-"""Time before its end, at most a quarter of it all, at which an order is said to expire."""
+"""Time before its end, at most a quarter of it all, at which a control is said to expire."""
 
 BACKLOG = 60.0
 BACKLOG_FOR = timedelta(minutes=5)
@@ -87,7 +87,7 @@ class Seen:
         rescale: the one in progress, or None.
         refused: whether scale calls fail.
         troubled: ticks in a row in which it had another problem.
-        controls: what people have ordered that is in force.
+        controls: those that are in force.
         expiring: those of them that end soon.
         full_since: since when it is at its greatest size with a backlog, or None.
         full: whether that has lasted.
@@ -142,7 +142,7 @@ def news(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]
         yield NotificationKind.TROUBLE_BEGUN, trouble(controller) or ""
     if after.troubled == 0 and before.troubled >= TICKS_IN_TROUBLE:
         yield NotificationKind.TROUBLE_ENDED, "under control again"
-    yield from _orders(before, after)
+    yield from _controls(before, after)
     if after.full and not before.full and observation is not None:
         backlog = backlog_time(controller.cluster.spec, observation) or 0.0
         waits = "nothing is processed" if backlog == float("inf") else f"{format_span(backlog)} of records wait"
@@ -183,7 +183,7 @@ def _ended(rescale: Rescale, decision: Decision | None) -> Message:
     return NotificationKind.RESCALE_ENDED, f"{describe_rescale(rescale)} is not in progress any more"
 
 
-def _orders(before: Seen, after: Seen) -> Iterator[Message]:
+def _controls(before: Seen, after: Seen) -> Iterator[Message]:
     kinds = {control.kind for control in after.controls}
     for control in after.controls:
         if control not in before.controls:
@@ -192,7 +192,7 @@ def _orders(before: Seen, after: Seen) -> Iterator[Message]:
             yield NotificationKind.CONTROL_EXPIRING, f"ends soon: {describe_control(control)}"
     for control in before.controls:
         if control.kind not in kinds:
-            yield NotificationKind.CONTROL_ENDED, f"not ordered any more: {describe_control(control)}"
+            yield NotificationKind.CONTROL_ENDED, f"control ended: {describe_control(control)}"
 
 
 class Receiver:
@@ -376,7 +376,7 @@ class Notifications:
             before, now = self._seen.get(controller.logged), self._utc()
             after = self._seen[controller.logged] = see(controller, before or Seen(), now)
             if before is None:
-                # As it is found: orders and a rescale of before are no news, who controls it is.
+                # As it is found: controls and a rescale of before are no news, who controls it is.
                 new = controller.decision is not None and controller.decision.rescale
                 before = Seen(rescale=None if new else after.rescale, controls=after.controls, expiring=after.expiring)
                 if self._ownership.me is not None:

@@ -28,23 +28,23 @@ def utc_now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251 - the one place where the wall clock is read
 
 
-class Ordered(NamedTuple):
-    """What people have ordered for a cluster, and remarks on what they meant to order."""
+class FoundControls(NamedTuple):
+    """The controls of a cluster, and remarks on what is wrong with what was meant to be one."""
 
     controls: tuple[Control, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-Orders = Callable[[str, datetime], Ordered]
-"""What has been ordered for a cluster, by its name, and is in force at a time; not what its target shows."""
+FindControls = Callable[[str, datetime], FoundControls]
+"""The controls of a cluster, by its name, that are in force at a time; without those that its target shows."""
 
-_NOTHING = Ordered()
+_EMPTY = FoundControls()
 
 
-def no_orders(cluster: str, at: datetime) -> Ordered:
-    """Nobody has ordered anything."""
+def no_controls(cluster: str, at: datetime) -> FoundControls:
+    """Nobody has set a control."""
     del cluster, at
-    return _NOTHING
+    return _EMPTY
 
 
 class Observer:
@@ -64,12 +64,12 @@ class Observer:
         cluster: Cluster,
         connections: ClusterConnections,
         utc: Callable[[], datetime],
-        orders: Orders = no_orders,
+        find_controls: FindControls = no_controls,
     ) -> None:
         self._cluster = cluster
         self._connections = connections
         self._utc = utc
-        self._orders = orders
+        self._find_controls = find_controls
         self._hanging: dict[str, asyncio.Task[Any]] = {}
         self._defects: dict[str, type[BaseException]] = {}
         self.status: TargetStatus | None = None
@@ -106,7 +106,7 @@ class Observer:
             status = self.status  # Its parts are kept with every observation: once for all that are equal.
         self.status = status
         at = self._utc()
-        ordered = self.ordered(at)
+        found = self.controls_at(at)
         return Observation(
             at=at,
             desired=None if status is None else status.desired,
@@ -116,15 +116,17 @@ class Observer:
             engine=engine if isinstance(engine, EngineStatus) else None,
             floor=None if status is None else status.floor,
             ceiling=None if status is None else status.ceiling,
-            remarks=ordered.remarks + (() if status is None else status.remarks),
-            controls=ordered.controls,
+            remarks=found.remarks + (() if status is None else status.remarks),
+            controls=found.controls,
         )
 
-    def ordered(self, at: datetime) -> Ordered:
-        """What people have ordered that is in force at this time, also on the target as it was last seen."""
-        orders = self._orders(self._cluster.spec.name, at)
+    def controls_at(self, at: datetime) -> FoundControls:
+        """The controls that are in force at this time, also on the target as it was last seen."""
+        found = self._find_controls(self._cluster.spec.name, at)
         shown = () if self.status is None else self.status.controls
-        return Ordered(newest_controls(orders.controls + shown), orders.remarks) if orders.controls or shown else orders
+        if not (found.controls or shown):
+            return found
+        return FoundControls(newest_controls(found.controls + shown), found.remarks)
 
     async def _request(
         self, requests: Mapping[str, Callable[[], Awaitable[object]]]

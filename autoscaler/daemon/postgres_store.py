@@ -414,11 +414,11 @@ class PostgresStateStore:
             pass
 
     async def load_controls(self) -> list[StoredControl]:
-        """What people have ordered, oldest first. Raises StoreError."""
+        """The controls, oldest first. Raises StoreError."""
         try:
             return await self._reader.use(_load_controls)
         except ValueError as error:
-            raise self._unreadable("what people have ordered", error) from error
+            raise self._unreadable("the manual controls", error) from error
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
         """Persist both together, and delete what is not needed any more. Raises StoreError: it is not known whether."""
@@ -437,7 +437,7 @@ class PostgresStateStore:
         try:
             return await self._writer.use(write, again=False)
         except ValueError as error:
-            raise self._unreadable("what people have ordered", error) from error
+            raise self._unreadable("the manual controls", error) from error
 
     async def add_audit(self, entry: AuditEntry) -> None:
         """Persist an entry of the audit. Raises StoreError."""

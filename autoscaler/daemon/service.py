@@ -34,7 +34,7 @@ from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.notifications import Notifications
-from autoscaler.daemon.observer import Ordered, utc_now
+from autoscaler.daemon.observer import FoundControls, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.status import fleet_of
@@ -50,7 +50,7 @@ MAX_NAMED = 100
 """Names of clusters that a log line has."""
 
 REFRESH = 2.0
-"""Seconds after which orders are read that other copies may have written."""
+"""Seconds after which controls are read that other copies may have written."""
 
 OK = 0
 INTERRUPTED = 130
@@ -70,7 +70,7 @@ class Daemon:
         store, history: where decisions are kept.
         notifications: receivers of events of the clusters.
         ownership: says which clusters this copy controls.
-        controls: what people have ordered.
+        controls: the pauses, holds and limits that people have set.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
@@ -111,7 +111,7 @@ class Daemon:
             dry_run=dry_run,
             decide=decide,
             ownership=self.ownership,
-            orders=self.orders,
+            find_controls=self.controls_of,
             ticked=lambda controller: self.notifications.ticked(controller),  # noqa: PLW0108 - they are made below
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
@@ -166,11 +166,11 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    def orders(self, cluster: str, at: datetime) -> Ordered:
-        """What people have ordered for a cluster, or on the member that it is of, that is in force at this time."""
+    def controls_of(self, cluster: str, at: datetime) -> FoundControls:
+        """The controls of a cluster, or of the member that it is of, that are in force at this time."""
         controls = self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
-        of_member = self.discoveries.ordered.get(cluster)
-        return Ordered(controls) if of_member is None else Ordered(controls + of_member.controls, of_member.remarks)
+        of_member = self.discoveries.controls.get(cluster, FoundControls())
+        return FoundControls(controls + of_member.controls, of_member.remarks)
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
@@ -206,7 +206,7 @@ class Daemon:
 
         Raises:
             ListenError: its address cannot be listened on.
-            StoreError: what people have ordered cannot be read in a store that is this daemon's alone.
+            StoreError: the controls cannot be read in a store that is this daemon's alone.
         """
         mask.hide(*self._config.secrets)
         refreshing: asyncio.Task[None] | None = None
@@ -214,7 +214,7 @@ class Daemon:
         try:
             daemon = self._config.daemon
             if self.ownership.me is None:
-                # Before any cluster: one that is held must not be scaled first. And before anybody can order something.
+                # Before any cluster: one that is held must not be scaled first. And before anybody can set a control.
                 await self.controls.load()
             async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
@@ -230,7 +230,7 @@ class Daemon:
                 _warn(self._config)
                 if self.ownership.me is not None:
                     await self._wait_for_controls()
-                    refreshing = asyncio.create_task(self._refresh_controls(), name="orders of other copies")
+                    refreshing = asyncio.create_task(self._refresh_controls(), name="manual controls of other copies")
                 self.notifications.apply(daemon.notifications)
                 await self.discoveries.apply(self._config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
@@ -265,14 +265,14 @@ class Daemon:
         await self.fleet.stop()
 
     async def _wait_for_controls(self) -> None:
-        """Read what people have ordered. A store that others share may be away at the start: it is waited for."""
+        """Read the controls. A store that others share may be away at the start: it is waited for."""
         logged = False
         while not self._stop.is_set():
             try:
                 await self.controls.load()
             except StoreError as error:
                 if not logged:
-                    text = "orders cannot be read: no cluster is controlled until they are"
+                    text = "manual controls cannot be read: no cluster is scaled until they are"
                     log.error(text, extra={"error": str(error)})  # noqa: TRY400 - it is complete
                     logged = True
                 await sleep_until_stopped(self._stop, REFRESH)

@@ -172,12 +172,12 @@ class SqliteStateStore:
             pass
 
     async def load_controls(self) -> list[StoredControl]:
-        """What people have ordered, oldest first. Raises StoreError."""
-        return await self._read(lambda: _load_controls(self._connection), "what people have ordered")
+        """The controls, oldest first. Raises StoreError."""
+        return await self._read(lambda: _load_controls(self._connection), "the manual controls")
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
         """Persist both together, and delete what is not needed any more. Raises StoreError, and then neither is."""
-        return await self._read(lambda: self._write_control(stored, audit), "what people have ordered")
+        return await self._read(lambda: self._write_control(stored, audit), "the manual controls")
 
     async def add_audit(self, entry: AuditEntry) -> None:
         """Persist an entry of the audit. Raises StoreError."""

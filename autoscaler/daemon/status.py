@@ -50,7 +50,7 @@ class DaemonStatus(Protocol):
 
     @property
     def controls(self) -> Controls:
-        """What people have ordered."""
+        """The controls."""
         ...
 
     @property

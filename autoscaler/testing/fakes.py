@@ -223,7 +223,7 @@ class FakeStore:
         states: cluster -> the state last kept.
         records: every record kept, oldest first.
         members: fleet -> the members last kept.
-        controls: all that people have ordered, oldest first.
+        controls: all that people have set, oldest first.
         entries: of the audit, oldest first.
         failure: the error text with which everything is refused, or empty.
         journal: what happened, for tests of the order: `save` entries are added by the store.

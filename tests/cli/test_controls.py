@@ -81,14 +81,14 @@ def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
     assert "cluster orders is scaled up from 3 to 4" in (explained := capsys.readouterr().out), explained
     assert cli.main(["controls", *secure.options]) == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert head.split() == ["clusters", "order", "until", "by", "why"]
+    assert head.split() == ["clusters", "control", "until", "by", "why"]
     assert [cell for cell in row.split("  ") if cell][:2] == ["orders", "hold 4"]
     assert "alice" in row
     assert "load test" in row
     assert cli.main(["resume", "orders", *secure.options]) == 0
     assert capsys.readouterr().out == "resumed, 1 cluster: orders\n"
     assert cli.main(["controls", *secure.options]) == 0
-    assert capsys.readouterr().out == "Nothing is ordered.\n"
+    assert capsys.readouterr().out == "No pause, hold or limit is in force.\n"
     assert cli.main(["controls", "--audit", "3", *secure.options]) == 0
     rows = capsys.readouterr().out.splitlines()[1:]
     assert [row.split("  ")[2].strip() for row in rows] == ["resume", "decide", "hold"]
@@ -126,13 +126,13 @@ def test_each_order_arrives_as_it_was_given(
     assert control.items() >= body.items()
 
 
-@pytest.mark.parametrize(("ordered", "held"), [("50", "5"), ("0", "3")])
+@pytest.mark.parametrize(("requested", "held"), [("50", "5"), ("0", "3")])
 def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
-    resumed: Secure, capsys: pytest.CaptureFixture[str], ordered: str, held: str
+    resumed: Secure, capsys: pytest.CaptureFixture[str], requested: str, held: str
 ) -> None:
-    assert cli.main(["hold", ordered, "orders", *resumed.options]) == 0
+    assert cli.main(["hold", requested, "orders", *resumed.options]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"the size is held at {ordered} until ")
+    assert first.startswith(f"the size is held at {requested} until ")
     assert second == f"at {held} instead, by min and max of the configuration: orders"
 
 

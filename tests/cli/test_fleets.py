@@ -110,11 +110,9 @@ def columns(text: str, name: str) -> list[str]:
     return next(line for line in text.splitlines() if line.startswith(name)).split()
 
 
-def test_what_people_have_ordered_is_a_column_while_there_is_something(
-    daemon: Answers, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_controls_are_a_column_while_there_are_some(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.clusters = [row("a", None), row("b", None)]
-    assert "ordered" not in status(daemon, capsys)
+    assert "control" not in status(daemon, capsys)
     control: dict[str, Any] = {"up": False, "down": False, "replicas": None, "min": None, "max": None, "text": "…"}
     shown = {
         "pause": {"kind": "pause", "up": True, "down": True},
@@ -130,6 +128,7 @@ def test_what_people_have_ordered_is_a_column_while_there_is_something(
     daemon.clusters.append(row("j", None, controls=[{**control, **shown["pause up"]}, {**control, **shown["hold 12"]}]))
     text = status(daemon, capsys)
     lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert " control " in lines["cluster"]
     assert " - " in lines["a"]
     assert all(f" {what} " in lines[name] for name, what in names.items())
     assert " pause up, hold 12 " in lines["j"]
@@ -158,7 +157,7 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     ]
     text = status(daemon, capsys)
     assert len(text.splitlines()) < 30
-    # clusters, troubled, refused, missing, at max, rescaling, ordered, sums of the sizes
+    # clusters, troubled, refused, missing, at max, rescaling, control, sums of the sizes
     assert columns(text, "streaming") == [
         "streaming",
         "200",
@@ -203,7 +202,7 @@ def test_a_fleet_or_those_in_trouble_are_listed(daemon: Answers, capsys: pytest.
     assert "away" not in text
     text = status(daemon, capsys, "--troubled")
     assert text.splitlines()[1].startswith("prod/job-7")
-    assert "Fleet batch: the discovery does not answer" in text
+    assert "Fleet batch: the discovery failed, the known members are kept: away" in text
     assert len(status(daemon, capsys, "--filter", "prod/job-1*").splitlines()) == 12
     assert json.loads(status(daemon, capsys, "--fleet", "batch", "--json"))["clusters"] == []
     assert cli.main(["status", "--url", daemon.url, "--fleet", "nobody"]) == 1

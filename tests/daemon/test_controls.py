@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Control, ControlKind, Reason
-from autoscaler.daemon.controls import Controls, expired, in_force, orders_for, unneeded
+from autoscaler.daemon.controls import Controls, expired, in_force, stored_for, unneeded
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.daemon.observer import Ordered
+from autoscaler.daemon.observer import FoundControls
 from autoscaler.daemon.state_store import FILE, open_state_store
 from autoscaler.daemon.status import fleet_of
 from autoscaler.ports import MAX_AUDIT, AuditEntry, Member, StoredControl, StoreError
@@ -70,14 +70,14 @@ def test_it_is_for_the_clusters_and_fleets_that_it_names_until_they_are_resumed(
 ) -> None:
     parts = [order.partition(" --fleet ") for order in orders]
     listed = [stored(n, first.split()[0], first.split()[1], fleets) for n, (first, _, fleets) in enumerate(parts, 1)]
-    assert [each.kind for each in in_force(orders_for(listed, cluster, fleet), NOON)] == found
+    assert [each.kind for each in in_force(stored_for(listed, cluster, fleet), NOON)] == found
 
 
 def test_the_newest_of_a_kind_is_in_force_and_after_it_an_older_one_that_has_not_expired() -> None:
     older = replace(stored(1, "hold", "a"), control=control("hold", replicas=3))
     newer = replace(stored(2, "hold", "*", until=NOON + HOUR), control=control("hold", replicas=9))
     for after, size in ((timedelta(0), 9), (HOUR, 3)):
-        [found] = in_force(orders_for([older, newer], "a", None), NOON + after)
+        [found] = in_force(stored_for([older, newer], "a", None), NOON + after)
         assert found.replicas == size
 
 
@@ -125,8 +125,8 @@ def test_without_what_is_not_needed_the_same_is_in_force_at_any_later_time(
     kept = [each for each in whole if each.id not in gone]
     for cluster, fleet in (("a", None), ("b", None), ("c", "f"), ("a", "f")):
         for later in (now, now + HOUR, now + 3 * HOUR):
-            assert in_force(orders_for(kept, cluster, fleet), later) == in_force(
-                orders_for(whole, cluster, fleet), later
+            assert in_force(stored_for(kept, cluster, fleet), later) == in_force(
+                stored_for(whole, cluster, fleet), later
             )
 
 
@@ -154,12 +154,14 @@ class Ordering(Fleets):
 
     def make_fleet(self, *, dry_run: bool = False) -> Fleet:
         self.controls = Controls(self.store, self.clock)
-        return Fleet(self.store, self.store, self.tick_times, utc=self.clock, dry_run=dry_run, orders=self.orders)
+        return Fleet(
+            self.store, self.store, self.tick_times, utc=self.clock, dry_run=dry_run, find_controls=self.controls_of
+        )
 
-    def orders(self, cluster: str, at: datetime) -> Ordered:
+    def controls_of(self, cluster: str, at: datetime) -> FoundControls:
         found = self.controls.in_force(cluster, fleet_of(self.discoveries.members, cluster), at)
-        of_member = self.discoveries.ordered.get(cluster, Ordered())
-        return Ordered(found + of_member.controls, of_member.remarks)
+        of_member = self.discoveries.controls.get(cluster, FoundControls())
+        return FoundControls(found + of_member.controls, of_member.remarks)
 
     async def start(self) -> None:
         await self.controls.load()
@@ -173,7 +175,7 @@ class Ordering(Fleets):
 
 
 def said(caplog: pytest.LogCaptureFixture, message: str) -> list[tuple[Any, Any]]:
-    return [(vars(one)["cluster"], vars(one)["what"]) for one in caplog.records if one.message == message]
+    return [(vars(one)["cluster"], vars(one)["control"]) for one in caplog.records if one.message == message]
 
 
 @pytest.fixture(autouse=True)
@@ -198,11 +200,11 @@ def test_a_hold_is_reached_at_once_and_ends_by_itself_and_is_logged_once_each(ca
         assert (world.targets["a"].requests, world.targets["b"].requests) == ([3, 7], [3, 5])
         assert Reason.CONTROL in world.reasons("a")
         what = f"the size is held at 7 by bob until {until:%Y-%m-%d %H:%M:%S} UTC: a release"
-        assert said(caplog, "ordered") == [("a", what)]
-        assert said(caplog, "not ordered any more") == []
+        assert said(caplog, "control in force") == [("a", what)]
+        assert said(caplog, "control ended") == []
         await world.until(600)
         assert world.targets["a"].requests == [3, 7, 5]
-        assert said(caplog, "ordered") == said(caplog, "not ordered any more") == [("a", what)]
+        assert said(caplog, "control in force") == said(caplog, "control ended") == [("a", what)]
         await world.stop()
 
     virtual_time.run(main())
@@ -285,7 +287,7 @@ def test_what_is_ordered_on_a_member_is_in_force_without_another_controller_also
         world.find("a", hold="defect")
         await world.until(450)
         [remark] = world.controllers["a"].remarks
-        assert remark.startswith("what is ordered on id-a is not known: ")
+        assert remark.startswith("the controls of id-a are not known: ")
         await world.stop()
 
     virtual_time.run(main())
@@ -293,7 +295,7 @@ def test_what_is_ordered_on_a_member_is_in_force_without_another_controller_also
         vars(one)["remark"] for one in caplog.records if one.message == "target or annotation reports a condition"
     ] == [
         "'many' is no number",
-        "what is ordered on id-a is not known: RuntimeError: cannot stand this",
+        "the controls of id-a are not known: RuntimeError: cannot stand this",
     ]
 
 
@@ -309,7 +311,7 @@ def test_what_a_target_shows_is_in_force_and_less_than_a_newer_command(caplog: p
         await world.until(100)
         target.failure = None
         await world.until(150)
-        assert len(said(caplog, "ordered")) == 1
+        assert len(said(caplog, "control in force")) == 1
         await world.controls.add(control("hold", replicas=2), ["a"], by="bob", until=world.until_in(seconds=60))
         await world.until(190)
         assert target.requests == [6, 2]
@@ -362,8 +364,11 @@ def test_what_another_daemon_has_written_is_known_after_a_refresh_and_stays_whil
         await other.refresh()
 
     virtual_time.run(main())
-    texts = [one.message for one in caplog.records if "orders" in one.message]
-    assert texts == ["orders cannot be read: those that are known stay", "orders are read again"]
+    texts = [one.message for one in caplog.records if "manual controls" in one.message]
+    assert texts == [
+        "manual controls cannot be read: the known ones stay in force",
+        "manual controls are read again",
+    ]
 
 
 async def test_sqlite_keeps_orders_and_audit_together_and_deletes_what_is_not_needed(tmp_path: Path) -> None:
@@ -413,7 +418,7 @@ async def test_the_last_entries_of_the_audit_are_kept(tmp_path: Path, monkeypatc
         assert [each.by for each in await store.audit(10)] == ["4", "3", "2"]
 
 
-async def test_a_file_of_before_there_were_orders_is_read_and_damage_is_named(tmp_path: Path) -> None:
+async def test_a_file_of_before_there_were_controls_is_read_and_damage_is_named(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=5) as store:
         await store.call(lambda connection: connection.executescript("DROP TABLE control; DROP TABLE audit"))
     async with open_state_store(tmp_path, decisions=5) as store:
@@ -424,7 +429,7 @@ async def test_a_file_of_before_there_were_orders_is_read_and_damage_is_named(tm
         connection.execute("UPDATE audit SET entry = CAST('[]' AS BLOB)")
     connection.close()
     async with open_state_store(tmp_path, decisions=5) as store:
-        with pytest.raises(StoreError, match="what people have ordered cannot be read: control: Field required"):
+        with pytest.raises(StoreError, match="the manual controls cannot be read: control: Field required"):
             await store.load_controls()
         with pytest.raises(StoreError, match="the audit cannot be read: "):
             await store.audit(1)

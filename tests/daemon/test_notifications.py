@@ -202,7 +202,7 @@ def test_trouble_is_told_when_it_has_lasted_for_three_ticks_and_when_it_ends() -
     run(main)
 
 
-def test_orders_are_told_when_they_are_set_about_to_expire_and_ended() -> None:
+def test_controls_are_told_when_they_are_set_about_to_expire_and_ended() -> None:
     async def main() -> None:
         world = Told("a")
         await world.start()

@@ -210,7 +210,7 @@ def test_the_command_prints_counts_and_no_password(
     assert cli.main(["state", "copy", source, url]) == 0
     shown = capsys.readouterr().out
     assert "clusters" in shown
-    assert "orders" in shown
+    assert "pauses, holds and limits" in shown
     assert cli.main(["state", "copy", url, str(tmp_path / "new"), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)
     assert counts["entries of the audit"] == 4

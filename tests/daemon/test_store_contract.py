@@ -262,7 +262,7 @@ def noted(second: int, action: str = "hold") -> AuditEntry:
     return AuditEntry(at=NOW + timedelta(seconds=second), by="ann", action=action, scope="a", detail="3", reason="ü")
 
 
-async def test_orders_come_back_with_their_ids_and_what_is_not_needed_goes(place: Place) -> None:
+async def test_controls_come_back_with_their_ids_and_what_is_not_needed_goes(place: Place) -> None:
     async with place.open() as store:
         assert await store.load_controls() == []
         first = await store.add_control(ordered(0, 3, "a"), noted(0))
@@ -290,9 +290,9 @@ async def test_the_last_entries_of_the_audit_are_kept(place: Place, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "what"), [("control", "stored", "ordered"), ("audit", "entry", "the audit")]
+    ("table", "column", "what"), [("control", "stored", "the manual controls"), ("audit", "entry", "the audit")]
 )
-async def test_orders_that_cannot_be_read_are_an_error(place: Place, table: str, column: str, what: str) -> None:
+async def test_controls_that_cannot_be_read_are_an_error(place: Place, table: str, column: str, what: str) -> None:
     async with place.open() as store:
         await store.add_control(ordered(0, 3, "a"), noted(0))
         place.damage(table, column, b"{")
