@@ -3,7 +3,7 @@
 import { announce, el, field, setAttribute, setText, table } from "./dom.js";
 import { duration, percent, plural, rate, seconds, share, short, time } from "./format.js";
 import { decideNow, fetchCluster, fetchDecision, fetchSeries, now, recording, simulateWith, state, subscribe } from "./source.js";
-import { guarded, openDialog, orderButton } from "./orders.js";
+import { controlButton, guarded, openDialog } from "./controls.js";
 import { sizeOf, stateOf } from "./fleet.js";
 import { makeCharts } from "./charts.js";
 import { trailOf } from "./trail.js";
@@ -37,7 +37,7 @@ function panelsOf(objective) {
       title: "Workers",
       series: [
         { key: "ready", label: "ready", colour: "ready", format: count, stepped: true, fill: true },
-        { key: "desired", label: "asked for", colour: "asked", format: count, stepped: true },
+        { key: "desired", label: "desired", colour: "asked", format: count, stepped: true },
         { key: "used", label: "used by the job", colour: "used", format: count, stepped: true, thin: true, dash: [3, 3] },
       ],
     },
@@ -58,7 +58,7 @@ export function showCluster(main, query, name) {
   const dot = el("span", { class: "dot" });
   const sentence = el("p", { class: "sentence" });
   const facts = el("dl", { class: "facts" });
-  const orders = el("ul", { class: "in-force" });
+  const controls = el("ul", { class: "in-force" });
   const ranges = el(
     "div",
     { class: "ranges", role: "group", "aria-label": "Time range" },
@@ -72,7 +72,7 @@ export function showCluster(main, query, name) {
   const ask = guarded("What would you do now?", () =>
     openDialog(
       "What would you do now?",
-      "Everything is read again and decided about at once, not at the next tick. If another size comes out of it, that is requested as at any tick, unless this is a dry run or an order holds it back.",
+      "Everything is read again and decided about at once, not at the next tick. If another size comes out of it, that is requested as at any tick, unless this is a dry run or a control prevents it.",
       [field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "For the audit")],
       "Decide now",
       async (form) => showTrail(await decideNow(name, form.get("reason").trim()), "Decided now"),
@@ -80,10 +80,10 @@ export function showCluster(main, query, name) {
   );
   main.append(
     el("p", { class: "crumb" }, el("a", { href: "#/" }, "← Clusters")),
-    el("div", { class: "title" }, el("h1", {}, dot, name), el("div", { class: "actions" }, ask, ["pause", "hold", "limit", "resume"].map((action) => orderButton(action, name)))),
+    el("div", { class: "title" }, el("h1", {}, dot, name), el("div", { class: "actions" }, ask, ["pause", "hold", "limit", "resume"].map((action) => controlButton(action, name)))),
     sentence,
     facts,
-    orders,
+    controls,
     el("section", { "aria-label": "History" }, el("div", { class: "title" }, el("h2", {}, "History"), ranges), drawing),
     el("div", { class: "columns" }, el("section", { "aria-label": "Decisions" }, el("h2", {}, "Decisions"), list), trail),
     el("section", {}, el("h2", {}, "What it has learned"), learned),
@@ -93,7 +93,7 @@ export function showCluster(main, query, name) {
   const stop = subscribe((changed) => (changed === null || changed.has(name)) && update());
   const refreshing = setInterval(() => document.visibilityState === "visible" && !recording && refresh(), REFRESH);
   document.addEventListener("keydown", onKey);
-  document.addEventListener("ordered", readCluster);
+  document.addEventListener("controlled", readCluster);
   update();
   refresh();
   if (opened) openAt(opened);
@@ -105,7 +105,7 @@ export function showCluster(main, query, name) {
     endComparison();
     clearInterval(refreshing);
     document.removeEventListener("keydown", onKey);
-    document.removeEventListener("ordered", readCluster);
+    document.removeEventListener("controlled", readCluster);
   };
 
   async function refresh() {
@@ -125,11 +125,11 @@ export function showCluster(main, query, name) {
     while (facts.children.length < entries.length) facts.append(el("div", {}, el("dt"), el("dd"), el("dd", { class: "small" })));
     entries.forEach(([term, value, more], index) => [term, value, more].forEach((text, part) => setText(facts.children[index].children[part], text)));
     const texts = row.controls.map((control) => control.text);
-    if (orders.dataset.texts !== texts.join("\n")) {
-      orders.dataset.texts = texts.join("\n");
-      orders.replaceChildren(...texts.map((text) => el("li", {}, text)));
+    if (controls.dataset.texts !== texts.join("\n")) {
+      controls.dataset.texts = texts.join("\n");
+      controls.replaceChildren(...texts.map((text) => el("li", {}, text)));
     }
-    orders.hidden = texts.length === 0;
+    controls.hidden = texts.length === 0;
   }
 
   async function readCluster() {

@@ -7,7 +7,7 @@ import { now, state, subscribe } from "./source.js";
 const STATES = {
   "": "all states",
   trouble: "in trouble",
-  notice: "noticed",
+  notice: "with a notice",
   fine: "fine",
   moving: "rescaling",
   ordered: "paused, held, limited",
@@ -127,7 +127,7 @@ export function showFleet(main, query) {
     setAttribute(grid, "aria-rowcount", String(names.length + 1));
     empty.hidden = names.length > 0;
     grid.hidden = names.length === 0;
-    const waiting = { connecting: "Asking the daemon…", refused: "The daemon shows its clusters only to who has a token." }[state.link];
+    const waiting = { connecting: "Asking the daemon…", refused: "The daemon shows its clusters only with a valid token." }[state.link];
     setText(empty, waiting && !state.rows.size ? waiting : state.rows.size ? "No cluster matches. Escape clears the search." : "There are no clusters yet.");
     draw();
   }
@@ -228,7 +228,7 @@ function isTyping(target) {
 
 function summarized({ trouble, notice, fine }, workers, asked, matching) {
   const total = trouble + notice + fine;
-  const parts = [trouble ? `${trouble} in trouble` : "none in trouble", notice && `${notice} noticed`, `${fine} fine`];
+  const parts = [trouble ? `${trouble} in trouble` : "none in trouble", notice && `${notice} with a notice`, `${fine} fine`];
   const sizes = asked === workers ? plural(workers, "worker") : `${workers.toLocaleString("en")} → ${plural(asked, "worker")}`;
   return `${matching === total ? plural(total, "cluster") : `${matching} of ${plural(total, "cluster")}`}: ${parts.filter(Boolean).join(", ")} · ${sizes}`;
 }
@@ -286,7 +286,7 @@ function newRow() {
   }
 }
 
-/** The size now and the one asked for, where they differ. */
+/** The size now and the desired one, where they differ. */
 export function sizeOf(row) {
   if (row.current === null) return "–";
   return row.desired !== null && row.desired !== row.current ? `${row.current} → ${row.desired}` : String(row.current);

@@ -3,7 +3,7 @@
 import { setText } from "./dom.js";
 import { duration, sentence, time } from "./format.js";
 import { follow, recording, state, subscribe, token, whyReadOnly } from "./source.js";
-import { markAllGuarded, openToken, showOrders } from "./orders.js";
+import { markAllGuarded, openToken, showControls } from "./controls.js";
 import { showFleet } from "./fleet.js";
 import { showCluster } from "./cluster.js";
 
@@ -14,16 +14,17 @@ let leave = null;
 
 function route() {
   const [where, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const controls = where === "controls" || where === "orders"; // bookmarks may have its former name
   const query = new URLSearchParams(search);
   leave?.();
   content.replaceChildren();
   const cluster = where.startsWith("cluster/") ? decoded(where.slice("cluster/".length)) : null;
   if (cluster) leave = showCluster(content, query, cluster);
-  else if (where === "orders") leave = showOrders(content);
+  else if (controls) leave = showControls(content);
   else leave = showFleet(content, query);
-  document.title = `${cluster ?? (where === "orders" ? "Orders" : "Clusters")} · autoscaler`;
+  document.title = `${cluster ?? (controls ? "Controls" : "Clusters")} · autoscaler`;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.page === (where === "orders" ? "orders" : cluster ? "" : "fleet")) link.setAttribute("aria-current", "page");
+    if (link.dataset.page === (controls ? "controls" : cluster ? "" : "fleet")) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   scrollTo(0, 0);
@@ -57,7 +58,7 @@ function showLink() {
   }
   const access = document.getElementById("access");
   access.hidden = state.link === "file";
-  setText(access, state.hello?.writable ? `May order${state.hello.by ? `: ${state.hello.by}` : ""}` : token.get() ? "Access: read only" : "Access");
+  setText(access, state.hello?.writable ? `Can change${state.hello.by ? `: ${state.hello.by}` : ""}` : token.get() ? "Access: read only" : "Access");
   access.title = whyReadOnly() ?? "";
   markAllGuarded();
 }

@@ -120,17 +120,17 @@ export async function fetchDecision(name, at) {
 
 export const decideNow = (name, reason) => request(path(name, "/decide"), { body: reason ? { reason } : {} });
 export const simulateWith = (name, change, from, until) => request(path(name, "/what-if"), { body: { ...change, from: iso(from), until: iso(until) } });
-export const sendOrder = (order) => request("api/v1/controls", { body: order });
-export const fetchOrders = () => request("api/v1/controls");
+export const sendControl = (control) => request("api/v1/controls", { body: control });
+export const fetchControls = () => request("api/v1/controls");
 export const fetchAudit = () => request("api/v1/audit?limit=100");
 
-/** Why nothing can be ordered, or null. */
+/** Why nothing can be changed, or null. */
 export function whyReadOnly() {
-  if (recording) return "This is the record of a run: no daemon takes orders here.";
+  if (recording) return "This is the record of a run: nothing can be changed here.";
   const { hello } = state;
   if (hello?.writable) return null;
   if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";
-  if (!token.get()) return "Reading needs no token, ordering does: enter one with rights: write.";
+  if (!token.get()) return "Reading needs no token, changing does: enter one with rights: write.";
   if (hello?.problem) return `${sentence(hello.problem)}: enter another one with rights: write.`;
   if (hello?.by) return `The token of ${hello.by} may only read: enter one with rights: write.`;
   return "Enter a token with rights: write.";
@@ -165,7 +165,7 @@ async function keepFollowing(stop, onAnswer) {
       });
       state.problem = "the daemon has ended the connection";
     } catch (error) {
-      state.problem = error instanceof RequestError ? error.message : "the daemon has fallen silent";
+      state.problem = error instanceof RequestError ? error.message : "no message from the daemon for some time";
       if (!stop.aborted && [401, 403].includes(error.status)) {
         // Asked again and again it would only fill the daemon's audit. Another token begins anew.
         state.link = "refused";

@@ -45,7 +45,7 @@ function asked({ policy, replicas, reason, detail, inputs }) {
 }
 
 function readingsOf({ desired, ready, metrics, missing, engine }, at) {
-  const rows = [["target", `${desired ?? "?"} asked for, ${ready ?? "?"} ready`, ""]];
+  const rows = [["target", `${desired ?? "?"} desired, ${ready ?? "?"} ready`, ""]];
   if (engine) {
     const numbers = ["slots", "parallelism", "restarts"].filter((key) => engine[key] !== null).map((key) => `${key} ${engine[key]}`);
     rows.push(["engine", [`job ${engine.job}`, ...numbers].join(", "), ""]);

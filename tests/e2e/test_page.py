@@ -329,7 +329,7 @@ def test_charts_are_read_and_zoomed_by_the_keyboard(tab: Tab) -> None:
 def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-2")
     tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order: alice")
+    expect(tab.page.locator("#access")).to_contain_text("Can change: alice")
     tab.page.get_by_role("button", name="Pause", exact=True).click()
     dialog = tab.page.get_by_role("dialog", name="Pause quiet-2")
     dialog.get_by_label("For", exact=True).select_option("4h")
@@ -337,17 +337,20 @@ def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: 
     dialog.get_by_role("button", name="Pause").click()
     expect(dialog).to_be_hidden()
     expect(tab.page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
-    order = house.get("/api/v1/controls")["controls"][0]
-    assert (order["kind"], order["by"], order["reason"], order["clusters"]) == (
+    control = house.get("/api/v1/controls")["controls"][0]
+    assert (control["kind"], control["by"], control["reason"], control["clusters"]) == (
         "pause",
         "alice",
         "the broker is being moved",
         ["quiet-2"],
     )
     expect(tab.page.locator(".in-force")).to_contain_text("the broker is being moved", timeout=WITHIN)
-    tab.go("#/orders")
-    expect(tab.page.get_by_role("table", name="Orders in force")).to_contain_text("quiet-2")
+    tab.go("#/controls")
+    expect(tab.page.get_by_role("table", name="Controls in force")).to_contain_text("quiet-2")
     expect(tab.page.get_by_role("table", name="Audit, newest first").locator("tbody tr").first).to_contain_text("alice")
+    tab.go("#/")
+    tab.go("#/orders")  # its address in bookmarks from before
+    expect(tab.page.get_by_role("heading", name="Controls")).to_be_visible()
     tab.go("#/cluster/quiet-2")
     tab.page.get_by_role("button", name="Resume").click()
     tab.page.get_by_role("dialog").get_by_role("button", name="Resume").click()
@@ -358,7 +361,7 @@ def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: 
 def test_what_the_daemon_refuses_is_explained_in_the_dialog(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-3")
     tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order")
+    expect(tab.page.locator("#access")).to_contain_text("Can change")
     tab.page.get_by_role("button", name="Limit").click()
     dialog = tab.page.get_by_role("dialog")
     dialog.get_by_label("At least").fill("9")
@@ -397,7 +400,7 @@ def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house:
             tab.page.goto(tab.url)
             expect(tab.page.locator("#link-text")).to_have_text("refused")
             expect(tab.page.locator("#banner")).to_contain_text("needs a token")
-            expect(tab.page.get_by_text("only to who has a token")).to_be_visible()
+            expect(tab.page.get_by_text("only with a valid token")).to_be_visible()
             tab.enter(READ)
             tab.page.locator("#link.live").wait_for()
             eventually(lambda: len(names(tab)) == len(QUIET) + 3)
@@ -434,10 +437,10 @@ def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens:
 
 def test_a_token_stays_in_its_tab(tab: Tab) -> None:
     tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order")
+    expect(tab.page.locator("#access")).to_contain_text("Can change")
     assert tab.page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     tab.page.reload()
-    expect(tab.page.locator("#access")).to_contain_text("May order")
+    expect(tab.page.locator("#access")).to_contain_text("Can change")
     with tab.page.context.expect_page() as opened:
         tab.page.evaluate("window.open(location.href, '_blank', 'noopener')")
     opened.value.locator("#link.live").wait_for()
@@ -447,7 +450,7 @@ def test_a_token_stays_in_its_tab(tab: Tab) -> None:
 def test_what_would_you_do_now_is_decided_at_once_and_explained(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-5")
     tab.enter(WRITE)
-    expect(tab.page.locator("#access")).to_contain_text("May order")
+    expect(tab.page.locator("#access")).to_contain_text("Can change")
     tab.page.get_by_role("button", name="What would you do now?").click()
     dialog = tab.page.get_by_role("dialog")
     dialog.get_by_label("Reason").fill("a look at it")
@@ -489,16 +492,16 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(opens: Opener, s
         tab.page.evaluate("scrollTo(0, 0)")
         tab.picture(f"cluster-{scheme}-{width}", full_page=True)
         tab.enter(WRITE)
-        expect(tab.page.locator("#access")).to_contain_text("May order" if width > 720 else "May")
+        expect(tab.page.locator("#access")).to_contain_text("Can change" if width > 720 else "Can")
         tab.page.get_by_role("button", name="Hold").click()
         found["dialog"] = tab.violations()
         tab.picture(f"dialog-{scheme}-{width}")
         tab.page.keyboard.press("Escape")
-        tab.go("#/orders")
+        tab.go("#/controls")
         tab.page.get_by_role("heading", name="Who did what").wait_for()
-        found["orders"] = tab.violations()
+        found["controls"] = tab.violations()
         assert tab.page.evaluate("document.documentElement.scrollWidth") == width
-        assert found == {"fleet": [], "cluster": [], "dialog": [], "orders": []}
+        assert found == {"fleet": [], "cluster": [], "dialog": [], "controls": []}
 
 
 def test_the_theme_can_be_switched_and_is_remembered(tab: Tab) -> None:

@@ -1,8 +1,8 @@
-// What people order: the dialogs for it, the token that it takes, and the page of what is in force and who did what.
+// Pauses, holds and limits: the dialogs for them, the token that they take, and the page of what is in force and who did what.
 
 import { announce, el, field, table } from "./dom.js";
 import { sentence, time } from "./format.js";
-import { fetchAudit, fetchOrders, follow, recording, sendOrder, state, token, whyReadOnly } from "./source.js";
+import { fetchAudit, fetchControls, follow, recording, sendControl, state, token, whyReadOnly } from "./source.js";
 
 const ACTIONS = {
   pause: ["Pause", "Decisions go on and are shown, but the size is left as it is."],
@@ -52,8 +52,8 @@ export function openDialog(title, explanation, fields, label, submit) {
 
 const number = (name, value) => el("input", { name, type: "number", min: 0, max: 1_000_000, step: 1, value });
 
-/** Ask for an order and send it. The scope is one cluster, or is asked for too. */
-export function openOrder(action, cluster) {
+/** Ask for a control and send it. The scope is one cluster, or is asked for too. */
+export function openControl(action, cluster) {
   const row = state.rows.get(cluster);
   const [verb, meaning] = ACTIONS[action];
   const fields = [];
@@ -71,31 +71,31 @@ export function openOrder(action, cluster) {
     const options = Object.entries(TIMES).map(([value, text]) => el("option", { value, selected: value === "1h" }, text));
     fields.push(field("For", el("select", { name: "for" }, options)));
   }
-  fields.push(field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "It is shown wherever the order is, and stays in the audit"));
+  fields.push(field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "It is shown wherever the control is, and stays in the audit"));
   openDialog(cluster ? `${verb} ${cluster}` : `${verb} clusters`, meaning, fields, verb, async (form) => {
-    const answer = await sendOrder(orderOf(action, cluster, form));
+    const answer = await sendControl(controlOf(action, cluster, form));
     const until = answer.until ? ` until ${time(answer.until)}` : "";
     const sizes = [...new Set(Object.values(answer.held_at))];
     const bounded = sizes.length ? ` Min and max of the configuration hold ${cluster ? "it" : "some"} at ${sizes.join(" or ")} instead.` : "";
     announce(`${verb}: done for ${answer.clusters.length === 1 ? answer.clusters[0] : `${answer.clusters.length} clusters`}${until}.${bounded}`);
-    document.dispatchEvent(new Event("ordered"));
+    document.dispatchEvent(new Event("controlled"));
   });
 }
 
-function orderOf(action, cluster, form) {
+function controlOf(action, cluster, form) {
   const text = (name) => (form.get(name) ?? "").trim();
   const list = (name) => text(name).split(",").map((part) => part.trim()).filter(Boolean);
   // Patterns are for people: of one cluster its name is meant as it is, whatever characters it has.
-  const order = { action, clusters: cluster ? [literal(cluster)] : list("clusters") };
-  if (!cluster) order.fleets = list("fleets");
-  if (action === "pause" && text("ways") !== "both") order[text("ways")] = true;
+  const control = { action, clusters: cluster ? [literal(cluster)] : list("clusters") };
+  if (!cluster) control.fleets = list("fleets");
+  if (action === "pause" && text("ways") !== "both") control[text("ways")] = true;
   for (const name of ["replicas", "min", "max"]) {
-    if (form.has(name) && text(name) !== "") order[name] = Number(text(name));
+    if (form.has(name) && text(name) !== "") control[name] = Number(text(name));
   }
-  if (form.get("for")) order.for = text("for");
-  else if (form.has("for")) order.until_resumed = true;
-  if (text("reason")) order.reason = text("reason");
-  return order;
+  if (form.get("for")) control.for = text("for");
+  else if (form.has("for")) control.until_resumed = true;
+  if (text("reason")) control.reason = text("reason");
+  return control;
 }
 
 function literal(name) {
@@ -107,7 +107,7 @@ export function openToken() {
   const input = el("input", { name: "token", type: "password", autocomplete: "off", spellcheck: "false" });
   const forget = el("button", { type: "button", class: "quiet", onclick: () => ((input.value = ""), input.form.requestSubmit()) }, "Forget it");
   const fields = [field("Token", input, "One of daemon.tokens. It is kept in this tab until that is closed, and sent to this daemon only."), token.get() && forget];
-  openDialog("Access", whyReadOnly() ?? `You may order things${state.hello?.by ? `, as ${state.hello.by}` : ""}.`, fields, "Use it", async (form) => {
+  openDialog("Access", whyReadOnly() ?? `You can pause, hold and limit clusters${state.hello?.by ? `, as ${state.hello.by}` : ""}.`, fields, "Use it", async (form) => {
     const text = form.get("token").trim();
     if (/[^\x21-\x7e]/.test(text)) throw new Error("A token has no spaces and no characters beyond ASCII.");
     const before = token.get();
@@ -121,9 +121,9 @@ export function openToken() {
   });
 }
 
-/** A button for an order. Without the right it stays reachable and says why not. */
-export function orderButton(action, cluster, label = ACTIONS[action][0]) {
-  return guarded(label, () => openOrder(action, cluster));
+/** A button for a control. Without the right it stays reachable and says why not. */
+export function controlButton(action, cluster, label = ACTIONS[action][0]) {
+  return guarded(label, () => openControl(action, cluster));
 }
 
 /** A button for what needs a token with rights: write. */
@@ -150,14 +150,14 @@ export function markAllGuarded() {
   document.querySelectorAll("[data-guarded]").forEach(markGuarded);
 }
 
-/** The page of the orders. Gives a function that ends it. */
-export function showOrders(main) {
+/** The page of the controls. Gives a function that ends it. */
+export function showControls(main) {
   const inForce = el("div", {});
   const audit = el("div", {});
-  const buttons = ["pause", "hold", "limit", "resume"].map((action) => orderButton(action, null, `${ACTIONS[action][0]}…`));
+  const buttons = ["pause", "hold", "limit", "resume"].map((action) => controlButton(action, null, `${ACTIONS[action][0]}…`));
   main.append(
-    el("h1", {}, "Orders"),
-    el("p", { class: "calm" }, "What people have ordered and is in force now, and who changed what."),
+    el("h1", {}, "Controls"),
+    el("p", { class: "calm" }, "The pauses, holds and limits that are in force now, and who changed what."),
     el("div", { class: "actions start" }, ...buttons),
     el("h2", {}, "In force"),
     inForce,
@@ -166,15 +166,15 @@ export function showOrders(main) {
   );
   if (recording) inForce.append(el("p", { class: "calm" }, whyReadOnly()));
   else load();
-  document.addEventListener("ordered", load);
-  return () => document.removeEventListener("ordered", load);
+  document.addEventListener("controlled", load);
+  return () => document.removeEventListener("controlled", load);
 
   async function load() {
     await show(inForce, async () => {
-      const { controls } = await fetchOrders();
+      const { controls } = await fetchControls();
       if (!controls.length) return el("p", { class: "calm" }, "Nothing: every cluster is scaled as its policies and guards decide.");
       const rows = controls.map((each) => [each.text, scopeOf(each), affected(each.in_force), time(each.until)]);
-      return table("Orders in force", ["Order", "For", "In force for", "Until (UTC)"], rows);
+      return table("Controls in force", ["Control", "For", "In force for", "Until (UTC)"], rows);
     });
     await show(audit, async () => {
       const { entries } = await fetchAudit();
