@@ -211,7 +211,7 @@ SELECT number, record FROM (
 ) AS sized WHERE before < %(page)s ORDER BY number DESC
 """
 
-_BURY = "DELETE FROM copy WHERE seen <= clock_timestamp() - %(lease)s * interval '1 s'"
+_DELETE_EXPIRED = "DELETE FROM copy WHERE seen <= clock_timestamp() - %(lease)s * interval '1 s'"
 """Its leases are nobody's then. A copy that renews at the same moment either is in time, or has nothing any more."""
 
 _RENEW = """
@@ -472,7 +472,7 @@ class PostgresStateStore:
 
         async def write(connection: AsyncConnection[Any]) -> Leases:
             async with connection.transaction():
-                await connection.execute(_BURY, {"lease": LEASE})
+                await connection.execute(_DELETE_EXPIRED, {"lease": LEASE})
                 await connection.execute(_RENEW, (self.copy, name, url))
                 copies = await _rows(connection, _COPIES, ())
                 terms = await _rows(connection, "SELECT cluster, term FROM lease WHERE copy = %s", (self.copy,))

@@ -331,8 +331,8 @@ class FakeLeases:
         now = asyncio.get_running_loop().time()
         return {copy for copy, seen in self.seen.items() if now - seen <= LEASE}
 
-    def bury(self) -> None:
-        """Have those that have expired have nothing."""
+    def delete_expired(self) -> None:
+        """Delete the copies that have expired, and end their leases."""
         live = self.live()
         self.seen = {copy: seen for copy, seen in self.seen.items() if copy in live}
         for name, (holder, term) in self.leases.items():
@@ -385,7 +385,7 @@ class FakeSharedStore:
         self._answer()
         del name, url
         now = asyncio.get_running_loop().time()
-        self.shared.bury()
+        self.shared.delete_expired()
         self.shared.seen[self.me] = now
         self.terms = {name: term for name, (holder, term) in self.shared.leases.items() if holder == self.me}
         oldest = max(now - seen for seen in self.shared.seen.values())
