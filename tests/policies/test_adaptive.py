@@ -166,6 +166,19 @@ def test_of_a_backlog_more_arrivals_never_leave_more_to_the_present_size(lag: fl
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.parametrize("stall", [15.0, 30.0, 60.0])
+@pytest.mark.parametrize("size", [10, 20, 40])
+@pytest.mark.parametrize("waited", [46.0, 50.0, 55.0, 61.0, 70.0])
+def test_of_records_of_one_age_more_arrivals_never_leave_more_to_the_present_size(
+    stall: float, size: int, waited: float
+) -> None:
+    # A rescale that takes longer, as more replicas come, must not seem to be less worth because of more arrivals.
+    load = [size * (80.0 + 0.25 * step) for step in range(80)]
+    views = [shown(each, waited * each, current=size, maximum=100, stall_up=stall) for each in load]
+    sizes = [Adaptive().evaluate(view).replicas for view in views]
+    assert sizes == sorted(sizes, key=lambda found: found or 0)
+
+
 @pytest.mark.parametrize(("lag", "more"), [(19000, False), (21000, False), (22000, True), (60000, True)])
 def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag: float, *, more: bool) -> None:
     # 40/s are to spare: 21000 are 45 s of work after 75 s, 22000 after 100 s. New workers take 60 s to come, the job
@@ -493,14 +506,27 @@ class Life:
     def able(self) -> float:
         return 100.0 * float(self.size**0.9)
 
-    def poll(self, arrivals: float | None = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
+    def poll(
+        self, arrivals: float | None = 300.0, lag: float | None = 0.0, *, missing: str = "", **change: Any
+    ) -> Recommendation:
+        """Look once; names that are `missing` cannot be read."""
         self.now += change.pop("later", INTERVAL)
         done = change.pop("throughput") if "throughput" in change else min(arrivals or 0.0, self.able)
         busy = change.pop("utilization", min(done / max(self.able, 1.0), 1.0) if done is not None else None)
         values = {"arrivals": arrivals, "lag": lag, "throughput": done, "utilization": busy}
         values["profile"] = change.pop("profile", None)
-        metrics = {name: Reading(value, self.now) for name, value in values.items() if value is not None}
-        observation = Observation(at=self.now, desired=self.size, ready=self.size, metrics=metrics)
+        metrics = {
+            name: Reading(value, self.now)
+            for name, value in values.items()
+            if value is not None and name not in missing.split()
+        }
+        observation = Observation(
+            at=self.now,
+            desired=self.size,
+            ready=self.size,
+            metrics=metrics,
+            missing=dict.fromkeys(missing.split(), "no answer"),
+        )
         self.past = (*self.past[-70:], observation)
         view = make(current=self.size, past=self.past, **self.given)
         view = replace(view, **{"now": self.now, "metrics": metrics, "engine": self.status, **change})
@@ -549,6 +575,26 @@ def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
     life = Life(size=12)
     life.memory = SURE
     assert life.until(4, arrivals=315.0) == 13
+
+
+def test_fewer_wait_until_what_waits_is_not_too_old_for_them() -> None:
+    # 24 s of what the smaller size can do: of 400/s 9,600 records, of 800/s 19,200
+    assert asked(shown(300, 9600, current=8, memory=spare(8))).replicas == 4
+    waits = asked(shown(300, 9601, current=8, memory=spare(8)))
+    assert (waits.replicas, waits.detail.endswith("and wait until less is waiting")) == (8, False)
+
+
+@pytest.mark.parametrize(("lag", "size"), [(0, 0), (1, 2), (4000, 2)])
+def test_nothing_is_left_to_no_replicas_while_records_wait(lag: float, size: int) -> None:
+    assert asked(shown(0, lag, current=2, minimum=0, memory=spare(2))).replicas == size
+
+
+def test_the_capacity_of_a_smaller_size_is_as_unsure_as_that_of_the_work_it_does() -> None:
+    # Six replicas with ten partitions do the work of five, and are no less sure than five.
+    known = {"capacity.level_variance": 0.0025, "capacity.exponent_variance": 0.01, **spare(12)}
+    enough = 500 / (1 + math.sqrt(0.0025 + math.log(5) ** 2 * 0.01)) / 1.05
+    for arrivals, size in ((enough * 0.999, 5), (enough * 1.001, 10)):
+        assert asked(shown(arrivals, current=12, partitions=10, memory=known)).replicas == size
 
 
 def test_a_gain_that_comes_and_goes_saves_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.core.model import Reading, Reason, Recommendation, View
+from autoscaler.core.model import Direction, Learned, Reading, Reason, Recommendation, RescaleTimes, View
 from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
@@ -56,6 +56,25 @@ def test_a_typical_rise_is_acted_on_almost_three_downtimes_before_it_takes_a_res
     # 45 s + 15 s, and 2.7 x (15 s + 10 s): that is within the third minute
     rises = (*[380.0] * minutes, *[600.0] * (31 - minutes))
     assert asked(shown(380, rises)).replicas == size
+
+
+def test_where_a_profile_begins_to_count_no_fewer_are_asked_for_than_without_it() -> None:
+    # Of 400/s less than 300/s are not normal: there the profile counts for nothing. 600/s were the mean of the last
+    # minutes, to which arrivals have always returned.
+    back = {"lasting.mean": 600.0, "lasting.weight": 60.0, "lasting.square": 2.4, "lasting.total": 36000.0}
+    found = [asked(shown(arrivals, (400.0,) * 31, memory=back)) for arrivals in (299.0, 300.0, 400.0)]
+    without = [asked(shown(arrivals, None, memory=back)) for arrivals in (299.0, 300.0, 400.0)]
+    assert [each.replicas for each in without] == [8, 8, 8]
+    assert min(each.replicas or 0 for each in found) >= 8
+
+
+@pytest.mark.parametrize("stall", [170.0, 200.0, 250.0, 300.0])
+@pytest.mark.parametrize("minutes", range(5, 20))
+def test_a_size_for_a_typical_rise_is_one_that_can_do_it(stall: float, minutes: int) -> None:
+    rises = (*[380.0] * minutes, *[900.0] * (31 - minutes))
+    learned = Learned(times={Direction.UP: (RescaleTimes(45.0, 45.0, 45.0 + stall, 45.0 + stall),)})
+    found = asked(replace(shown(380, rises), learned=learned), objective=timedelta(minutes=10))
+    assert found.replicas == 4 or found.inputs["able"] > 900
 
 
 def test_a_profile_counts_while_it_is_trusted() -> None:

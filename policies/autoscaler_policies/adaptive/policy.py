@@ -10,12 +10,10 @@ from typing import ClassVar
 
 from autoscaler.policy_api import (
     AMOUNT,
-    PHASES,
     SHARE,
     ZERO,
     Direction,
     JobState,
-    Phase,
     Range,
     Reading,
     Reason,
@@ -33,7 +31,7 @@ from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
-from autoscaler_policies.shared.readings import total
+from autoscaler_policies.shared.readings import moving, total
 from autoscaler_policies.shared.recommend import LARGEST, format_number, missing, replicas, sized, smallest
 
 WARM_UP = timedelta(seconds=TUNING.warm_up_s)
@@ -59,11 +57,10 @@ class _Outlook:
     replay: float
     curve: tuple[float, float] | None
     share: float = 1.0
-    larger: int = 0
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
-        replicas = _effective_replicas(self.view, size, self.partitions)
+        replicas = self.effective(size)
         if self.state.capacity.level is not None:
             return self.share * self.state.capacity.rate(replicas)
         seen = saturated_rate(self.view.learned, self.view.spec, size, self.partitions)
@@ -75,31 +72,26 @@ class _Outlook:
     def rate_at(self, ahead: float) -> float:
         """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
         if self.expected:
-            rise = self.rise_expected(ahead)
-        else:
-            rise = max(self.state.arrivals.rise(ahead), self.state.lasting.rise(self.level, ahead))
+            return min(max(self.lasting, self.level + self.rise_expected(ahead)), LARGEST)
+        rise = max(self.state.arrivals.rise(ahead), self.state.lasting.rise(self.level, ahead))
         return min(self.lasting + rise, LARGEST)
 
     def rise_expected(self, ahead: float) -> float:
         """How much more will arrive within so long by a forecast or the profile, records/s, 0 or more."""
         return max(0.0, *self.expected[: math.ceil(ahead / forecast.MINUTE_S) + 1], self.level) - self.level
 
-    @property
-    def stall_up(self) -> float:
-        """How long the job stands still for a rescale to `larger`."""
-        seen = stall_time(self.view.learned, Direction.UP, max(self.larger - self.view.current, 1))
+    def stall(self, direction: Direction, more: int = 1) -> float:
+        """How long the job stands still for a rescale, up by so many replicas."""
+        seen = stall_time(self.view.learned, direction, more)
         return self.restart if seen is None else seen
 
-    @property
-    def stall_down(self) -> float:
-        """How long the job stands still for a rescale down."""
-        seen = stall_time(self.view.learned, Direction.DOWN)
-        return self.restart if seen is None else seen
+    def downtime(self, more: int = 1) -> float:
+        """What a rescale up by so many replicas costs: how long the job stands still, and what it processes twice."""
+        return self.stall(Direction.UP, more) + self.replay
 
-    @property
-    def downtime(self) -> float:
-        """What a rescale to `larger` costs: how long the job stands still, and what it has to process twice."""
-        return self.stall_up + self.replay
+    def effective(self, size: int) -> float:
+        """How many replicas' work a size does."""
+        return _effective_replicas(self.view, size, self.partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,17 +196,21 @@ class Adaptive:
 
     def _learn_capacity(self, view: View, state: State, rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
-        behind, state.behind.since_at = state.behind.since_at, None
-        plateau.forget(state.plateau, view.current, throughput or 0.0, now)
-        if arrivals is None or throughput is None or not _undisturbed(view):
+        if arrivals is None or throughput is None:
+            return
+        behind = state.behind
+        before, behind.since_at = behind.since_at, None
+        gap, behind.seen_at = now - (behind.seen_at or now), now
+        plateau.forget(state.plateau, view.current, throughput, now)
+        if not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
         waits = TUNING.past_share * self.objective.total_seconds() * throughput
         behind_now = lag is not None and throughput < arrivals and lag > waits
         if behind_now and (busy is None or busy > TUNING.saturated_utilization):
             busy = 1.0
-            state.behind.since_at = now if behind is None else behind
-            if now - state.behind.since_at >= forecast.MINUTE_S:
+            behind.since_at = now if before is None or gap > _longest_gap(view) else before
+            if now - behind.since_at >= forecast.MINUTE_S and self.utilization not in _missing(view):
                 plateau.compare(state.climb, state.plateau, view.current, throughput, now)
         if busy is None:
             return
@@ -227,14 +223,15 @@ class Adaptive:
             if curve[0] * math.pow(workers, curve[1]) <= most:
                 state.capacity.exponent = curve[1]
         seen = state.capacity.rate(workers)
-        if busy >= least:
-            if state.capacity.least:
-                state.capacity, state.idle = Capacity(exponent=state.capacity.exponent), Idle()
-            state.capacity.sample(state.idle, workers, throughput, busy, now)
-        elif busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen:
-            # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
-            state.capacity, state.idle = Capacity(exponent=state.capacity.exponent, least=True), Idle()
-            state.capacity.sample(state.idle, workers, throughput, least, now)
+        # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
+        hardly = busy < least
+        if hardly and not (
+            busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen
+        ):
+            return
+        if hardly or state.capacity.least:
+            state.capacity, state.idle = Capacity(exponent=state.capacity.exponent, least=hardly), Idle()
+        state.capacity.sample(state.idle, workers, throughput, max(busy, least), now)
 
     def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
         """What fewer replicas would have saved since the size changed last, in replica-seconds.
@@ -243,23 +240,26 @@ class Adaptive:
         is done early, one that saves little late, and one whose gain does not last is not done.
         """
         lag, arrivals, throughput = rates
-        if arrivals is None or lag is None:
+        if lag is None or arrivals is None or throughput is None or _missing(view):
             return  # what fewer would have saved goes on with the next reading, unless that is too long after
         spare = state.spare
         since = 0.0 if spare.seen_at is None else max(now - spare.seen_at, 0.0)
         before, spare.size, spare.seen_at = spare.size, view.current, now
-        if before is not None and before < view.current:
+        if before and before < view.current:
             workers = _effective_replicas(view, before, source_partitions(view.spec, view.engine, view.past))
             plateau.climb(state.climb, before, state.capacity.rate(workers), now)
-        if before != view.current or since > TUNING.stale_s or spare.since_at > now:
+        if before != view.current or since > _longest_gap(view) or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
-        spare.enough = view.current
-        if _in_transition(view):
+        # Of polls far apart the one before must have shown it as well.
+        least = (spare.enough or 0) if since > forecast.MINUTE_S else 0
+        spare.enough = None
+        if moving(view):
             return
+        spare.enough = view.current
         outlook = self._outlook(view, state, lag, arrivals, throughput)
         if outlook.capacity_at(view.current) > 0:
             spare.enough = self._smallest_size(outlook)
-        fewer = view.current - spare.enough or -TUNING.significance
+        fewer = view.current - max(spare.enough, least) or -TUNING.significance
         spare.saved = max(spare.saved + fewer * since, 0.0)
 
     # deciding
@@ -274,17 +274,14 @@ class Adaptive:
         capacity = outlook.capacity_at(view.current)
         if capacity <= 0 and (view.current or outlook.capacity_at(1) <= 0):
             return self._without_capacity(view, lag, arrivals, throughput)
-        outlook.larger = self._larger_size(outlook)
-        up = outlook.start_time
+        larger, up = self._larger_size(outlook), outlook.start_time
+        more = max(larger - view.current, 1)
         rate_ahead = outlook.rate_at(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
-        backlog_after_rescale = max(0.0, lag + ((outlook.level + rate_ahead) / 2 - capacity) * up)
-        backlog_after_rescale = min(
-            backlog_after_rescale + min(capacity, outlook.level) * outlook.replay + rate_ahead * outlook.stall_up,
-            LARGEST,
-        )
+        waiting = max(0.0, lag + ((outlook.level + rate_ahead) / 2 - capacity) * up)
+        waiting += min(capacity, outlook.level) * outlook.replay + rate_ahead * outlook.stall(Direction.UP, more)
+        backlog_after_rescale = min(waiting, LARGEST)
         age = min(backlog_after_rescale / rate_ahead, LARGEST) if rate_ahead > 0 else 0.0
-        drain = lag / (capacity - outlook.level) if capacity > outlook.level else math.inf
         inputs = {
             "arrivals": outlook.level,
             "expected": rate_ahead,
@@ -293,48 +290,48 @@ class Adaptive:
             "capacity": capacity,
             "rescaled_age": age,
         }
-        if drain < math.inf:
-            inputs["recovery"] = min(drain, LARGEST)
+        if capacity > outlook.level:
+            inputs["recovery"] = min(lag / (capacity - outlook.level), LARGEST)
         objective = self.objective.total_seconds()
-        early = up + TUNING.lead_downtimes * outlook.downtime
+        early = up + TUNING.lead_downtimes * outlook.downtime(more)
         rise = outlook.rise_expected(early) if outlook.by_profile and view.rescale is None else 0.0
-        if rise > max(capacity - outlook.lasting, 0.0):
-            return self._scale_up(outlook, max(rate_ahead, outlook.rate_at(early)), backlog_after_rescale, inputs)
+        if rise > max(capacity - outlook.level, 0.0):
+            highest = max(rate_ahead, outlook.rate_at(early))
+            return self._scale_up(outlook, larger, highest, backlog_after_rescale, inputs)
         if rate_ahead > capacity:
             if self._swing_passes(outlook, capacity):
                 passes = "that is a peak like those before it, which is expected to pass"
                 return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {passes}")
             grows = (rate_ahead - capacity) / rate_ahead
             if view.rescale is not None or age + grows * TUNING.warm_up_s > self.slack * objective:
-                return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
+                return self._scale_up(outlook, larger, rate_ahead, backlog_after_rescale, inputs)
         late = lag > self.slack * objective * outlook.level and lag > TUNING.past_share * objective * capacity
         if late and not self._recovers_sooner(outlook, capacity):
-            return self._scale_up(outlook, rate_ahead, backlog_after_rescale, inputs)
+            return self._scale_up(outlook, larger, rate_ahead, backlog_after_rescale, inputs)
         if throughput is None:
             return missing(view, self.throughput)
         fewer = self._scale_down(outlook, inputs)
         return fewer or sized(view, view.current, inputs, self._describe_stay(outlook, inputs))
 
     def _scale_up(
-        self, outlook: _Outlook, rate_ahead: float, backlog_after_rescale: float, inputs: dict[str, float]
+        self, outlook: _Outlook, least: int, rate_ahead: float, backlog_after_rescale: float, inputs: dict[str, float]
     ) -> Recommendation:
         """The size above the present one at which workers and lateness together cost least."""
         view = outlook.view
         if (limited := plateau.describe(outlook.state.climb, outlook.state.plateau)) is not None:
             return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
-        least, maximum = outlook.larger, view.limits.maximum
+        maximum = view.limits.maximum
         late = backlog_after_rescale - self.slack * self.objective.total_seconds() * rate_ahead
-        best, price = least, math.inf
+        best, price = maximum, math.inf
         for size in range(least, maximum + 1):
             spare = outlook.capacity_at(size) / (1 + self.headroom / 2) - rate_ahead
-            lasts = 0.0 if late <= 0 else late / spare if spare > 0 else math.inf
+            lasts = max(late, 0.0) / spare if spare > 0 else math.inf
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
             if cost < price:
                 best, price = size, cost
         # What has nothing to read does nothing: more replicas than partitions, or than divide them better.
-        used = _effective_replicas(view, best, outlook.partitions)
-        low = min(view.current, best)
-        best = smallest(low, best, lambda size: _effective_replicas(view, size, outlook.partitions) >= used)
+        used = outlook.effective(best)
+        best = smallest(min(view.current, best), best, lambda size: outlook.effective(size) >= used)
         capacity = outlook.capacity_at(best)
         inputs["able"] = capacity
         if price < math.inf:
@@ -369,17 +366,15 @@ class Adaptive:
             return False
         over = found.backlog(outlook.level - found.middle, capacity)
         most = TUNING.peak_share * self.objective.total_seconds() * capacity
-        return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * (capacity - found.middle)
+        return outlook.lag + over <= most + (outlook.start_time + outlook.downtime()) * (capacity - found.middle)
 
     def _recovers_sooner(self, outlook: _Outlook, capacity: float) -> bool:
         """Whether the objective is met earlier without a rescale, whose downtime has to be worked off as well.
 
         Compared with the capacity and not with the arrivals: more arrivals must not seem to be less delay.
         """
-        if capacity <= outlook.level:
-            return False
         kept = self.slack * self.objective.total_seconds() * capacity
-        return outlook.lag - kept <= (outlook.start_time + outlook.downtime) * (capacity - outlook.level)
+        return outlook.lag - kept <= (outlook.start_time + outlook.downtime()) * (capacity - outlook.level)
 
     def _smallest_size(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""
@@ -396,7 +391,7 @@ class Adaptive:
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
-            unsure = model.uncertainty(max(size, 1))
+            unsure = model.uncertainty(max(outlook.effective(size), 1.0))
             if capacity < most * (1 + unsure):
                 return False
             waiting = reading_window.largest_backlog(seen, capacity)
@@ -410,16 +405,13 @@ class Adaptive:
     def _scale_down(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
         """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
         view, spare = outlook.view, outlook.state.spare
-        if spare.size != view.current or self._awaited(outlook) is not None:
+        saved, price = spare.saved, self._rescale_price(outlook)
+        if spare.size != view.current or saved < price:
             return None
-        # What `learn` has just found. It is not called while the target's size is unknown.
-        now = seconds(view.now)
-        size = self._smallest_size(outlook) if spare.enough is None or spare.seen_at != now else spare.enough
-        saved = spare.saved
+        size = self._smallest_size(outlook)
+        if size >= view.current or self._awaited(outlook, size) is not None:
+            return None
         capacity = outlook.capacity_at(size)
-        price = self._rescale_price(outlook)
-        if size >= view.current or saved < price:
-            return None
         inputs["able"] = capacity
         inputs["saved"] = saved
         inputs["outage"] = price
@@ -430,14 +422,14 @@ class Adaptive:
         text += self._describe_lateness(outlook)
         return sized(view, size, inputs, text)
 
-    def _awaited(self, outlook: _Outlook) -> str | None:
+    def _awaited(self, outlook: _Outlook, size: int) -> str | None:
         """What a smaller size waits for, however much it has saved; None: nothing."""
         view, window = outlook.view, self.scale_down_window.total_seconds()
         if view.rescale is not None:
             return "the rescale on its way has settled"
         if seconds(view.now) - outlook.state.spare.since_at < window:
             return f"it has been watched for {format_number(window)} s"
-        if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * outlook.capacity_at(view.current):
+        if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * outlook.capacity_at(size):
             return "less is waiting"
         return None
 
@@ -457,7 +449,7 @@ class Adaptive:
         capacity = outlook.capacity_at(outlook.view.current)
         if outlook.level <= 0 or capacity <= 0:
             return 0.0
-        oldest = outlook.stall_down + outlook.replay + outlook.lag / capacity
+        oldest = outlook.stall(Direction.DOWN) + outlook.replay + outlook.lag / capacity
         return min(max(oldest - self.objective.total_seconds(), 0.0), LARGEST)
 
     def _describe_stay(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
@@ -470,7 +462,7 @@ class Adaptive:
             price = self._rescale_price(outlook)
             text += f"; {enough} would do and have saved {format_number(saved)} of {format_number(price)}"
             text += f" replica-seconds{self._describe_lateness(outlook)}"
-            awaited = self._awaited(outlook)
+            awaited = self._awaited(outlook, enough)
             if saved >= price and awaited is not None:
                 text += f", and wait until {awaited}"
         return text
@@ -513,7 +505,7 @@ class Adaptive:
             lag=lag,
             throughput=throughput,
             level=level,
-            lasting=level if expected else state.lasting.rate(level),
+            lasting=state.lasting.rate(level),
             expected=expected,
             by_profile=bool(expected) and not external,
             start_time=restart_time(view.learned, Direction.UP)
@@ -522,7 +514,8 @@ class Adaptive:
             replay=0.0,
             curve=_curve(profile),
         )
-        if max(outlook.stall_up, outlook.stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
+        # A job that does not stop does not return to a checkpoint.
+        if max(outlook.stall(Direction.UP), outlook.stall(Direction.DOWN)) > 1.0:
             outlook.replay = (state.checkpoint.interval or 0.0) / 2
         behind = state.behind.since_at
         if throughput and behind is not None and seconds(view.now) - behind >= forecast.MINUTE_S:
@@ -589,14 +582,19 @@ def _undisturbed(view: View) -> bool:
             return False
         if engine.running_since is not None and ZERO <= view.now - engine.running_since < WARM_UP:
             return False
-    if _in_transition(view):
+    if moving(view):
         return False
     return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= WARM_UP
 
 
-def _in_transition(view: View) -> bool:
-    """Whether a rescale is on its way and the job does not run on its new size yet."""
-    return view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING)
+def _missing(view: View) -> Mapping[str, str]:
+    """What cannot be trusted now, and why."""
+    return view.past[-1].missing if view.past else {}
+
+
+def _longest_gap(view: View) -> float:
+    """Seconds between two readings within which nothing is taken to have changed: a minute, or one lost poll."""
+    return max(forecast.MINUTE_S, 2.5 * view.spec.interval.total_seconds())
 
 
 def _learn_checkpoints(view: View, state: State) -> None:

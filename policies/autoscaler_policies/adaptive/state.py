@@ -29,9 +29,10 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Behind:
-    """Since when the job has been behind and busy, seconds since 1970."""
+    """Since when the job has been behind and busy (None: it is not), and when that was seen, seconds since 1970."""
 
     since_at: float | None = None
+    seen_at: float | None = None
 
 
 @dataclass(slots=True)

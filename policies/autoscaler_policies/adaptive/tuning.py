@@ -14,8 +14,8 @@ class Tuning:
 
     # All
     significance: float = 3.0
-    """So many standard deviations (or errors) stand out of the noise: chance does so once in 700 times. And a smaller
-    size must have sufficed for so many times as long as it did not."""
+    """So many standard deviations (or errors) stand out of the noise: chance does so once in 700 times. And each second
+    in which no smaller size suffices takes so many replica-seconds from what one would have saved."""
     noise: float = 0.05
     """Standard deviation of readings, as a share, until it was seen: machines of one cloud differ by 1-7 %."""
     stale_s: float = 600.0
