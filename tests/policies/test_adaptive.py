@@ -99,8 +99,11 @@ def test_more_is_asked_for_when_the_delay_would_soon_come_near_the_objective() -
     assert (found.replicas, found.reason) == (6, Reason.ABOVE)
     assert found.inputs["rescaled_age"] == pytest.approx(15250 / 470)
     assert found.inputs["recovery"] == pytest.approx(15250 / (600 - 470))
-    assert found.inputs["able"] == pytest.approx(600)
-    assert found.detail == ("470/s arriving, lag 0; 4 replicas (400/s) are short, 6 (600/s) recover in 117 s after it")
+    assert found.inputs["new_capacity"] == pytest.approx(600)
+    assert found.detail == (
+        "470/s arriving, lag 0; 4 replicas (400/s) are too few, "
+        "with 6 (600/s) the backlog is processed 117 s after the rescale"
+    )
 
 
 def test_it_is_patient_while_the_delay_stays_far_from_the_objective() -> None:
@@ -124,7 +127,10 @@ def test_a_backlog_that_would_take_too_long_is_a_shortage_though_no_more_arrives
     found = asked(shown(300, 25000))
     assert (found.replicas, found.reason) == (4, Reason.STEADY)
     assert found.inputs["recovery"] == pytest.approx(250)
-    assert found.detail == "300/s arriving, lag 25,000; 4 replicas (400/s) work it off in 250 s"
+    assert (
+        found.detail
+        == "300/s arriving, lag 25,000; 4 replicas (400/s) are enough for now, the backlog is processed in 250 s"
+    )
 
 
 def test_a_backlog_that_is_not_old_is_no_shortage() -> None:
@@ -142,7 +148,7 @@ def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: f
     found = asked(shown(450, 22000), lateness_weight=waiting)
     assert found.replicas == size
     prices = {0.0: 0.0, 1.0: 1088.2, 10.0: 3703.5}
-    assert found.inputs["waiting"] == pytest.approx(prices[waiting], abs=1)
+    assert found.inputs["cost"] == pytest.approx(prices[waiting], abs=1)
 
 
 def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() -> None:
@@ -191,9 +197,9 @@ def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag
 def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: float) -> None:
     found = asked(shown(900, 50000, maximum=7), lateness_weight=waiting)
     assert (found.replicas, found.reason) == (7, Reason.ABOVE)
-    assert found.detail.endswith("4 replicas (400/s) are short, 7 (700/s), the most allowed, are too")
+    assert found.detail.endswith("4 replicas (400/s) are too few, and so are 7 (700/s), the maximum")
     assert "recovery" not in found.inputs
-    assert "waiting" not in found.inputs
+    assert "cost" not in found.inputs
 
 
 def test_at_the_maximum_it_stays_there() -> None:
@@ -353,8 +359,8 @@ def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_resca
     found = asked(view)
     assert (found.replicas, found.reason) == (4, Reason.BELOW)
     assert found.detail == (
-        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 480 replica-seconds, "
-        "a rescale is worth 480"
+        "300/s arriving, lag 0; 4 replicas (400/s) are enough and would have saved 480 replica-seconds; "
+        "a rescale costs 480"
     )
     assert asked(shown(300, current=8, memory=spare(8, 479))).replicas == 8
     assert asked(view, rescale_price=timedelta(seconds=61)).replicas == 8
@@ -362,21 +368,26 @@ def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_resca
 
 def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
     found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
-    assert found.detail.endswith("4 would do and have saved 200 of 480 replica-seconds")
+    assert found.detail.endswith(
+        "4 would be enough and would have saved 200 replica-seconds so far; a rescale costs 480"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "awaited"),
     [
-        ({"rescale": True}, "the rescale on its way has settled"),
-        ({"memory": {**spare(8, 600, watched=179), "spare.enough": 4.0}}, "it has been watched for 180 s"),
-        ({"lag": 19201}, "less is waiting"),
+        ({"rescale": True}, "the rescale in progress has settled"),
+        ({"memory": {**spare(8, 600, watched=179), "spare.enough": 4.0}}, "this size has been observed for 180 s"),
+        ({"lag": 19201}, "the backlog is smaller"),
     ],
 )
 def test_fewer_that_have_saved_enough_say_what_they_wait_for(change: dict[str, Any], awaited: str) -> None:
     found = asked(shown(300, current=8, **{"memory": {**spare(8, 600), "spare.enough": 4.0}, **change}))
     assert found.replicas == 8
-    assert found.detail.endswith(f"4 would do and have saved 600 of 480 replica-seconds, and wait until {awaited}")
+    assert found.detail.endswith(
+        "4 would be enough and would have saved 600 replica-seconds so far; a rescale costs 480; "
+        f"waiting until {awaited}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -404,11 +415,12 @@ def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
     found = asked(shown(300, 4000, current=8, memory=memory, stall_down=40.0))
     assert found.replicas == 8
     assert found.detail.endswith(
-        "4 would do and have saved 1,000 of 1,040 replica-seconds, as its stop makes records 5 s too late"
+        "4 would be enough and would have saved 1,000 replica-seconds so far; a rescale costs 1,040, "
+        "as it makes records 5 s older than the objective"
     )
     saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1040.0}, stall_down=40.0))
     assert saved.replicas == 4
-    assert saved.detail.endswith("a rescale is worth 1,040, as its stop makes records 5 s too late")
+    assert saved.detail.endswith("a rescale costs 1,040, as it makes records 5 s older than the objective")
     # of nothing that arrives nothing is late
     assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 480.0}, stall_down=40.0)).replicas == 1
 
@@ -452,7 +464,7 @@ def test_more_is_asked_for_when_what_lasts_is_too_much() -> None:
     swings = {"lasting.mean": 350.0, "lasting.weight": 60.0, "lasting.square": 20.0, "lasting.both": 0.0}
     found = asked(shown(460, memory=swings))
     assert (found.replicas, found.reason) == (4, Reason.STEADY)
-    assert found.detail == "460/s arriving, 350/s in 60 s, lag 0; 4 replicas (400/s) do for now"
+    assert found.detail == "460/s arriving, 350/s in 60 s, lag 0; 4 replicas (400/s) are enough for now"
     # What that leaves undone is seen in the lag.
     assert asked(shown(460, 28000, memory=swings)).reason is Reason.ABOVE
     # A forecast of another system knows better.
@@ -581,7 +593,7 @@ def test_fewer_wait_until_what_waits_is_not_too_old_for_them() -> None:
     # 24 s of what the smaller size can do: of 400/s 9,600 records, of 800/s 19,200
     assert asked(shown(300, 9600, current=8, memory=spare(8))).replicas == 4
     waits = asked(shown(300, 9601, current=8, memory=spare(8)))
-    assert (waits.replicas, waits.detail.endswith("and wait until less is waiting")) == (8, False)
+    assert (waits.replicas, waits.detail.endswith("and wait until the backlog is smaller")) == (8, False)
 
 
 @pytest.mark.parametrize(("lag", "size"), [(0, 0), (1, 2), (4000, 2)])

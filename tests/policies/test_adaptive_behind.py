@@ -47,7 +47,7 @@ def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
     said = fall_behind(60)
     assert said.inputs["capacity"] == pytest.approx(20.0)
     assert said.replicas == 4  # 20 x 4^0.9 = 70/s; 3 do 54/s, a fifth more than what arrives is 55/s
-    assert "1 replica (20/s) are short" in said.detail
+    assert "1 replica (20/s) is too few" in said.detail
 
 
 @pytest.mark.parametrize(

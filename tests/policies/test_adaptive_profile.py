@@ -74,7 +74,7 @@ def test_a_size_for_a_typical_rise_is_one_that_can_do_it(stall: float, minutes: 
     rises = (*[380.0] * minutes, *[900.0] * (31 - minutes))
     learned = Learned(times={Direction.UP: (RescaleTimes(45.0, 45.0, 45.0 + stall, 45.0 + stall),)})
     found = asked(replace(shown(380, rises), learned=learned), objective=timedelta(minutes=10))
-    assert found.replicas == 4 or found.inputs["able"] > 900
+    assert found.replicas == 4 or found.inputs["new_capacity"] > 900
 
 
 def test_a_profile_counts_while_it_is_trusted() -> None:

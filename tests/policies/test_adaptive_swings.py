@@ -39,7 +39,7 @@ def test_a_peak_like_those_before_it_is_left_to_pass() -> None:
     rising = {**SETTLED, "arrivals.trend": 0.8}
     found = asked(shown(460, memory=rising))
     assert (found.replicas, found.reason) == (4, Reason.STEADY)
-    assert found.detail.endswith("lag 0; that is a peak like those before it, which is expected to pass")
+    assert found.detail.endswith("lag 0; this peak is like earlier ones and is expected to pass")
     assert asked(shown(460, 13594, memory=rising)).replicas == 4
     assert asked(shown(460, 13596, memory=rising)).reason is Reason.ABOVE
     assert asked(shown(390, 3000, memory=rising)).replicas == 4

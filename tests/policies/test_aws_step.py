@@ -272,7 +272,7 @@ def test_what_no_step_is_for_changes_nothing() -> None:
     policy = AwsStep(metric="cpu", threshold=50, comparison=Comparison.AT_LEAST, steps=(Step(5, 20),))
     answer = policy.evaluate(view([60.0]))
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
-    assert answer.detail == "cpu 60 is 10 from 50: no step is for that"
+    assert answer.detail == "cpu 60 is 10 from 50: no step covers this distance"
     assert policy.evaluate(view([70.0])).replicas == 15
     still = AwsStep(metric="cpu", threshold=50, comparison=Comparison.AT_LEAST, steps=(Step(0, 0),)).evaluate(
         view([60.0])
@@ -393,7 +393,7 @@ def test_replicas_that_warm_up_are_not_added_to_once_more() -> None:
     # nothing is removed meanwhile
     held = IN.evaluate(view([20.0] * 3, current=11, sizes=coming))
     assert (held.replicas, held.reason) == (None, Reason.ABSTAINED)
-    assert held.detail.endswith("waits for replicas that come or go")
+    assert held.detail.endswith("waits until replicas that start or stop have done so")
     # after the warm-up they count
     old = dict.fromkeys(range(6, 9), (10, 10))
     assert OUT.evaluate(view([70.0] * 9, current=11, sizes=old)).replicas == 14

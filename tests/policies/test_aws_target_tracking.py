@@ -120,7 +120,10 @@ def test_replicas_that_warm_up_count_for_a_backlog_and_not_for_an_average() -> N
 def test_replicas_that_go_are_not_taken_twice() -> None:
     low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1)
     held = low.evaluate(view([40.0] * 2, current=8, sizes={1: (10, 10)}))
-    assert (held.replicas, held.detail) == (8, "cpu 40 at target 50: waits for replicas that come or go")
+    assert (held.replicas, held.detail) == (
+        8,
+        "cpu 40 at target 50: waits until replicas that start or stop have done so",
+    )
 
 
 def test_without_a_number_of_every_replica_the_size_is_not_lowered() -> None:

@@ -124,7 +124,7 @@ def test_the_learned_restart_time_counts_for_its_direction(view: Make) -> None:
     up = view(load(13000.0, 100.0), current=2, per_replica=100.0, learned_up=40.0)
     assert FLINK.evaluate(up).replicas == 4
     assert FLINK.evaluate(up).inputs["restart"] == 40.0
-    assert FLINK.evaluate(up).inputs["piled"] == 17000.0
+    assert FLINK.evaluate(up).inputs["backlog_after_rescale"] == 17000.0
     down = view(load(0.0, 65.0), current=2, per_replica=100.0, learned_up=40.0)
     assert FLINK.evaluate(down).replicas == 1
     # 65 x 40 = 2600 pile up, and 35 x 80 work off 2800; of 70/s it would be 2800 and 2400
@@ -148,8 +148,8 @@ def test_the_size_on_its_way_gets_twice_the_time(view: Make) -> None:
 def test_replicas_that_are_not_up_yet_do_not_work_off_anything_meanwhile(view: Make) -> None:
     few = view(load(12500.0, 100.0), current=3, ready=1, per_replica=100.0)
     all_up = view(load(12500.0, 100.0), current=3, ready=3, per_replica=100.0)
-    assert SPARK.evaluate(few).inputs["piled"] == 12500.0
-    assert SPARK.evaluate(all_up).inputs["piled"] == 9500.0
+    assert SPARK.evaluate(few).inputs["backlog_after_rescale"] == 12500.0
+    assert SPARK.evaluate(all_up).inputs["backlog_after_rescale"] == 9500.0
 
 
 def test_nothing_is_needed_where_nothing_comes_and_nothing_waits(view: Make) -> None:
@@ -223,18 +223,22 @@ def test_explains_what_it_computed(view: Make) -> None:
         return SPARK.evaluate(view(load(lag, arrivals), current=current, maximum=4, per_replica=50.0)).detail
 
     assert detail(2000, 120, 3) == (
-        "lag 2,000 records at 120/s arriving; 4 replicas (200/s) drain it in 34.4 s, 15 s of it restart; "
-        "3 (150/s) are short"
+        "lag 2,000 records at 120/s arriving; 4 replicas (200/s) can process the backlog in 34.4 s, "
+        "of which the restart takes 15 s; 3 (150/s) are too few"
     )
-    assert detail(1500, 120, 3) == "lag 1,500 records at 120/s arriving; 3 replicas (150/s) drain it in 50 s"
-    assert detail(0, 120, 3) == "lag 0 records at 120/s arriving; 3 replicas (150/s) fit"
-    assert detail(0, 20, 3) == "lag 0 records at 20/s arriving; 1 replica (50/s) would do, 3 there are"
+    assert (
+        detail(1500, 120, 3)
+        == "lag 1,500 records at 120/s arriving; 3 replicas (150/s) can process the backlog in 50 s"
+    )
+    assert detail(0, 120, 3) == "lag 0 records at 120/s arriving; 3 replicas (150/s) are enough"
+    assert detail(0, 20, 3) == "lag 0 records at 20/s arriving; 1 replica (50/s) is enough; there are 3"
     assert detail(9e5, 120, 3) == (
-        "lag 900,000 records at 120/s arriving; 4 replicas (200/s), the most allowed, "
-        "cannot keep up and drain it in 60 s"
+        "lag 900,000 records at 120/s arriving; 4 replicas (200/s), the maximum, "
+        "cannot keep up and process the backlog in 60 s"
     )
     assert detail(0, 46, 1) == (
-        "lag 0 records at 46/s arriving; 2 replicas (100/s) drain it in 15 s, 15 s of it restart; 1 (50/s) are short"
+        "lag 0 records at 46/s arriving; 2 replicas (100/s) can process the backlog in 15 s, "
+        "of which the restart takes 15 s; 1 (50/s) is too few"
     )
 
 
@@ -274,7 +278,7 @@ def test_waits_until_the_arrivals_are_confirmed(view: Make, arrivals: dict[int, 
     )
     answer = CONFIRMING.evaluate(seen)
     assert answer.replicas == expected
-    assert answer.detail.endswith("waiting") == (expected == 1)
+    assert answer.detail.endswith("(stable_time)") == (expected == 1)
 
 
 def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
@@ -291,7 +295,8 @@ def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
     answer = CONFIRMING.evaluate(view(load(0.0, 62.0), current=1, per_replica=50.0, past=past))
     assert (answer.replicas, answer.reason) == (1, Reason.STEADY)
     assert answer.detail == (
-        "lag 0 records at 62/s arriving; 1 replica (50/s); arrivals were 20/s just before: waiting"
+        "lag 0 records at 62/s arriving; 1 replica (50/s); arrivals were 20/s just before: "
+        "waiting until they are stable (stable_time)"
     )
 
 

@@ -165,25 +165,40 @@ def test_meets_the_deadline_at_the_least_cost_or_is_as_soon_as_can_be(
 @pytest.mark.parametrize(
     ("past", "shuffle", "expected", "words"),
     [
-        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "at most 3 were of use for 30 s"),
-        (((45, 0, 8), (30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "at most 3 were of use"),  # longer ago
-        (((30, 1, 4), (15, 0, 3), (0, 0, 2)), 0.0, 5, "at most 5 were of use"),  # those that waited could use one
-        (((30, 0, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "8 were of use within 30 s"),
-        (((30, 70, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "78 were of use within 30 s"),
-        (((30, 0, 0), (15, 0, 0), (0, 0, 0)), 0.0, 0, "at most 0 were of use"),
-        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 5.0, 5, "at most 3 were of use for 30 s, 5 hold shuffle files"),
-        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 2.0, 3, "at most 3 were of use for 30 s, 2 hold shuffle files"),
-        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 8.0, 8, "8 hold shuffle files"),
+        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "tasks could use at most 3 for 30 s"),
+        (((45, 0, 8), (30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "tasks could use at most 3"),  # longer ago
+        (((30, 1, 4), (15, 0, 3), (0, 0, 2)), 0.0, 5, "tasks could use at most 5"),  # those that waited could use one
+        (((30, 0, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "tasks could use 8 within the last 30 s"),
+        (((30, 70, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "tasks could use 78 within the last 30 s"),
+        (((30, 0, 0), (15, 0, 0), (0, 0, 0)), 0.0, 0, "tasks could use at most 0"),
+        (
+            ((30, 0, 3), (15, 0, 3), (0, 0, 2)),
+            5.0,
+            5,
+            "tasks could use at most 3 for 30 s, workers that hold shuffle files: 5",
+        ),
+        (
+            ((30, 0, 3), (15, 0, 3), (0, 0, 2)),
+            2.0,
+            3,
+            "tasks could use at most 3 for 30 s, workers that hold shuffle files: 2",
+        ),
+        (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 8.0, 8, "workers that hold shuffle files: 8"),
         (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 1e308, 8, "hold shuffle files"),
-        (((30, 0, 0), (15, 0, 0), (0, 0, 0)), 2.0, 2, "at most 0 were of use for 30 s, 2 hold shuffle files"),
-        (((15, 0, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),
-        (((0, 0, 0),), 0.0, 8, "not watched for 30 s yet"),
-        ((), 0.0, 8, "not watched for 30 s yet"),
-        (((120, 0, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),  # a gap in which anything may have run
-        (((-5, 0, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),  # the clock was set
-        (((30, 0, 3), (15, -1, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),
-        (((30, 0, 3), (15, math.nan, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),
-        (((30, 0, 3), (15, math.inf, 3), (0, 0, 2)), 0.0, 8, "not watched for 30 s yet"),
+        (
+            ((30, 0, 0), (15, 0, 0), (0, 0, 0)),
+            2.0,
+            2,
+            "tasks could use at most 0 for 30 s, workers that hold shuffle files: 2",
+        ),
+        (((15, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
+        (((0, 0, 0),), 0.0, 8, "observed for less than 30 s"),
+        ((), 0.0, 8, "observed for less than 30 s"),
+        (((120, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),  # a gap in which anything may have run
+        (((-5, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),  # the clock was set
+        (((30, 0, 3), (15, -1, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
+        (((30, 0, 3), (15, math.nan, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
+        (((30, 0, 3), (15, math.inf, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
     ],
 )
 def test_gives_back_what_was_of_no_use_for_the_idle_time(

@@ -355,7 +355,7 @@ def test_acts_on_as_many_decisions_in_a_row_as_configured(view: Make) -> None:
     assert series(policy, [later(seen, s) for s in (0, 60, 120, 180)]) == [None, None, 6, 6]
     first = policy.evaluate(decided(policy, seen))
     assert first.reason is Reason.LEARNING
-    assert first.detail.endswith("; decision 1 of 2 before it counts")
+    assert first.detail.endswith("; decision 1 of 2 in a row that it takes (activation)")
     gap = load(view, 300.0, 0.0, 0.0, current=2)
     assert series(policy, [seen, later(seen, 60), later(gap, 120), later(seen, 180)]) == [None] * 4
 

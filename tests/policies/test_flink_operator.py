@@ -232,7 +232,7 @@ def test_a_job_gets_the_workers_that_bring_it_to_its_utilization() -> None:
 def test_within_the_band_nothing_changes() -> None:
     seen = rig(**NO_BACKLOG).steady(lag=0, arrivals=900, throughput=900, saturation=0.9)
     assert (seen.replicas, seen.reason) == (2, Reason.STEADY)
-    assert "every vertex is within its band, 2 replicas stay" in seen.detail
+    assert "every vertex is within its band, 2 replicas are kept" in seen.detail
 
 
 def test_the_backlog_and_that_of_a_restart_are_counted() -> None:
@@ -361,17 +361,17 @@ def test_nothing_is_asked_for_before_the_window_is_full() -> None:
     known = rig(**NO_BACKLOG)
     seen = [known.job(lag=0, arrivals=1, throughput=1, saturation=0.001) for _ in range(5)]
     assert [one.reason for one in seen] == [*[Reason.LEARNING] * 4, Reason.BELOW]
-    assert seen[0].detail == "the window is full in 60 s at the earliest"
+    assert seen[0].detail == "metrics_window is complete in 60 s at the earliest"
 
 
 def test_what_is_seen_while_the_job_stabilizes_does_not_count() -> None:
     running = EngineStatus(job=JobState.RUNNING, running_since=START)
     known = rig(more={"engine": running}, stabilization_interval=2 * MINUTE)
     details = [known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).detail for _ in range(12)]
-    assert details[0] == "the job has just started: nothing counts for another 105 s"
-    assert details[6] == "the job has just started: nothing counts for another 15 s"
-    assert details[7] == "the window is full in 60 s at the earliest"
-    assert "stay" in details[11]
+    assert details[0] == "the job has just started: metrics are ignored for another 105 s (stabilization_interval)"
+    assert details[6] == "the job has just started: metrics are ignored for another 15 s (stabilization_interval)"
+    assert details[7] == "metrics_window is complete in 60 s at the earliest"
+    assert "kept" in details[11]
 
 
 def test_a_disturbance_begins_the_window_anew() -> None:
@@ -417,7 +417,7 @@ def test_nothing_is_judged_while_a_rescale_is_on_its_way_or_the_job_does_not_run
     known.rescale = replace(known.rescale, phase=Phase.RUNNING)
     assert known.job(**values).replicas == 2
     known.engine = EngineStatus(job=JobState.RESTARTING)
-    assert known.job(**values).detail == "the job is restarting: there is nothing to judge"
+    assert known.job(**values).detail == "the job is restarting: metrics are not evaluated"
 
 
 def test_without_a_past_it_learns() -> None:
@@ -560,7 +560,9 @@ def test_a_vertex_that_waits_is_named() -> None:
     known = rig(vertices="vertices", current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
     seen = known.steady_vertices(source(10, busy=0.1), work(10, busy=0.7))
     assert seen.detail.startswith("work: 400 records/s need 571 at 70%, 10 subtasks could process 571 records/s; ")
-    assert seen.detail.endswith("; source: 4 would do, in 45 s at the earliest, 10 replicas stay")
+    assert seen.detail.endswith(
+        "; source: parallelism 4 is enough, scaling down in 45 s at the earliest, 10 replicas are kept"
+    )
 
 
 def test_vertices_that_feed_each_other_make_no_sense() -> None:
@@ -611,7 +613,7 @@ def test_a_step_beyond_the_quota_is_not_made() -> None:
         known = rig(utilization_max=0.75, **NO_BACKLOG, **more)
         seen = known.steady(lag=0, arrivals=400, throughput=400, saturation=0.8)
         assert seen.replicas == expected
-        assert ("the quota has no room for more" in seen.detail) == (expected == 2)
+        assert ("the quota allows no more" in seen.detail) == (expected == 2)
 
 
 def test_the_quota_counts_the_groups_that_change() -> None:
@@ -645,7 +647,7 @@ def test_fewer_are_asked_for_after_the_interval_and_then_the_most_that_were_need
     known.policy = replace(known.policy, metrics_window=timedelta(seconds=15))
     seen = [known.job(lag=0, arrivals=a, throughput=a, saturation=a / 1000) for a in (300, 290, 350, 200)]
     assert [one.replicas for one in seen] == [10, 10, 10, 5]
-    assert "5 would do, in" in seen[0].detail
+    assert "parallelism 5 is enough, scaling down in" in seen[0].detail
 
 
 def test_a_scale_down_that_was_asked_for_is_forgotten() -> None:

@@ -556,7 +556,7 @@ def test_a_rise_or_no_change_ends_the_wait_to_go_down() -> None:
 def test_a_scale_down_is_made_at_the_very_end_of_the_interval_with_the_flag_of_the_greatest() -> None:
     waiting = replace(PLAIN, scale_down_interval=seconds(60))
     found = vertex_change(vertex(target=90), waiting, now=0)
-    assert found.why == "9 would do, in 60 s at the earliest"
+    assert found.why == "parallelism 9 is enough, scaling down in 60 s at the earliest"
     found = vertex_change(vertex(target=20), waiting, now=60, delayed=found.delayed)
     assert (found.parallelism, found.changed, found.outside, found.expected_rate) == (9, True, False, 90)
     found = vertex_change(vertex(target=20), waiting, now=61, delayed=found.delayed)

@@ -403,7 +403,8 @@ def test_a_metric_that_can_be_read_may_raise_beside_one_that_cannot() -> None:
 def test_explains_why_it_does_not_do_what_the_metrics_ask_for() -> None:
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": 0.3})
     assert answer.detail == (
-        "cpu 30% at target 60%: 2 replicas; 2 replicas asked for; stabilized by what was asked for before; "
+        "cpu 30% at target 60%: 2 replicas; 2 replicas asked for; "
+        "limited by earlier recommendations (stabilization window); "
         "4 replicas (DesiredWithinRange)"
     )
     answer = Run(Hpa((LAG,)), 4).turn({"lag": 2000.0})
@@ -413,10 +414,10 @@ def test_explains_why_it_does_not_do_what_the_metrics_ask_for() -> None:
 def test_reports_how_many_replicas_are_silent() -> None:
     average = Metric(MetricType.AVERAGE_VALUE, "cpu", 2.0)
     for metric, value, said in (
-        (CPU, (0.2, 0.1, 0.15), "cpu 15% at target 60%, 2 replicas silent: 5 replicas"),
-        (CPU, (0.2, 0.1, 0.15, 0.15), "cpu 15% at target 60%, 1 replica silent: 3 replicas"),
+        (CPU, (0.2, 0.1, 0.15), "cpu 15% at target 60%, no value of 2 replicas: 5 replicas"),
+        (CPU, (0.2, 0.1, 0.15, 0.15), "cpu 15% at target 60%, no value of 1 replica: 3 replicas"),
         (CPU, (0.6,) * 5, "cpu 60% at target 60%: 5 replicas"),
-        (average, (1.0,) * 4, "cpu 1 at target 2, 1 replica silent: 3 replicas"),
+        (average, (1.0,) * 4, "cpu 1 at target 2, no value of 1 replica: 3 replicas"),
         (LAG, (200.0, 300.0), "cpu 100 at target 100: 5 replicas"),
     ):
         answer = Run(Hpa((replace(metric, metric="cpu"),)), 5).turn({"cpu": value})
@@ -428,7 +429,7 @@ def test_reports_how_many_replicas_are_silent() -> None:
         "c": {"usage": 9.0, "request": 1.0, "ready": 0.0},
     }
     answer = Run(Hpa((CPU,)), 5).turn({"cpu": Reading(0.0, T0, parts=parts)})
-    assert answer.detail.startswith("cpu 30% at target 60%, 4 replicas silent: ")
+    assert answer.detail.startswith("cpu 30% at target 60%, no value of 4 replicas: ")
 
 
 def test_a_reading_without_information_is_a_missing_one() -> None:

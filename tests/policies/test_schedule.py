@@ -318,4 +318,4 @@ def test_a_policy_says_where_the_bounds_of_a_window_change_what_it_asks_for() ->
     at = berlin("2026-01-05 12:00")
     _, decision = step(spec, ClusterState(), Observation(at=at, desired=2, ready=2, metrics={"cpu": Reading(0.6, at)}))
     assert decision.desired == 4
-    assert decision.recommendations[1].detail.endswith("2 replicas stay; 4 to 12 is allowed")
+    assert decision.recommendations[1].detail.endswith("2 replicas are kept; 4 to 12 is allowed")

@@ -32,7 +32,7 @@ from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import moving, total
-from autoscaler_policies.shared.recommend import LARGEST, format_number, missing, replicas, sized, smallest
+from autoscaler_policies.shared.recommend import LARGEST, are, format_number, missing, replicas, sized, smallest
 
 WARM_UP = timedelta(seconds=TUNING.warm_up_s)
 Rates = tuple[float | None, float | None, float | None]
@@ -300,7 +300,7 @@ class Adaptive:
             return self._scale_up(outlook, larger, highest, backlog_after_rescale, inputs)
         if rate_ahead > capacity:
             if self._swing_passes(outlook, capacity):
-                passes = "that is a peak like those before it, which is expected to pass"
+                passes = "this peak is like earlier ones and is expected to pass"
                 return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {passes}")
             grows = (rate_ahead - capacity) / rate_ahead
             if view.rescale is not None or age + grows * TUNING.warm_up_s > self.slack * objective:
@@ -333,19 +333,21 @@ class Adaptive:
         used = outlook.effective(best)
         best = smallest(min(view.current, best), best, lambda size: outlook.effective(size) >= used)
         capacity = outlook.capacity_at(best)
-        inputs["able"] = capacity
+        inputs["new_capacity"] = capacity
         if price < math.inf:
-            inputs["waiting"] = price
+            inputs["cost"] = price
         inputs.pop("recovery", None)
         now = f"{replicas(view.current)} ({format_number(inputs['capacity'])}/s)"
-        text = f"{self._describe_load(outlook, inputs)}; {now} are short, "
+        text = f"{self._describe_load(outlook, inputs)}; {now} {are(view.current)} too few, "
         if capacity > rate_ahead:
             recovery = min(backlog_after_rescale / (capacity - rate_ahead), LARGEST)
             inputs["recovery"] = recovery
-            text += f"{best} ({format_number(capacity)}/s) recover in {format_number(recovery)} s after it"
+            text += f"with {best} ({format_number(capacity)}/s) the backlog is processed "
+            text += f"{format_number(recovery)} s after the rescale"
         else:
-            most = "the most allowed" if best >= maximum else "the most that have something to do"
-            text += f"{best} ({format_number(capacity)}/s), {most}, are too"
+            most = "the maximum" if best >= maximum else "the most that have partitions to read"
+            larger = f"and so {are(best)} {best} ({format_number(capacity)}/s), {most}"
+            text += f"but {most}" if best <= view.current else larger
         return sized(view, max(best, view.current), inputs, text)
 
     def _larger_size(self, outlook: _Outlook) -> int:
@@ -412,12 +414,13 @@ class Adaptive:
         if size >= view.current or self._awaited(outlook, size) is not None:
             return None
         capacity = outlook.capacity_at(size)
-        inputs["able"] = capacity
+        inputs["new_capacity"] = capacity
         inputs["saved"] = saved
-        inputs["outage"] = price
+        inputs["rescale_price"] = price
         text = (
-            f"{self._describe_load(outlook, inputs)}; {replicas(size)} ({format_number(capacity)}/s) would do and "
-            f"would have saved {format_number(saved)} replica-seconds, a rescale is worth {format_number(price)}"
+            f"{self._describe_load(outlook, inputs)}; {replicas(size)} ({format_number(capacity)}/s) "
+            f"{are(size)} enough and would have saved {format_number(saved)} replica-seconds; "
+            f"a rescale costs {format_number(price)}"
         )
         text += self._describe_lateness(outlook)
         return sized(view, size, inputs, text)
@@ -426,11 +429,11 @@ class Adaptive:
         """What a smaller size waits for, however much it has saved; None: nothing."""
         view, window = outlook.view, self.scale_down_window.total_seconds()
         if view.rescale is not None:
-            return "the rescale on its way has settled"
+            return "the rescale in progress has settled"
         if seconds(view.now) - outlook.state.spare.since_at < window:
-            return f"it has been watched for {format_number(window)} s"
+            return f"this size has been observed for {format_number(window)} s"
         if outlook.lag > TUNING.peak_share * self.objective.total_seconds() * outlook.capacity_at(size):
-            return "less is waiting"
+            return "the backlog is smaller"
         return None
 
     def _rescale_price(self, outlook: _Outlook) -> float:
@@ -455,21 +458,23 @@ class Adaptive:
     def _describe_stay(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         view = outlook.view
         text = self._describe_load(outlook, inputs)
-        text += f"; {replicas(view.current)} ({format_number(inputs['capacity'])}/s)"
-        text += f" work it off in {format_number(inputs['recovery'])} s" if "recovery" in inputs else " do for now"
-        enough, saved = outlook.state.spare.enough, outlook.state.spare.saved
-        if enough is not None and enough < view.current:
+        enough = "enough for now" if inputs["expected"] <= inputs["capacity"] else "kept while the delay is small"
+        text += f"; {replicas(view.current)} ({format_number(inputs['capacity'])}/s) {are(view.current)} {enough}"
+        if outlook.lag and "recovery" in inputs:
+            text += f", the backlog is processed in {format_number(inputs['recovery'])} s"
+        fewer, saved = outlook.state.spare.enough, outlook.state.spare.saved
+        if fewer is not None and fewer < view.current:
             price = self._rescale_price(outlook)
-            text += f"; {enough} would do and have saved {format_number(saved)} of {format_number(price)}"
-            text += f" replica-seconds{self._describe_lateness(outlook)}"
-            awaited = self._awaited(outlook, enough)
+            text += f"; {fewer} would be enough and would have saved {format_number(saved)} replica-seconds so far;"
+            text += f" a rescale costs {format_number(price)}{self._describe_lateness(outlook)}"
+            awaited = self._awaited(outlook, fewer)
             if saved >= price and awaited is not None:
-                text += f", and wait until {awaited}"
+                text += f"; waiting until {awaited}"
         return text
 
     def _describe_lateness(self, outlook: _Outlook) -> str:
         late = self._late_by_stop(outlook)
-        return f", as its stop makes records {format_number(late)} s too late" if late > 0 else ""
+        return f", as it makes records {format_number(late)} s older than the objective" if late > 0 else ""
 
     def _describe_load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         text = f"{format_number(outlook.level)}/s arriving"

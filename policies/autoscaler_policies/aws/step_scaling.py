@@ -144,7 +144,7 @@ class AwsStep:
             )
         step = step_for(distance, self.steps, above=self.above)
         if step is None:
-            return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no step is for that")
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no step covers this distance")
         current, ready = view.current, warm(view, self.warmup)
         size = adjusted(ready, step.adjustment, self.adjustment_type, self.min_adjustment_magnitude)
         inputs |= {"adjustment": float(step.adjustment), "warm": float(ready)}
@@ -157,7 +157,9 @@ class AwsStep:
         if isinstance(reading.averaged, tuple) and len(reading.averaged) < view.ready:
             return missing(view, self.metric)
         if ready < current or shrinking(view, self.period):
-            return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} waits for replicas that come or go")
+            return Recommendation(
+                None, Reason.ABSTAINED, inputs, f"{act} waits until replicas that start or stop have done so"
+            )
         return sized(view, size, inputs, f"{act} gives {size}")
 
     def _breaches(self, value: float) -> bool:

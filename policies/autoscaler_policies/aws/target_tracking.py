@@ -9,7 +9,7 @@ from datetime import timedelta
 from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.checks import ABOVE_0, ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
-from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
+from autoscaler_policies.shared.recommend import are, format_number, missing, replicas, sized
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
@@ -118,11 +118,11 @@ class AwsTargetTracking:
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no alarm to scale out")
         lows = [point for point in points[: self.low_periods] if point is not None and point < goal * self.low]
         if len(lows) < self.low_periods:
-            return sized(view, current, inputs, f"{what}: no alarm, {replicas(current)} stay")
+            return sized(view, current, inputs, f"{what}: no alarm, {replicas(current)} {are(current)} kept")
         if isinstance(reading.averaged, tuple) and len(reading.averaged) < view.ready:
             return missing(view, self.metric)
         if ready < current or shrinking(view, self.period):
-            return sized(view, current, inputs, f"{what}: waits for replicas that come or go")
+            return sized(view, current, inputs, f"{what}: waits until replicas that start or stop have done so")
         size = min(current, tracked(current, max(lows), goal))
         return sized(
             view,

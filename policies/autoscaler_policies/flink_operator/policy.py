@@ -58,7 +58,7 @@ from autoscaler_policies.shared.checks import (
     check,
 )
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
-from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
+from autoscaler_policies.shared.recommend import are, finite, format_number, missing, replicas, sized
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 JOB = "job"
@@ -297,9 +297,9 @@ class FlinkOperator(Settings):
             return missing(view, *missed)
         engine = view.engine
         if engine is not None and engine.job is not JobState.RUNNING:
-            return Recommendation(None, Reason.ABSTAINED, {}, f"the job is {engine.job}: there is nothing to judge")
+            return Recommendation(None, Reason.ABSTAINED, {}, f"the job is {engine.job}: metrics are not evaluated")
         if moving(view):
-            return Recommendation(None, Reason.ABSTAINED, {}, "a rescale is on its way: there is nothing to judge")
+            return Recommendation(None, Reason.ABSTAINED, {}, "a rescale is in progress: metrics are not evaluated")
         seen = self._window(view)
         if isinstance(seen, Recommendation):
             return seen
@@ -314,7 +314,9 @@ class FlinkOperator(Settings):
         stable = max(starts) + self.stabilization_interval if starts else None
         if stable is not None and now < stable:
             left = (stable - now).total_seconds()
-            return _learning(f"the job has just started: nothing counts for another {left:.0f} s")
+            return _learning(
+                f"the job has just started: metrics are ignored for another {left:.0f} s (stabilization_interval)"
+            )
         start = now - self.metrics_window
         alike = self._of_one_size(view.past) if self.vertices is None else self._of_same_sizes(view.past, self.vertices)
         seen: list[Observation] = []
@@ -326,7 +328,7 @@ class FlinkOperator(Settings):
                 break  # it is full, and what is before does not count
         first = seen[-1].at if seen else now
         if start < first:
-            return _learning(f"the window is full in {(first - start).total_seconds():.0f} s at the earliest")
+            return _learning(f"metrics_window is complete in {(first - start).total_seconds():.0f} s at the earliest")
         found = [observation for observation in reversed(seen) if observation.at >= start]
         if len(found) < 2:  # noqa: PLR2004 - a rate lies between two
             return _learning(f"there are {len(found)} readings in the window, expected 2 or more")
@@ -365,7 +367,7 @@ class FlinkOperator(Settings):
         """A job seen as one vertex."""
         parallelism = slots_in_use(view)
         if not parallelism:
-            return Recommendation(None, Reason.ABSTAINED, {}, "no replica is up: there is nothing to judge")
+            return Recommendation(None, Reason.ABSTAINED, {}, "no replica is up: metrics are not evaluated")
         processed = [_total(observation.metrics[self.throughput]) for observation in seen]
         shares = [_busiest(observation.metrics[self.busy]) for observation in seen]
         waiting = [_total(observation.metrics[self.lag]) for observation in seen]
@@ -527,7 +529,7 @@ class FlinkOperator(Settings):
 
     def _answer(self, view: View, measured: _Measured, job: Job) -> Recommendation:
         if not job.changes:
-            return Recommendation(None, Reason.ABSTAINED, {}, "no vertex is left that counts")
+            return Recommendation(None, Reason.ABSTAINED, {}, "every vertex is excluded")
         changed = job.changed
         needed = {
             vertex: changed[vertex].parallelism if vertex in changed else measured.loads[vertex].parallelism
@@ -541,10 +543,15 @@ class FlinkOperator(Settings):
             held = next((vertex for vertex, change in job.changes.items() if change.why), limiting)
             of = "" if held == limiting else f"{measured.names[held]}: "
             why = of + (job.changes[held].why or "every vertex is within its band")
-            return sized(view, view.current, inputs, f"{summary}; {why}, {replicas(view.current)} stay")
+            return sized(
+                view, view.current, inputs, f"{summary}; {why}, {replicas(view.current)} {are(view.current)} kept"
+            )
         if self._too_much(view, measured, {vertex: change.parallelism for vertex, change in changed.items()}):
             return sized(
-                view, view.current, inputs, f"{summary}; the quota has no room for more, {replicas(view.current)} stay"
+                view,
+                view.current,
+                inputs,
+                f"{summary}; the quota allows no more, {replicas(view.current)} {are(view.current)} kept",
             )
         groups = measured.slots(needed)
         slots, each = job_slots(groups), view.spec.slots_per_replica

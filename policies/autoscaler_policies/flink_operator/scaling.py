@@ -381,7 +381,9 @@ def _lowered(load: Load, target: int, settings: Settings, outside: bool, delayed
     if start < delayed.since:
         left = delayed.since - start
         return Change(
-            parallelism=load.parallelism, delayed=delayed, why=f"{target} would do, in {left:.0f} s at the earliest"
+            parallelism=load.parallelism,
+            delayed=delayed,
+            why=f"parallelism {target} is enough, scaling down in {left:.0f} s at the earliest",
         )
     delayed = delayed.within(start)
     greatest = delayed.greatest

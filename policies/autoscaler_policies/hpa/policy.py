@@ -292,7 +292,7 @@ class Hpa:
     ) -> Recommendation:
         condition = outcome.condition
         if condition is Condition.DISABLED:
-            detail = "the size is 0 and min is not: an HPA leaves such a target alone"
+            detail = "scaling is disabled, as by an HPA: the size is 0 and min is above 0"
             return Recommendation(None, Reason.ABSTAINED, {}, detail)
         if condition is Condition.HOLD:
             texts = [*words, *([missing(view, *failed).detail] if failed else [])]
@@ -304,7 +304,7 @@ class Hpa:
         texts = [*words, *([f"{', '.join(failed)} cannot be read"] if failed else [])]
         texts.append(f"{replicas(outcome.desired)} asked for")
         if outcome.stabilized:
-            texts.append("stabilized by what was asked for before")
+            texts.append("limited by earlier recommendations (stabilization window)")
         texts.append(f"{replicas(size)} ({condition})")
         return sized(view, size, inputs, "; ".join(texts))
 
@@ -475,5 +475,5 @@ def _describe(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
     text = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
     if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
-        text = f"{text}, {replicas(silent)} silent"
+        text = f"{text}, no value of {replicas(silent)}"
     return f"{text}: {replicas(one.replicas)}"

@@ -267,7 +267,7 @@ class Ds2:
             f"{slots:.0f} slots"
         )
         if memory["decisions"] < self.activation:
-            what += f"; decision {memory['decisions']:.0f} of {self.activation} before it counts"
+            what += f"; decision {memory['decisions']:.0f} of {self.activation} in a row that it takes (activation)"
             return Recommendation(None, Reason.LEARNING, inputs, what)
         size = -int(-slots // view.spec.slots_per_replica)
         if view.current - self.minor <= size < view.current:

@@ -20,7 +20,7 @@ from autoscaler.policy_api import (
 )
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import total
-from autoscaler_policies.shared.recommend import LARGEST, finite, format_number, missing, replicas, sized, smallest
+from autoscaler_policies.shared.recommend import LARGEST, are, finite, format_number, missing, replicas, sized, smallest
 
 # A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
@@ -151,7 +151,7 @@ class BacklogDrain:
             if other is not None:
                 detail = (
                     f"{load.describe(view.current, capacity)}; "
-                    f"arrivals were {format_number(other)}/s just before: waiting"
+                    f"arrivals were {format_number(other)}/s just before: waiting until they are stable (stable_time)"
                 )
                 return sized(view, view.current, load.inputs(before=other), detail)
         allowed = within if view.rescale is None else within * RESCALE_TOLERANCE
@@ -161,7 +161,7 @@ class BacklogDrain:
             size = self._fewer(load)
             if size is not None:
                 return size
-        fit = f"drain it in {format_number(lag / spare)} s" if lag else "fit"
+        fit = f"can process the backlog in {format_number(lag / spare)} s" if lag else f"{are(view.current)} enough"
         return sized(view, view.current, load.inputs(), f"{load.describe(view.current, capacity)} {fit}")
 
     def _unconfirmed(self, view: View, arrivals: float) -> float | None:
@@ -201,18 +201,18 @@ class BacklogDrain:
         if not enough:
             size = maximum
         rate = load.capacity_at(size)
-        inputs = load.inputs(able=rate, restart=restart, piled=backlog)
+        inputs = load.inputs(new_capacity=rate, restart=restart, backlog_after_rescale=backlog)
         if not enough:
             detail = (
-                f"{load.describe(size, rate)}, the most allowed, "
-                f"cannot keep up and drain it in {format_number(within)} s"
+                f"{load.describe(size, rate)}, the maximum, "
+                f"cannot keep up and process the backlog in {format_number(within)} s"
             )
         else:
             seconds = restart + (backlog / (rate - arrivals) if backlog else 0.0)
             detail = (
-                f"{load.describe(size, rate)} drain it in {format_number(seconds)} s, {format_number(restart)} s of "
-                "it restart; "
-                f"{view.current} ({format_number(load.capacity)}/s) are short"
+                f"{load.describe(size, rate)} can process the backlog in {format_number(seconds)} s, of which the "
+                f"restart takes {format_number(restart)} s; {view.current} ({format_number(load.capacity)}/s) "
+                f"{are(view.current)} too few"
             )
         return sized(view, size, inputs, detail)
 
@@ -232,8 +232,8 @@ class BacklogDrain:
             return None
         size = smallest(view.limits.minimum, view.current - 1, fits)
         rate = load.capacity_at(size)
-        inputs = load.inputs(able=rate, restart=restart)
-        return sized(view, size, inputs, f"{load.describe(size, rate)} would do, {view.current} there are")
+        inputs = load.inputs(new_capacity=rate, restart=restart)
+        return sized(view, size, inputs, f"{load.describe(size, rate)} {are(size)} enough; there are {view.current}")
 
     def _times(self, view: View, direction: Direction) -> tuple[float, float]:
         """Seconds a change in that direction takes, and seconds allowed for change and backlog together."""

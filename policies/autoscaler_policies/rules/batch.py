@@ -227,16 +227,16 @@ class Batch:
             return current, ""
         span = f"{format_number(idle.total_seconds())} s"
         if useful is None:
-            return current, f"; not watched for {span} yet"
+            return current, f"; observed for less than {span}"
         inputs["useful"] = useful
         inputs["shuffle"] = shuffle
         size = max(useful, shuffle, least)
         if shuffle >= current > useful:
-            return current, f"; {format_number(shuffle)} hold shuffle files"
+            return current, f"; workers that hold shuffle files: {format_number(shuffle)}"
         if size >= current:
-            return current, f"; {format_number(useful)} were of use within {span}"
-        holders = f", {shuffle} hold shuffle files" if shuffle else ""
-        return size, f"; at most {useful} were of use for {span}{holders}"
+            return current, f"; tasks could use {format_number(useful)} within the last {span}"
+        holders = f", workers that hold shuffle files: {shuffle}" if shuffle else ""
+        return size, f"; tasks could use at most {useful} for {span}{holders}"
 
     def _idle(self, view: View, start_up: float) -> timedelta:
         """How long slots must have been useless."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from autoscaler.policy_api import AMOUNT, ZERO, Range, Reason, Recommendation, View
 from autoscaler_policies.shared.checks import ABOVE_0, FROM_0, METRIC, check
-from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
+from autoscaler_policies.shared.recommend import are, finite, format_number, missing, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
 
@@ -98,7 +98,10 @@ class TargetTracking:
         what = f"{self.metric} {format_number(usage)} at target {format_number(self.target)}"
         if current and 1 - self.tolerance_down <= ratio <= 1 + self.tolerance_up:
             return sized(
-                view, current, inputs, f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} stay"
+                view,
+                current,
+                inputs,
+                f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} {are(current)} kept",
             )
         # 1e-12: a product like 21.000000000000004 is a whole number that floats could not hold
         wanted = math.ceil(max(0.0, min(ratio * count, MOST)) * (1 - 1e-12))
@@ -107,7 +110,8 @@ class TargetTracking:
                 view,
                 current,
                 inputs,
-                f"{what}: {count} up x {ratio:.3f} would turn it round, {replicas(current)} stay",
+                f"{what}: ceil({count} ready x {ratio:.3f}) would change the direction, "
+                f"{replicas(current)} {are(current)} kept",
             )
         return sized(view, wanted, inputs, f"{what}: ceil({count} x {ratio:.3f}) = {replicas(wanted)}")
 

@@ -165,13 +165,13 @@ class Threshold:
                     raise ParameterError(
                         "down",
                         f"below of rule {i} is {rule.below:g}, expected less than above ({other.above:g}) of "
-                        f"rule {j} of up on the same metric, or the two chase each other",
+                        f"rule {j} of up on the same metric, otherwise the two rules scale up and down in turn",
                     )
                 if rule.above is not None and other.below is not None and rule.above <= other.below:
                     raise ParameterError(
                         "down",
                         f"above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
-                        f"rule {j} of up on the same metric, or the two chase each other",
+                        f"rule {j} of up on the same metric, otherwise the two rules scale up and down in turn",
                     )
 
     @property

@@ -25,6 +25,11 @@ def replicas(count: int) -> str:
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
+def are(count: int) -> str:
+    """The verb after a size: 1 replica is, 3 replicas are."""
+    return "is" if count == 1 else "are"
+
+
 def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Recommendation:
     """Ask for a size, kept within the limits; the reason follows from the size the cluster has."""
     limits = view.limits
