@@ -11,17 +11,23 @@ import pytest
 from autoscaler.core.model import Recommendation
 from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
+from tests.policies.test_adaptive import Life
 
 # On little load one replica was learned to do 90 records/s; it does 20.
 LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9}
 
 
 def fall_behind(
-    seconds: int, *, throughput: float = 20.0, utilization: float = 1.0, pause: int | None = None
+    seconds: int,
+    *,
+    throughput: float = 20.0,
+    utilization: float = 1.0,
+    pause: int | None = None,
+    highest: float = 0.0,
 ) -> Recommendation:
     """46 records/s arrive, observed every 5 s; the last thing it says. In the `pause`th second it keeps up."""
     policy = Adaptive()
-    memory = dict(LEARNED)
+    memory = {**LEARNED, "saturation.highest": highest}
     said = None
     for at in range(0, seconds + 1, 5):
         done = 46.0 if at == pause else throughput
@@ -51,13 +57,42 @@ def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("throughput", "utilization", "pause", "why"),
+    ("throughput", "utilization", "pause", "highest", "why"),
     [
-        (80.0, 1.0, None, "it does what was expected, within what capacities vary by"),
-        (20.0, 0.5, None, "its workers wait for something else: more of them would, too"),
-        (20.0, 1.0, 30, "it has kept up in between"),
+        (80.0, 1.0, None, 0.0, "it does what was expected, within what capacities vary by"),
+        (20.0, 0.5, None, 0.6, "its workers wait for something else, as they have been busier: more would wait, too"),
+        (20.0, 1.0, 30, 0.0, "it has kept up in between"),
     ],
 )
-def test_else_it_does_what_was_learned(throughput: float, utilization: float, pause: int | None, why: str) -> None:
-    said = fall_behind(75, throughput=throughput, utilization=utilization, pause=pause)
+def test_else_it_does_what_was_learned(
+    throughput: float, utilization: float, pause: int | None, highest: float, why: str
+) -> None:
+    said = fall_behind(75, throughput=throughput, utilization=utilization, pause=pause, highest=highest)
     assert said.inputs["capacity"] == pytest.approx(90.0), why
+
+
+@pytest.mark.parametrize("utilization", [0.01, 0.1, 0.35, 0.5])
+def test_a_job_that_is_behind_does_all_it_can_where_its_workers_have_never_been_busier(utilization: float) -> None:
+    assert fall_behind(55, utilization=utilization).replicas == 1
+    assert fall_behind(60, utilization=utilization, highest=utilization).replicas == 4
+
+
+@pytest.mark.parametrize("shown", [0.1, 0.35, 0.7])
+def test_a_cpu_that_never_shows_that_the_job_can_do_no_more_misleads_it_once(shown: float) -> None:
+    # Four replicas do 348/s, and then show a CPU of a part only, as each waits for another system most of the time.
+    life = Life(size=4)
+
+    def poll(arrivals: float, lag: float = 0.0) -> Recommendation:
+        busy = min(arrivals / life.able, 1.0) * shown
+        return life.poll(arrivals, lag, throughput=min(arrivals, life.able), utilization=busy)
+
+    for _ in range(8):
+        poll(200.0)
+    assert (life.policy.estimate_capacity(life.memory, 4, 4.0) or 0.0) == pytest.approx(life.able / shown, rel=0.05)
+    for number in range(1, 8):
+        found = poll(450.0, (450.0 - life.able) * 15 * number + 10_000.0)
+    assert (found.replicas or 0) > 4
+    assert life.policy.estimate_capacity(life.memory, 4, 4.0) == pytest.approx(life.able, rel=0.05)
+    for _ in range(8):
+        poll(200.0)
+    assert life.policy.estimate_capacity(life.memory, 4, 4.0) == pytest.approx(life.able, rel=0.05)

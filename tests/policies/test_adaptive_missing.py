@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.policies.conftest import make
 from tests.policies.test_adaptive import KNOWN, SURE, Life, T
 
 
-def settled(load: float, *, profile: tuple[float, ...] | None = None, **given: object) -> Life:
+def settled(load: float, *, profile: tuple[float, ...] | None = None, **given: Any) -> Life:
     """Eight replicas, which do 650/s, after a while at this load."""
     life = Life(Adaptive(profile="profile" if profile else None), size=8)
     life.memory = {**SURE, "season.ratio": 1.0, "season.trusted": 1.0}

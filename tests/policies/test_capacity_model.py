@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies.adaptive import capacity_model
-from autoscaler_policies.adaptive.capacity_model import EXPONENT_VARIANCE, Capacity, Idle
+from autoscaler_policies.adaptive.capacity_model import EXPONENT_VARIANCE, Capacity, Idle, Saturation
 from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
 
@@ -297,3 +297,55 @@ def test_no_exponent_is_believed_that_no_job_has(at_eight: float, at: int) -> No
     low, high = capacity_model.EXPONENTS
     assert low <= model.capacity.exponent <= high
     assert model.capacity.exponent == pytest.approx((low, high)[at])
+
+
+@pytest.mark.parametrize(
+    ("known", "busy", "saturated", "utilization"),
+    [
+        (1.0, 0.84, True, 0.84),
+        (1.0, 0.86, True, 1.0),  # noise
+        (1.0, 0.35, False, 1.0),
+        (1.0, 0.0, True, 1.0),  # nothing was measured
+        (0.35, 0.01, True, 0.01),
+        (0.35, 0.40, False, 0.35),
+        (0.35, 0.41, False, 0.41),  # it can be busier
+        (0.35, 1.0, True, 1.0),
+        (1.0, 0.5, True, 0.5),
+    ],
+)
+def test_what_a_job_can_do_is_by_the_utilization_at_which_it_did_no_more(
+    known: float, busy: float, utilization: float, *, saturated: bool
+) -> None:
+    found = Saturation(utilization=known, highest=known)
+    assert found.follow(busy, 0.0, saturated=saturated) == pytest.approx(utilization / known)
+    assert found == Saturation(utilization=utilization, highest=max(known, busy))
+
+
+@pytest.mark.parametrize(
+    ("utilization", "highest", "busy", "plausible"),
+    [
+        (1.0, 1.0, 0.61, True),
+        (1.0, 1.0, 0.59, False),  # it was busier: something else holds it up
+        (1.0, 0.4, 0.35, True),
+        (1.0, 0.4, 0.33, False),
+        (0.4, 0.4, 0.25, True),
+        (0.4, 0.4, 0.23, False),
+    ],
+)
+def test_a_job_may_do_no_more_where_it_is_as_busy_as_ever(
+    utilization: float, highest: float, busy: float, *, plausible: bool
+) -> None:
+    assert Saturation(utilization=utilization, highest=highest).plausible(busy) is plausible
+
+
+def test_how_busy_it_was_is_forgotten_to_37_percent_in_half_an_hour() -> None:
+    found = Saturation(highest=0.9)
+    assert found.follow(0.3, 1800.0, saturated=False) == 1.0
+    assert found.highest == pytest.approx(0.3 + 0.6 / math.e)
+
+
+@pytest.mark.parametrize("damaged", [0.0, -1.0, 7.0])
+def test_a_damaged_utilization_begins_anew(damaged: float) -> None:
+    found = Saturation(utilization=damaged)
+    assert found.follow(0.0, 15.0, saturated=False) == 1.0
+    assert found.utilization == 1.0

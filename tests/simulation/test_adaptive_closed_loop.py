@@ -475,6 +475,20 @@ def test_a_cpu_that_is_never_zero_does_as_well_as_the_busy_time(name: str, load:
     assert cpu.rescales <= busy.rescales * 1.2 + 2
 
 
+@pytest.mark.parametrize(("name", "load"), [("k8s", "waves6h"), ("ec2", "ramps8h"), ("redeploy", "waves6h")])
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.05])
+@pytest.mark.e2e
+def test_a_cpu_of_which_a_busy_job_uses_only_a_part_misleads_it_once(name: str, load: str, share: float) -> None:
+    # Its workers wait for another system, or have fewer threads than cores: it was late for half the time and more.
+    def waiting(seen: Observation) -> Observation:
+        return put(seen, **{one: number(seen, one) * share for one in SHARES & seen.metrics.keys()})
+
+    busy, part = made(load, PLANTS[name]).score(), made(load, PLANTS[name], shown=waiting).score()
+    assert part.cost < busy.cost * 1.1
+    assert part.violation <= busy.violation + 0.05
+    assert part.rescales <= busy.rescales * 1.3 + 3
+
+
 @pytest.mark.parametrize("name", ["k8s", "ec2"])
 def test_where_more_workers_do_not_raise_the_throughput_it_stops_and_says_so_until_they_do(name: str) -> None:
     plant = PLANTS[name]

@@ -24,6 +24,43 @@ SHIFT = TUNING.significance * TUNING.noise
 
 
 @dataclass(slots=True)
+class Saturation:
+    """The utilization at which a job does all it can.
+
+    It is below 1 where workers wait for another system, or use fewer cores than they may: then the CPU never shows
+    that they are busy.
+
+    Attributes:
+        utilization: that one, above 0 to 1.
+        highest: the highest utilization that was seen.
+    """
+
+    utilization: float = 1.0
+    highest: float = 0.0
+
+    def plausible(self, busy: float) -> bool:
+        """Whether a job that is behind does all it can when so busy: else something else holds it up for a while."""
+        return busy > TUNING.saturated_utilization * self.utilization or busy >= (1.0 - SHIFT) * self.highest
+
+    def follow(self, busy: float, since: float, *, saturated: bool) -> float:
+        """Take in how busy the workers are, so many seconds after the last time.
+
+        Args:
+            busy: 0 to 1.
+            since: seconds; what was higher is forgotten to 37 % within `TUNING.plateau_s`.
+            saturated: whether the job has been behind for a while though it was as busy as it may be.
+
+        Returns:
+            By how many times that changes what it can do.
+        """
+        before = self.utilization if 0.0 < self.utilization <= 1.0 else 1.0  # of a damaged memory
+        self.highest = max(busy, busy + (self.highest - busy) * math.exp(-since / TUNING.plateau_s))
+        differs = busy > (1.0 + SHIFT) * before or (saturated and 0.0 < busy < (1.0 - SHIFT) * before)
+        self.utilization = min(busy, 1.0) if differs else before
+        return self.utilization / before
+
+
+@dataclass(slots=True)
 class Idle:
     """Moving sums of throughput per replica^exponent, x, and utilization, y: for the line through them."""
 

@@ -27,6 +27,7 @@ from autoscaler.policy_api import (
 )
 from autoscaler_policies.adaptive import capacity_model, forecast, plateau, reading_window
 from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
+from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.state import State
 from autoscaler_policies.adaptive.tuning import TUNING
@@ -123,7 +124,8 @@ class Adaptive:
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
         utilization: name of the metric from 0 to 1 with the busy share or the CPU of the workers; of one number per
-            replica the hottest counts. Without it capacity is learned only while the job falls behind.
+            replica the hottest counts. It need not reach 1: at how much the job can do no more is learned when it
+            falls behind. Without it capacity is learned only then.
     """
 
     stabilizes: ClassVar[bool] = True
@@ -198,20 +200,10 @@ class Adaptive:
         lag, arrivals, throughput = rates
         if arrivals is None or throughput is None:
             return
-        behind = state.behind
-        before, behind.since_at = behind.since_at, None
-        gap, behind.seen_at = now - (behind.seen_at or now), now
         plateau.forget(state.plateau, view.current, throughput, now)
-        if not _undisturbed(view):
-            return
-        busy = _hottest(view, self.utilization)
         waits = TUNING.past_share * self.objective.total_seconds() * throughput
-        behind_now = lag is not None and throughput < arrivals and lag > waits
-        if behind_now and (busy is None or busy > TUNING.saturated_utilization):
-            busy = 1.0
-            behind.since_at = now if before is None or gap > _longest_gap(view) else before
-            if now - behind.since_at >= forecast.MINUTE_S and self.utilization not in _missing(view):
-                plateau.compare(state.climb, state.plateau, view.current, throughput, now)
+        falls_behind = lag is not None and throughput < arrivals and lag > waits
+        busy = self._learn_saturation(view, state, throughput, now, falls_behind=falls_behind)
         if busy is None:
             return
         workers = _effective_replicas(view, view.current, source_partitions(view.spec, view.engine, view.past))
@@ -232,6 +224,30 @@ class Adaptive:
         if hardly or state.capacity.least:
             state.capacity, state.idle = Capacity(exponent=state.capacity.exponent, least=hardly), Idle()
         state.capacity.sample(state.idle, workers, throughput, max(busy, least), now)
+
+    def _learn_saturation(
+        self, view: View, state: State, throughput: float, now: float, *, falls_behind: bool
+    ) -> float | None:
+        """How busy the job is, as a share of what it can be, 0 to 1; None: not known, or it has not run undisturbed."""
+        behind, since = state.behind, state.behind.since_at
+        gap, behind.seen_at, behind.since_at = max(now - (behind.seen_at or now), 0.0), now, None
+        if not _undisturbed(view):
+            return None
+        busy = _hottest(view, self.utilization)
+        if falls_behind and (busy is None or state.saturation.plausible(busy)):
+            behind.since_at = now if since is None or gap > _longest_gap(view) else since
+        lasts = behind.since_at is not None and now - behind.since_at >= forecast.MINUTE_S
+        if busy is not None:
+            change = state.saturation.follow(busy, gap, saturated=lasts)
+            if change != 1.0 and state.capacity.level is not None:
+                state.capacity.level += math.log(change)
+                state.idle, state.climb = Idle(), Throughput()
+            busy = min(busy / state.saturation.utilization, 1.0)
+        if behind.since_at is None or (busy is not None and busy <= TUNING.saturated_utilization):
+            return busy
+        if lasts and self.utilization not in _missing(view):
+            plateau.compare(state.climb, state.plateau, view.current, throughput, now)
+        return 1.0
 
     def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
         """What fewer replicas would have saved since the size changed last, in replica-seconds.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from autoscaler_policies.adaptive.capacity_model import Capacity, Idle
+from autoscaler_policies.adaptive.capacity_model import Capacity, Idle, Saturation
 from autoscaler_policies.adaptive.forecast import Arrivals, Lasting
 from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.seasonality import Season
@@ -68,6 +68,7 @@ class State:
     season: Season = field(default_factory=Season)
     capacity: Capacity = field(default_factory=Capacity)
     idle: Idle = field(default_factory=Idle)
+    saturation: Saturation = field(default_factory=Saturation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     behind: Behind = field(default_factory=Behind)
     spare: Spare = field(default_factory=Spare)

@@ -46,14 +46,16 @@ class Tuning:
     min_fit: float = 0.9
     """A line through utilization by throughput must explain so much of the variance, else its records' cost changed."""
     saturated_utilization: float = 0.6
-    """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
+    """A job that is behind does all it can if its workers are busier than this, or as busy as they have ever been; else
+    something else holds it up."""
     warm_up_s: float = 120.0
     """After a restart caches are cold, the backlog is worked off, and averages still hold the stall; as long
     before the delay would approach the objective more is asked for; and so long a rise of the last minute goes on."""
     plateau_growth: float = 1.5
     """Throughputs are compared between sizes of which one is so many times the other: noise hides smaller steps."""
     plateau_s: float = 1800.0
-    """Throughputs further apart are of other records; and after so long it is tried again."""
+    """Throughputs further apart are of other records; after so long it is tried again; and how busy workers were is
+    forgotten to 37 % within so long."""
 
     # Profile
     profile_ahead_minutes: int = 20
