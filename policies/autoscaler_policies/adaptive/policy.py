@@ -526,7 +526,7 @@ class Adaptive:
             lag=lag,
             throughput=throughput,
             level=level,
-            lasting=state.lasting.rate(level),
+            lasting=level if external else state.lasting.rate(level),
             expected=expected,
             by_profile=bool(expected) and not external,
             start_time=restart_time(view.learned, Direction.UP)
