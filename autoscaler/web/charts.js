@@ -4,7 +4,7 @@ import { el, setText } from "./dom.js";
 import { seconds, time } from "./format.js";
 
 const { uPlot } = globalThis;
-const LEFT = 58;
+const LEFT = 76; // as wide as "12 min 30 s"
 const RIGHT = 58;
 const DAY = "\n{D} {MMM}";
 /** How times are written along the axis, by the seconds between them: from there on, and where a new day begins. */
