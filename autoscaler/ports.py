@@ -136,7 +136,7 @@ class TargetStatus:
         floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
             suspended process, another controller): decisions stay within. Both at `desired` hold the size. None: no
             such limit.
-        controls: what people have ordered on the target itself, as by an annotation.
+        controls: manual controls that are set on the target itself, as by an annotation.
     """
 
     desired: int
@@ -349,13 +349,13 @@ class Reports(Protocol):
 
 @runtime_checkable
 class MembersWithControls(Protocol):
-    """Optional interface of a discovery plug-in: people order something on the members themselves, as by annotations.
+    """Optional interface of a discovery plug-in: manual controls are set on the members themselves, as by annotations.
 
     A fleet asks it about each member that it finds or has kept from before a start.
     """
 
     def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
-        """What is ordered for the cluster of a member, and remarks on what is wrong with it. Pure."""
+        """The controls of the cluster of a member, and remarks on what is wrong with it. Pure."""
         ...
 
 
@@ -476,17 +476,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredControl:
-    """What people have ordered, as it is stored.
+    """A manual control, as it is stored.
 
     Attributes:
         id: of several the greatest is the newest; 0: it is not stored yet.
         clusters: names of clusters, or patterns of them such as `prod-*`.
         fleets: names of fleets, or patterns of them, all of whose clusters it is for.
-        control: what is ordered; None: what was ordered before is at an end.
-        by: who ordered it.
-        at: when it was ordered.
+        control: that one; None: the controls that were set before are at an end.
+        by: who set it.
+        at: when it was set.
         until: when it ends by itself, or None.
-        reason: why it was ordered, or None.
+        reason: why it was set, or None.
     """
 
     id: int = 0
@@ -546,7 +546,7 @@ class ClusterStore(Protocol):
 
 
 class ControlStore(Protocol):
-    """Persists what people order, and the audit of it."""
+    """Persists manual controls, and the audit of them."""
 
     async def load_controls(self) -> list[StoredControl]:
         """All that is stored, oldest first. Raises StoreError."""

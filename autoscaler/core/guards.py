@@ -70,7 +70,7 @@ class GuardContext:
         remarks: what the target reports for people.
         override_times: when sizes that were requested here were changed from outside.
         stands_still: whether a loss keeps the job from working.
-        controls: what people have ordered.
+        controls: the manual controls in force.
         futile: why a step up has to wait for what was requested before it.
         excluded: why nothing may change now (a policy's exclusion window).
     """
@@ -399,7 +399,7 @@ def unopposed(size: int) -> tuple[Verdict, ...]:
 
 
 def control(s: GuardContext, size: int) -> Verdict:
-    """What people have ordered: a limit narrows the range, a hold is the size, a pause leaves it as it is.
+    """Manual controls: a limit narrows the range, a hold is the size, a pause leaves it as it is.
 
     A hold does not wait for what the guards before it wait for, only for a rescale in flight and a job in transition.
     A limit lowers nothing that must not be lowered now. Neither goes beyond what the target can do, nor is anything

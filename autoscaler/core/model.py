@@ -245,7 +245,7 @@ class Bound:
 
 
 class ControlKind(StrEnum):
-    """What people order; where several contradict, the first one counts."""
+    """The kinds of manual controls; where several contradict, the first one counts."""
 
     PAUSE = "pause"
     HOLD = "hold"
@@ -254,17 +254,17 @@ class ControlKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What people have ordered for a cluster, by command or by an annotation.
+    """A manual control of a cluster, set by command or by an annotation.
 
     Attributes:
-        kind: what is ordered.
-        by: who ordered it; of an annotation what it is on.
-        at: when it was ordered; None: not known, as of an annotation, which counts as older than any other.
+        kind: what it does.
+        by: who set it; of an annotation what it is on.
+        at: when it was set; None: not known, as of an annotation, which counts as older than any other.
         up, down: the directions that a pause holds back.
         replicas: the size of a hold.
         minimum, maximum: the range of a limit; None: not limited there.
         until: when it ends by itself; None: it is resumed, or its annotation removed.
-        reason: why it was ordered, or None.
+        reason: why it was set, or None.
     """
 
     kind: ControlKind
@@ -314,7 +314,7 @@ class Observation:
         engine: what the engine shows; None when there is no engine or it could not be asked.
         floor, ceiling: the least and the most the target can have at present, and why; None: unknown.
         remarks: what the target reports for users, such as why replicas do not start.
-        controls: what people have ordered and is in force now.
+        controls: the manual controls in force now.
     """
 
     at: datetime

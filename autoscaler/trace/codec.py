@@ -161,7 +161,7 @@ def _sound(learned: Learned) -> Learned:
 
 
 def dump_control(stored: StoredControl) -> bytes:
-    """What people have ordered as JSON, without its id."""
+    """A manual control as JSON, without its id."""
     text = _StoredControl.model_construct(stored).model_dump_json(exclude={"id"}, exclude_defaults=True)
     return text.encode()
 

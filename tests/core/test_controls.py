@@ -1,4 +1,4 @@
-"""What people order: pauses, holds and limits as the last guard before the bounds, case by case and as laws."""
+"""Manual controls: pauses, holds and limits as the last guard before the bounds, case by case and as laws."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def live(
 ) -> Iterator[Lived]:
     """Drive `step` through a history; yields state before, observation, state after, decision.
 
-    What people have ordered is taken in turns.
+    Manual controls are set and end in turns.
     """
     state = ClusterState()
     desired = start

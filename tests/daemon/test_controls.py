@@ -1,4 +1,4 @@
-"""What people order, in virtual time: for which clusters it is, when it ends, what is kept, and what is logged."""
+"""Manual controls, in virtual time: for which clusters it is, when it ends, what is kept, and what is logged."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_state_and_history_of_a_release_are_read(tmp_path: Path, release: Path) 
     # The history: each observation is read, and nothing of it is missing to decide again.
     assert {name: cluster["decisions"] > 10 for name, cluster in compared.items()} == {"held": True, "learning": True}
     assert [cluster["missing"] for cluster in compared.values()] == [[], []]
-    # The state: what people have ordered goes on, and decisions from before can be explained.
+    # The state: manual controls stay in force, and decisions from before can be explained.
     [held, learning] = status["clusters"]
     assert (held["desired"], held["controls"][0]["text"]) == (
         4,

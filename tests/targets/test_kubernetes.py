@@ -691,7 +691,7 @@ async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
     assert remarks == ("a rollout is paused: 0 of 4 pods are of the newest version",)
 
 
-# -- what people order
+# -- manual controls
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, STATEFUL_SETS], ids=lambda kind: kind.plural)
