@@ -448,8 +448,9 @@ async def test_the_api_reports_what_was_learned(house: House) -> None:
     assert body["state"]["learned"]["memory"]['say "when"']["first_at"] > 1e9
     up = body["learned"]["durations"]["up"]
     assert up["phases"]["ready"]["samples"] == 1
-    # It lies between two observations, and a phase ends with the later one.
-    assert 0 < up["restart"] <= sum(phase["median"] for phase in up["phases"].values())
+    # It lies between two observations, which may be in one hundredth of a second if one of them was late, and a phase
+    # ends with the later one.
+    assert 0 <= up["restart"] <= sum(phase["median"] for phase in up["phases"].values())
     asked = body["decision"]["recommendations"][1]
     assert asked["inputs"]["seen"] == memory["numbers"]["seen"]
 
@@ -467,6 +468,8 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     await house.until(lambda: settled_at(house, 3))
     learning(house)
     await house.until(lambda: remembered(house))
+    # Nothing may be learned anew before it is shown.
+    await house.daemon.fleet.stop()
     daemon = house.daemon
     teach(
         house,
@@ -485,8 +488,6 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
             }
         },
     )
-    # Nothing may be learned anew before it is shown.
-    await house.daemon.fleet.stop()
     text = await shown(house, capsys)
     # The numbers that the policies work with are for who develops or tunes one.
     assert "300 needs 3" in text
