@@ -61,7 +61,7 @@ class _Outlook:
 
     def capacity_at(self, size: int) -> float:
         """What a size can process."""
-        replicas = self.effective(size)
+        replicas = _effective_replicas(self.view, size, self.partitions)
         if self.state.capacity.level is not None:
             return self.share * self.state.capacity.rate(replicas)
         seen = saturated_rate(self.view.learned, self.view.spec, size, self.partitions)
@@ -409,6 +409,8 @@ class Adaptive:
 
         def fits(size: int) -> bool:
             capacity = outlook.capacity_at(size)
+            if capacity < most:
+                return False
             unsure = model.uncertainty(max(outlook.effective(size), 1.0))
             if capacity < most * (1 + unsure):
                 return False
