@@ -592,8 +592,14 @@ def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
 def test_fewer_wait_until_what_waits_is_not_too_old_for_them() -> None:
     # 24 s of what the smaller size can do: of 400/s 9,600 records, of 800/s 19,200
     assert asked(shown(300, 9600, current=8, memory=spare(8))).replicas == 4
-    waits = asked(shown(300, 9601, current=8, memory=spare(8)))
-    assert (waits.replicas, waits.detail.endswith("and wait until the backlog is smaller")) == (8, False)
+    waits = asked(shown(300, 9601, current=8, memory={**spare(8), "spare.enough": 4.0}))
+    assert (waits.replicas, waits.detail.endswith("; waiting until the backlog is smaller")) == (8, True)
+
+
+def test_a_utilization_at_which_it_can_do_no_more_is_said() -> None:
+    known = asked(shown(470, memory={"saturation.utilization": 0.35}))
+    assert known.detail.startswith("470/s arriving, lag 0, at a utilization of 0.35 it can do no more; 4 replicas")
+    assert "utilization" not in asked(shown(470)).detail
 
 
 @pytest.mark.parametrize(("lag", "size"), [(0, 0), (1, 2), (4000, 2)])

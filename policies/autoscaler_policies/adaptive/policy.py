@@ -498,7 +498,9 @@ class Adaptive:
         text = f"{format_number(outlook.level)}/s arriving"
         if inputs["expected"] != outlook.level:
             text += f", {format_number(inputs['expected'])}/s in {format_number(inputs['ahead'])} s"
-        return f"{text}, lag {format_number(outlook.lag)}"
+        text += f", lag {format_number(outlook.lag)}"
+        full = outlook.state.saturation.utilization
+        return text if full == 1.0 else f"{text}, at a utilization of {full:.2g} it can do no more"
 
     def _without_capacity(self, view: View, lag: float, arrivals: float, throughput: float | None) -> Recommendation:
         """Without a known capacity: one more when there is clearly too little, else no opinion."""
