@@ -49,8 +49,9 @@ class Batches(Generic[T]):
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                loop.call_at(self._next, self._go.set)
+                pause = loop.call_at(self._next, self._go.set)
                 await self._go.wait()
+                pause.cancel()
                 self._go.clear()
                 batch, self._waiting = self._waiting, []
                 error: Exception | None = None
