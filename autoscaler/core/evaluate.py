@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from autoscaler.core.fast_init import creator
-from autoscaler.core.foreign import format_exception, shorten
+from autoscaler.core.foreign import MAX_TEXT, format_exception, shorten
 from autoscaler.core.model import (
     MAX_REPLICAS,
     MOST_LEARNED,
@@ -106,7 +106,8 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     inputs = answer.inputs
     if len(inputs) > MOST_LEARNED:  # they are kept, recorded and shown
         inputs = dict(islice(inputs.items(), MOST_LEARNED))
-    return _create_recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
+    detail = answer.detail if len(answer.detail) <= MAX_TEXT else shorten(answer.detail)
+    return _create_recommendation(answer.replicas, answer.reason, inputs, detail, named.name)
 
 
 def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[PolicyView, ...]:
@@ -153,11 +154,13 @@ def _problem(answer: object) -> str | None:
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+    elif type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
         return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MAX_REPLICAS}"
     if not isinstance(answer.detail, str):
         return f"gave a detail of type {type(answer.detail).__name__}, expected a string"
-    if not all(map(math.isfinite, answer.inputs.values())):
+    numbers = answer.inputs.values()
+    # One that is not finite makes the sum so too: faster than testing each.
+    if not math.isfinite(sum(numbers)) and not all(map(math.isfinite, numbers)):
         name, number = next((name, number) for name, number in answer.inputs.items() if not math.isfinite(number))
         return f"used the input {name} = {number}, expected a finite number"
     return None

@@ -207,6 +207,8 @@ def _drop_values(kept: list[Observation], begin: datetime) -> None:
     while index > 0:
         index -= 1
         seen = kept[index]
+        if not seen.metrics:
+            break
         read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
         if len(read) == len(seen.metrics):
             break
