@@ -725,8 +725,25 @@ def test_a_jump_that_waits_nowhere_is_doubted() -> None:
     life = Life(size=4)
     for _ in range(40):
         life.poll(300.0)
-    assert life.poll(900.0, throughput=300.0).inputs["arrivals"] == pytest.approx(300)
+    assert life.poll(900.0, throughput=300.0).inputs["arrivals"] == pytest.approx(300, rel=0.05)
     assert life.poll(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
+
+
+def test_a_jump_that_is_doubted_leads_to_no_fewer_than_a_smaller_one() -> None:
+    life = Life(size=8)
+    found = life.poll(300.0)
+    for _ in range(80):
+        before = life.memory, life.now, life.past
+        found = life.poll(300.0)
+        if found.reason is Reason.BELOW:
+            break
+    assert found.reason is Reason.BELOW
+    sizes = []
+    for reading in range(250, 900, 5):
+        life.memory, life.now, life.past = before
+        sizes.append(life.poll(float(reading), throughput=300.0).replicas or 0)
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > 1
 
 
 def test_minutes_without_a_reading_are_left_out() -> None:

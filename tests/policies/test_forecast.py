@@ -74,23 +74,40 @@ def test_the_level_is_what_arrives() -> None:
 
 def test_a_jump_that_nothing_bears_out_counts_when_it_is_read_twice() -> None:
     arrivals = after(lambda _: 100.0, 600).arrivals
-    arrivals.follow(250.0, 615, doubtful=True)
-    assert arrivals.level == pytest.approx(100)
-    arrivals.follow(250.0, 630, doubtful=True)
+    usual = TUNING.significance * arrivals.noise
+    arrivals.follow(250.0, 615, confirmed=100.0)
+    assert arrivals.level == pytest.approx(100 / (1 - usual))
+    assert usual < 0.05
+    arrivals.follow(250.0, 630, confirmed=100.0)
     assert arrivals.level == 250
 
 
 def test_a_single_doubtful_jump_is_forgotten() -> None:
     arrivals = after(lambda _: 100.0, 600).arrivals
-    arrivals.follow(250.0, 615, doubtful=True)
-    arrivals.follow(100.0, 630, doubtful=True)
-    arrivals.follow(250.0, 645, doubtful=True)
-    assert arrivals.level == pytest.approx(100, rel=0.01)
+    arrivals.follow(250.0, 615, confirmed=100.0)
+    arrivals.follow(100.0, 630, confirmed=100.0)
+    usual = TUNING.significance * arrivals.noise
+    arrivals.follow(250.0, 645, confirmed=100.0)
+    assert arrivals.level == pytest.approx(100 / (1 - usual), rel=0.01)
+    assert usual < 0.06
 
 
-def test_fewer_are_believed_at_once_however_doubtful() -> None:
+@pytest.mark.parametrize("confirmed", [100.0, 130.0, 180.0])
+def test_of_a_jump_counts_what_is_confirmed_or_noise_and_a_greater_one_is_never_less(confirmed: float) -> None:
+    chance = dice(1)
+    before = after(lambda _: chance.gauss(100, 4), 1800).arrivals
+    levels = []
+    for value in range(90, 300):
+        arrivals = replace(before)
+        arrivals.follow(value, 1815, confirmed=confirmed)
+        levels.append(arrivals.level or 0.0)
+    assert levels == sorted(levels)
+    assert levels[-1] == pytest.approx(max(confirmed, 114), rel=0.05)
+
+
+def test_fewer_are_believed_at_once_whatever_is_confirmed() -> None:
     arrivals = after(lambda _: 100.0, 600).arrivals
-    arrivals.follow(20.0, 615, doubtful=True)
+    arrivals.follow(20.0, 615, confirmed=100.0)
     assert arrivals.level == 20
 
 

@@ -56,14 +56,15 @@ class Arrivals:
     noise: float = TUNING.noise
     doubted: bool = False
 
-    def follow(self, value: float, at: float, *, latest: float = 0.0, doubtful: bool = False) -> None:
+    def follow(self, value: float, at: float, *, latest: float = 0.0, confirmed: float = math.inf) -> None:
         """Take in a new reading.
 
         Args:
             value: records/s.
             at: when it was true, seconds since 1970. A reading that was seen before changes nothing.
             latest: what arrived recently, records/s, where the value is a mean over a longer time (`latest_rate`).
-            doubtful: other readings do not confirm it: a jump up counts once the next reading is one as well.
+            confirmed: what other readings confirm, records/s: of a jump beyond it, no more than that, or than what
+                noise explains, counts until the next reading is one as well.
         """
         since = at - self.seen_at
         if since <= 0:
@@ -75,14 +76,14 @@ class Arrivals:
             return
         # The noise before this reading: a greater one must not hide the rise that it is part of.
         most = TUNING.significance * self.noise
-        if latest - value > 2.0 * most * latest:  # it has the errors of two readings, and twice
-            value = latest
         foreseen = max(level + self.slope * since, 0.0)
-        off, largest = value - foreseen, max(level, value)
         doubted, self.doubted = self.doubted, False
-        if off > most * largest and doubtful and not doubted:
-            self.doubted = True
-            return
+        usual = max(foreseen + most * level, foreseen / (1.0 - most)) if most < 1.0 else math.inf
+        if value > max(usual, confirmed) and not doubted:
+            self.doubted, value = True, max(usual, confirmed)
+        elif latest - value > 2.0 * most * latest:  # it has the errors of two readings, and twice
+            value = latest
+        off, largest = value - foreseen, max(level, value)
         self.level = value
         self.slope += TUNING.slope_weight * off / max(since, READING_S)
         # What is off between readings is independent of each other: within a minute it adds up by the root.

@@ -186,10 +186,10 @@ class Adaptive:
         _learn_checkpoints(view, state)
         rates = lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
-            # More arrives than is processed, by these readings, but the lag does not grow.
-            doubtful = throughput is not None and lag is not None and lag < arrivals - throughput
+            # What arrives is processed or waits: these readings show no more than both.
+            confirmed = math.inf if throughput is None or lag is None else throughput + lag
             at, latest = seconds(view.metrics[self.arrivals].at), self._latest_rate(view)
-            state.arrivals.follow(arrivals, at, latest=latest, doubtful=doubtful)
+            state.arrivals.follow(arrivals, at, latest=latest, confirmed=confirmed)
             state.lasting.learn(self._minutes(view))
             state.season.compare(state.arrivals.level or 0.0, _season(self._profile(view)), now)
             self._learn_capacity(view, state, rates, now)
