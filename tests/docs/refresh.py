@@ -14,7 +14,7 @@ from autoscaler.config import load
 from autoscaler.config.crd import crd_manifest
 from autoscaler.config.keys import keys
 from autoscaler.config.model import DaemonSpec
-from autoscaler.config.sections import ClusterSection, FleetSection
+from autoscaler.config.sections import ClusterSection, FileSections, FleetSection
 from autoscaler.core.model import Behaviour, CapacitySpec, SettleSpec
 from autoscaler.plugins import installed
 from autoscaler.ports import ConfigurationError
@@ -90,7 +90,9 @@ def errors(text: str) -> str:
 
 def of_section(name: str) -> str:
     """The table of the keys of a part of the configuration; what has a section of its own is not repeated."""
-    rows = [key for key in keys(SECTIONS[name]) if name not in ("cluster", "fleet") or "." not in key.path]
+    section = SECTIONS[name]
+    default = FileSections.daemon if section is DaemonSpec else None  # its directory has one only in the file
+    rows = [key for key in keys(section, default) if name not in ("cluster", "fleet") or "." not in key.path]
     return plugins_markdown.table("key", rows)
 
 
