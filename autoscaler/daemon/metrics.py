@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.model import Reading, SizeCapacity
+from autoscaler.core.model import Direction, Reading, SizeCapacity
 from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.discovery import FleetStatus
 from autoscaler.daemon.leases import Ownership
@@ -279,9 +279,10 @@ def _read_errors(cluster: ClusterSnapshot, now: datetime) -> _Samples:
 
 
 def _rescales(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    """Of both directions from the beginning: increase() of Prometheus does not count the first value of a series."""
     del now
-    for direction, number in cluster.counters.rescales.copy().items():
-        yield f',direction="{direction.value}"', number
+    for direction in Direction:
+        yield f',direction="{direction.value}"', cluster.counters.rescales.get(direction, 0)
 
 
 def _phase_counts(cluster: ClusterSnapshot, now: datetime) -> _Samples:

@@ -324,6 +324,7 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     assert samples[("autoscaler_reading_missing", "a", "engine")] == 0
     assert samples[("autoscaler_decisions_total", "a", "above")] >= 1
     assert samples[("autoscaler_rescales_total", "a", "up")] == 1
+    assert samples[("autoscaler_rescales_total", "a", "down")] == 0
     assert samples[("autoscaler_rescale_phase_seconds_count", "a", "up", "ready")] == 1
     assert samples[("autoscaler_rescale_in_flight", "a")] == 0
     assert samples[("autoscaler_tick_lateness_seconds_count",)] > 2
