@@ -222,3 +222,10 @@ def test_the_directories_are_those_in_the_documentation() -> None:
     assert yaml.safe_load(block) == {"daemon": {"directory": f"/var/lib/{service['StateDirectory']}"}}
     assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
     assert service["ExecStart"].split()[1:] == ["run", f"/etc/{service['ConfigurationDirectory']}/config.yaml"]
+
+
+def test_what_is_installed_by_hand_is_where_the_commands_say() -> None:
+    """`pip install '.[...]'` is of the project's root, so the paths of the other commands are too."""
+    (block,) = re.findall(r"```bash\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    shipped = re.findall(r"^install .* (\S+) /etc/systemd/", block, re.MULTILINE)
+    assert [DEPLOY.parents[1] / path for path in shipped] == [DEPLOY / UNIT]
