@@ -25,7 +25,7 @@ def test_every_extra_of_the_program_is_in_the_table_of_the_page() -> None:
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     table = page.partition("| extra | for |\n|---|---|\n")[2].partition("\n\n")[0]
     named = re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()))
-    assert sorted(named) == sorted(set(EXTRAS) - {"demo"})
+    assert sorted(named) == EXTRAS
 
 
 def test_nothing_says_to_install_the_project_by_its_name() -> None:
