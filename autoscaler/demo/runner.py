@@ -128,10 +128,10 @@ class Runner:
         self._output = output
         self._options = options
         self._work = output / "work"
-        if not options.no_plot:
-            require(("matplotlib",), "plot")
         self._processes = Processes(output / "logs", self._work / "workers")
         self._environment = ENVIRONMENTS[options.engine](self._processes, self._work)
+        if not options.no_plot:  # after the environment, whose extra may have it
+            require(("matplotlib",), "plot")
         self._listen = free_port()
         self._start = 0.0
         self._observed = _Observed()

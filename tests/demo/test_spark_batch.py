@@ -39,12 +39,14 @@ def test_an_option_of_streaming_is_refused_by_name(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("engine", ["spark-batch", "spark"])
 def test_what_is_not_installed_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of several packages the extra that has all of them."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert run(parsed("--engine", "spark-batch", "--output", str(tmp_path / "out"))) == 1
-    assert "the package pyspark is not installed: pip install '.[" in capsys.readouterr().out
+    assert run(parsed("--engine", engine, "--output", str(tmp_path / "out"))) == 1
+    assert "the package pyspark is not installed: pip install '.[demo]'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
