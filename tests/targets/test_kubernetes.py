@@ -1723,6 +1723,23 @@ async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be
         "watch on horizontalpodautoscalers.autoscaling in namespace jobs",
     ]
     assert set(one[4:]) == set(two[4:])  # equal, so that they can be shown once
+    # The answer is the same for a misspelt name, as of an object that no rule names.
+    assert all(finding.remedy.startswith("correct name and namespace of the target") for finding in one[:4])
+    assert {finding.remedy.partition(" (")[0] for finding in one[4:]} == {
+        "add the rule to the Role of the daemon's service account"
+    }
+
+
+async def test_the_doctor_names_the_cluster_role_where_all_namespaces_are_watched(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([]))
+    async with connected(cluster.target("tm", kubeconfig=config, watch=Watch.CLUSTER)) as [target]:
+        findings = [finding for finding in await target.diagnose() if finding.problem.endswith("in all namespaces")]
+    assert findings
+    assert all("ClusterRole (see deploy/kubernetes/components/watch-cluster)" in finding.remedy for finding in findings)
+    assert (Path(__file__).parents[2] / "deploy/kubernetes/components/watch-cluster/clusterrole.yaml").is_file()
 
 
 async def test_a_cancelled_list_of_pods_leaves_nothing_open(cluster: Cluster) -> None:

@@ -308,9 +308,9 @@ class Target:
         findings: list[Finding] = []
         for request, severity, effect in self._needs():
             if not await self._is_allowed(request):
-                remedy = "add the rule to the Role of the daemon's service account (see deploy/kubernetes)"
                 # The subject is the same for all targets, as some permissions are: those are shown once.
-                findings.append(Finding(severity, self._api.server, f"no permission: {request}", effect, remedy))
+                problem = f"no permission: {request}"
+                findings.append(Finding(severity, self._api.server, problem, effect, _grant(request)))
         try:
             other, found = await self._other(), await self._found()
         except EdgeError:
@@ -597,6 +597,14 @@ class Target:
         }
         answer = await self._api.call(Request("create", REVIEWS), body=review)
         return (answer.get("status") or {}).get("allowed") is True
+
+
+def _grant(request: Request) -> str:
+    """What to do about a missing permission. The API server forbids an object that is not there as well."""
+    if not request.namespace:
+        return "bind the daemon's service account to a ClusterRole (see deploy/kubernetes/components/watch-cluster)"
+    role = "add the rule to the Role of the daemon's service account (see deploy/kubernetes)"
+    return f"correct name and namespace of the target if they are wrong, else {role}" if request.name else role
 
 
 def _at(found: object, path: str) -> object:
