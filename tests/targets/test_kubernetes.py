@@ -274,7 +274,7 @@ async def test_an_equal_name_in_another_namespace_is_another_target(cluster: Clu
     cluster.server.create(*_namespace("other"))
     cluster.server.create(DEPLOYMENTS, _bare("tm", 7), "other")
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    async with connected(cluster.target("tm", watch="cluster")) as [target]:
+    async with connected(cluster.target("tm", watch=Watch.CLUSTER)) as [target]:
         await target.scale(2)
         assert (await target.describe()).desired == 2
     assert cluster.server.get(DEPLOYMENTS, "other", "tm")["spec"]["replicas"] == 7
