@@ -223,6 +223,10 @@ def test_with_tls_and_tokens_the_secrets_are_mounted_and_the_probes_use_them(tmp
         ("--set=persistence.size=big", r"size"),
         ("--set=replicas=2", r"config needs daemon\.state"),
         ("--set=access.tlsSecret=a,access.tokens={b}", r"name it as access\.tokensSecret"),
+        ("--set=config=clusters: null", r'config: daemon\.listen is 127\.0\.0\.1:8765, .* set "0\.0\.0\.0:8765"'),
+        ("--set=config=daemon:", r"config: daemon\.listen is 127\.0\.0\.1:8765"),
+        ("--set=config=daemon: {", r"config: not valid YAML: .*line 1"),
+        ("--set=config=daemon: {listen: 'localhost:8765'}", r"config: daemon\.listen is localhost:8765"),
     ],
 )
 def test_wrong_values_are_refused_and_named(option: str, message: str) -> None:

@@ -326,6 +326,13 @@ def test_the_configuration_is_the_example_and_fits_in_25_lines() -> None:
     assert set(cluster.spec.metrics) == {"lag", "arrivals", "throughput", "utilization"}
 
 
+def test_what_another_configuration_needs_in_the_pod_is_said_where_it_is_installed() -> None:
+    needed = {key: yaml.safe_load(EXAMPLE.read_text())["daemon"][key] for key in ("directory", "listen")}
+    for path in (DEPLOY / "README.md", DEPLOY.parent / "helm" / "README.md"):
+        said = re.findall(r"`(daemon: \{directory: .*?\})`", path.read_text())
+        assert [yaml.safe_load(text) for text in said] == [{"daemon": needed}], path
+
+
 # -- RBAC
 
 
