@@ -211,7 +211,9 @@ def _request(
         _check_config(daemon, error.headers.get("Autoscaler-Config"))
         raise AutoscalerError(_error_of(error) or f"{other}: {error.code} {error.reason}") from error
     except http.client.HTTPException as error:
-        raise AutoscalerError(f"{other}: {type(error).__name__}") from error
+        dropped = isinstance(error, http.client.RemoteDisconnected) and url.startswith("http:")
+        secure = "; one with daemon.tls is asked by https://" if dropped else ""
+        raise AutoscalerError(f"{other}: {type(error).__name__}{secure}") from error
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -219,7 +221,8 @@ def _request(
                 f"the certificate of {url} is not accepted: {reason.verify_message}; name those that sign it with "
                 "--ca-file, and the daemon with --url as its certificate does"
             ) from error
-        unreachable = f"no daemon answers at {url} ({reason})"
+        plain = "; one without daemon.tls is asked by http://" if isinstance(reason, ssl.SSLError) else ""
+        unreachable = f"no daemon answers at {url} ({reason}{plain})"
         if daemon.problems:
             raise ConfigurationError([*daemon.problems, f"{daemon.config}: {unreachable}"]) from error
         raise AutoscalerError(

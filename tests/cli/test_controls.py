@@ -224,6 +224,13 @@ def test_a_file_that_was_broken_since_still_says_that_its_daemon_speaks_tls(
     assert "orders" in capsys.readouterr().out
 
 
+def test_a_daemon_with_tls_that_is_asked_by_http_is_reported(
+    secure: Secure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", "--url", secure.daemon.url.replace("https:", "http:")]) == 1
+    assert "RemoteDisconnected; one with daemon.tls is asked by https://" in capsys.readouterr().err
+
+
 def test_a_certificate_that_nobody_vouches_for_is_refused_before_the_token_is_sent(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:

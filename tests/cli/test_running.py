@@ -143,6 +143,11 @@ def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureF
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
 
 
+def test_a_daemon_without_tls_that_is_asked_by_https_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--url", url.replace("http:", "https:")]) == 1
+    assert "; one without daemon.tls is asked by http://): is it running?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "broken",
     [
