@@ -25,6 +25,7 @@ from autoscaler.core.model import (
     Reason,
     View,
 )
+from autoscaler.core.parameters import ParameterError
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.aws.rules import (
@@ -470,7 +471,7 @@ def test_of_several_policies_the_largest_size_counts() -> None:
 )
 def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
     usual = {"metric": "cpu", "threshold": 60.0, "comparison": Comparison.AT_LEAST, "steps": (Step(1, 0),)}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ParameterError, match=message):
         AwsStep(**{**usual, **parameters})
 
 
@@ -504,7 +505,7 @@ def test_takes_the_ends_of_what_makes_sense() -> None:
     ],
 )
 def test_refuses_a_step_that_makes_no_sense(bounds: tuple[float | None, float | None], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ParameterError, match=message):
         Step(1, *bounds)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import ClusterSpec, Learned, Limits, Observation, Reading, Reason, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.aws.target_tracking import AwsTargetTracking
 
@@ -172,7 +173,7 @@ SECOND = timedelta(seconds=1)
     ],
 )
 def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ParameterError, match=message):
         AwsTargetTracking(**{"metric": "cpu", "target": 50.0, **parameters})
 
 

@@ -23,6 +23,7 @@ from autoscaler.core.model import (
     Reason,
     View,
 )
+from autoscaler.core.parameters import ParameterError
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.rules.target_tracking import TargetTracking
@@ -270,14 +271,14 @@ def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
     ],
 )
 def test_refuses_parameters_that_make_no_sense(build: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=r"^\w+: ") as caught:
+    with pytest.raises(ParameterError, match=r"^\w+: ") as caught:
         build()
     assert message in str(caught.value)
 
 
 def test_reports_what_to_install_where_there_are_no_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_timezones", set)
-    with pytest.raises(ValueError, match="this machine has no time zones: install the package tzdata"):
+    with pytest.raises(ParameterError, match="this machine has no time zones: install the package tzdata"):
         replace(OFFICE, timezone="Mars/Olympus")
 
 

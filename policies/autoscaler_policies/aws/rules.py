@@ -98,12 +98,12 @@ def watch(name: str, count: int, period: timedelta) -> None:
     """Refuse an alarm that evaluates more than a day.
 
     Raises:
-        ValueError: it does; the message begins with the name of the count.
+        ParameterError: it does.
     """
     if count < 1:
-        raise ValueError(f"{name}: is {count}, expected 1 or more")
+        raise ParameterError(name, f"is {count}, expected 1 or more")
     if count > DAY / period:
-        raise ValueError(f"{name}: is {count} of {period.total_seconds():g}s, expected at most a day together")
+        raise ParameterError(name, f"is {count} of {period.total_seconds():g}s, expected at most a day together")
 
 
 def step_for(distance: float, steps: Iterable[Step], *, above: bool) -> Step | None:

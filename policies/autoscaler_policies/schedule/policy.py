@@ -269,21 +269,23 @@ def _time(at: datetime, zone: ZoneInfo) -> str:
 
 def _check_times(window: Window | Exclusion) -> None:
     if not window.name.strip():
-        raise ValueError("name: is empty, expected what people call the window")
+        raise ParameterError("name", "is empty, expected what people call the window")
     for field in ("start", "end"):
         text = getattr(window, field)
         if text is not None:
             try:
                 parse(text)
             except ValueError as error:
-                raise ValueError(f"{field}: {error}") from error
+                raise ParameterError(field, f"{error}") from error
     if (window.end is None) == (window.duration is None):
         state = "is missing" if window.end is None else "is there beside duration"
-        raise ValueError(f"end: {state}, expected either end or duration")
+        raise ParameterError("end", f"{state}, expected either end or duration")
     if window.duration is not None and window.duration <= ZERO:
-        raise ValueError(f"duration: is {window.duration.total_seconds():g}s, expected above 0s")
+        raise ParameterError("duration", f"is {window.duration.total_seconds():g}s, expected above 0s")
     if window.end is not None and parse(window.end) == parse(window.start):
-        raise ValueError("end: is the same as start, so the window never closes; expected another time, or a duration")
+        raise ParameterError(
+            "end", "is the same as start, so the window never closes; expected another time, or a duration"
+        )
     if window.timezone is not None:
         _check_zone(window.timezone)
 
@@ -294,11 +296,11 @@ def _check_zone(name: str) -> None:
     except (LookupError, ValueError, OSError) as error:  # unknown; no name at all; a directory such as Europe
         known = available_timezones()
         if not known:
-            raise ValueError(
-                f"timezone: is {name!r}, but this machine has no time zones: install the package tzdata"
+            raise ParameterError(
+                "timezone", f"is {name!r}, but this machine has no time zones: install the package tzdata"
             ) from error
         near = get_close_matches(name, known, 1)
         also = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"timezone: is {name[:60]!r}, expected the name of a time zone, such as Europe/Berlin{also}"
+        raise ParameterError(
+            "timezone", f"is {name[:60]!r}, expected the name of a time zone, such as Europe/Berlin{also}"
         ) from error
