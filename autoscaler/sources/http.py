@@ -223,4 +223,5 @@ def _time(found: object, where: str) -> datetime:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return first.removesuffix(", for expression:").rstrip(":")  # the message has the expression already

@@ -285,10 +285,11 @@ def test_a_wrong_parameter_is_named(given_: dict[str, Any], message: str) -> Non
         Http(**{"url": "http://host/stats", **given_})
 
 
-@pytest.mark.parametrize(("path", "at"), [("", None), ("queues[", None), ("lag", "a b"), ("lag", " ")])
+@pytest.mark.parametrize(("path", "at"), [("", None), ("queues[", None), ("a..b", None), ("lag", "a b"), ("lag", " ")])
 def test_a_wrong_path_is_refused_when_the_configuration_is_read(path: str, at: str | None) -> None:
-    with pytest.raises(ValueError, match="JMESPath expression"):
+    with pytest.raises(ValueError, match="JMESPath expression") as caught:
         Query(path, at)
+    assert not str(caught.value).endswith(":"), "as if more followed"
 
 
 async def test_without_the_package_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
