@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoscaler.config import load
@@ -669,6 +669,16 @@ def test_a_vertex_of_another_parallelism_waits_anew() -> None:
     assert known.memory["job.down_at"] > since
 
 
+@pytest.mark.parametrize(("missing", "size"), [(2, 5), (20, 10)])
+def test_metrics_that_are_missing_do_not_count_as_time_in_which_fewer_would_do(missing: int, size: int) -> None:
+    known = rig(current=10, scale_down_interval=5 * MINUTE, **NO_BACKLOG)
+    known.steady(15, lag=0, arrivals=300, throughput=300, saturation=0.3)
+    for _ in range(missing):
+        assert known.see({}).reason is Reason.MISSING
+    assert known.steady(15, lag=0, arrivals=300, throughput=300, saturation=0.3).replicas == size
+    assert known.steady(15, lag=0, arrivals=300, throughput=300, saturation=0.3).replicas == 5
+
+
 def test_the_most_within_the_interval_is_exact_after_many_steps_down() -> None:
     parameters = {"metrics_window": timedelta(seconds=15), **NO_BACKLOG}
     known = rig(current=100, scale_down_interval=9 * MINUTE, **parameters)
@@ -810,6 +820,7 @@ def test_what_does_not_fit_into_its_memory_waits_anew() -> None:
                 "job.rate",
                 "asked_at",
                 "asked",
+                "read_at",
                 "restart.0_at",
                 "restart.0",
                 "job.step.0_at",
@@ -820,6 +831,7 @@ def test_what_does_not_fit_into_its_memory_waits_anew() -> None:
         st.floats(allow_nan=False, allow_infinity=False),
     )
 )
+@example({"job.down_at": 0.0, "job.down.0_at": 0.0})
 def test_any_memory_is_survived_and_stays_finite(memory: dict[str, float]) -> None:
     known = rig(
         current=10,

@@ -65,6 +65,8 @@ JOB = "job"
 """The vertex that a job is seen as by metrics of the whole."""
 MOST_STEPS = 20
 """So many past steps may be remembered of a vertex: what is learned must stay small."""
+GAP = 2.5
+"""Intervals without a reading that leave nothing unseen: one tick may be skipped, another late."""
 
 
 _CHECKS: tuple[tuple[str, Check], ...] = (
@@ -243,9 +245,11 @@ class FlinkOperator(Settings):
         memory = dict(view.memory)
         self._follow(view, memory)
         measured = self._measure(view)
+        if not (isinstance(measured, Recommendation) and measured.reason is Reason.MISSING):
+            self._note_reading(view, memory)
         if isinstance(measured, Recommendation):
             return memory
-        kept = {name: memory[name] for name in memory if name.startswith("restart.") or name == "asked_at"}
+        kept = {name: memory[name] for name in memory if name.startswith("restart.") or name in {"asked_at", "read_at"}}
         history = {
             vertex: self._stepped(vertex, load, memory, _epoch(view.now)) for vertex, load in measured.loads.items()
         }
@@ -623,8 +627,7 @@ class FlinkOperator(Settings):
         rescale = view.rescale
         asked = memory.get("asked_at", -math.inf)
         if rescale is not None and rescale.cause is Cause.REQUEST and _epoch(rescale.at) > asked + 0.5:
-            for name in [name for name in memory if name.endswith(".down_at") or ".down." in name]:
-                del memory[name]  # `DelayedScaleDown.clearAll`
+            _stop_waiting(memory)
             memory["asked_at"], memory["asked"] = _epoch(rescale.at), 1.0
             if self.restart_time_tracking_enabled:
                 self._keep_restarts(view, memory, [*_restarts(memory), (_epoch(rescale.at), None)])
@@ -640,6 +643,16 @@ class FlinkOperator(Settings):
         ended = next((_epoch(end) for end in reversed(ends) if end is not None and _epoch(end) > began), None)
         if ended is not None:
             self._keep_restarts(view, memory, [*known[:-1], (began, ended - began)])
+
+    def _note_reading(self, view: View, memory: dict[str, float]) -> None:
+        """Note that there are readings. After a longer gap scale downs wait anew: more may have been needed in it.
+
+        The original counts a gap as time in which fewer would have done.
+        """
+        now = _epoch(view.now)
+        if now - memory.get("read_at", now) > max(self.metrics_window, view.spec.interval * GAP).total_seconds():
+            _stop_waiting(memory)
+        memory["read_at"] = now
 
     def _keep_restarts(self, view: View, memory: dict[str, float], known: Sequence[tuple[float, float | None]]) -> None:
         for name in [name for name in memory if name.startswith("restart.")]:
@@ -794,6 +807,12 @@ def _name(label: str) -> str:
 def _inputs(numbers: Mapping[str, float]) -> list[str]:
     """The vertices that feed one."""
     return [name.removeprefix("from:") for name in numbers if name.startswith("from:")]
+
+
+def _stop_waiting(memory: dict[str, float]) -> None:
+    """Forget the scale downs that wait: `DelayedScaleDown.clearAll`."""
+    for name in [name for name in memory if name.endswith(".down_at") or ".down." in name]:
+        del memory[name]
 
 
 def _delayed(memory: Mapping[str, float], vertex: str, parallelism: int, now: float) -> Delayed | None:
