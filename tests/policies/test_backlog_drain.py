@@ -308,6 +308,31 @@ def test_waits_on_the_way_down_too_and_not_at_all_with_a_dangerous_backlog(view:
     assert CONFIRMING.evaluate(view(load(9001.0, 140.0), current=3, per_replica=50.0, past=past)).replicas == 7
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        ({10: 20.0, 5: 20.0, 2: 20.0, 0: 20.0}, 1),
+        ({5: 20.0, 2: None, 0: 20.0}, 3),  # it may have been another rate
+        ({0: 20.0}, 3),
+    ],
+)
+def test_arrivals_that_are_missing_are_not_stable_enough_for_fewer(
+    view: Make, arrivals: dict[int, Value | None], expected: int
+) -> None:
+    past = tuple(
+        Observation(
+            at=NOW - timedelta(seconds=age),
+            desired=3,
+            ready=3,
+            metrics={} if value is None else {"arrivals": Reading(value, NOW - timedelta(seconds=age))},
+        )
+        for age, value in arrivals.items()
+    )
+    answer = CONFIRMING.evaluate(view(load(0.0, 20.0), current=3, per_replica=50.0, past=past))
+    assert answer.replicas == expected
+    assert ("were not read at every observation" in answer.detail) == (expected == 3)
+
+
 def test_asks_for_the_past_it_confirms_with() -> None:
     assert SPARK.lookback == timedelta(0)
     assert CONFIRMING.lookback == timedelta(minutes=5, seconds=4)

@@ -90,7 +90,7 @@ class BacklogDrain:
         down_backlog_time: never fewer replicas while the present size needs longer than this for the backlog;
             default 10s.
         stable_time: arrivals must have been about the same (within a quarter) for so long before the size changes,
-            unless the backlog is worth more than `drain_time`; default 0s: at once.
+            unless the backlog is worth more than `drain_time`; to scale down, without one missing; default 0s: at once.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s; only read while capacity is unknown.
@@ -159,6 +159,13 @@ class BacklogDrain:
             return self._more(load, restart, within)
         if view.current > view.limits.minimum and lag <= spare * self.down_backlog_time.total_seconds():
             size = self._fewer(load)
+            if size is not None and self.stable_time and not self._read_throughout(view):
+                detail = (
+                    f"{load.describe(view.current, capacity)}; arrivals were not read at every observation of the last "
+                    f"{self.stable_time.total_seconds():g} s (stable_time): {replicas(view.current)} "
+                    f"{are(view.current)} kept"
+                )
+                return sized(view, view.current, load.inputs(), detail)
             if size is not None:
                 return size
         fit = f"can process the backlog in {format_number(lag / spare)} s" if lag else f"{are(view.current)} enough"
@@ -183,6 +190,15 @@ class BacklogDrain:
             if reading.at <= begin:
                 break
         return None
+
+    def _read_throughout(self, view: View) -> bool:
+        """Whether arrivals were read at every observation of `stable_time`: they may have been others meanwhile."""
+        begin = view.metrics[self.arrivals].at - self.stable_time
+        for seen in reversed(view.past):
+            reading = seen.metrics.get(self.arrivals)
+            if reading is None or reading.at <= begin:
+                return reading is not None
+        return False
 
     def _more(self, load: _Load, restart: float, within: float) -> Recommendation:
         """The smallest size above the present one that does it, else the greatest there may be."""
