@@ -374,8 +374,9 @@ def refusal(request: Request, code: int, message: str, server: str, after: float
                 return NotFoundError(
                     f"the API server has no {what}: is the CRD installed, is the version right? (404: {message})"
                 )
+            without = f", or its CRD has no subresource {request.subresource}" if request.subresource else ""
             return NotFoundError(
-                f"there is no {request.name} among the {what}, namespace {request.namespace} (404: {message})"
+                f"there is no {request.name} among the {what}, namespace {request.namespace}{without} (404: {message})"
             )
         case 409:
             return ConflictError(f"another client changed it at the same time: {request} (409: {message})")

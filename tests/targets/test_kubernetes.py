@@ -926,6 +926,15 @@ async def test_a_wrong_path_is_an_error_that_names_the_right_one(flink: Cluster)
             await third.describe()
 
 
+async def test_a_custom_resource_without_a_scale_subresource_is_named_as_such(flink: Cluster) -> None:
+    refusal = Refusal(404, "NotFound", "the server could not find the requested resource")
+    flink.server.fault("get", "refuse", FLINK, sub="scale", refusal=refusal, times=9)
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        with pytest.raises(RefusedError, match=r"there is no clicks .* its CRD has no subresource scale \(404: the"):
+            await target.describe()
+
+
 async def test_an_hpa_on_a_custom_resource_is_found_by_its_group_and_kind(flink: Cluster) -> None:
     reference = {"apiVersion": "flink.apache.org/v1beta1", "kind": "FlinkDeployment", "name": "clicks"}
     await flink.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
