@@ -38,6 +38,7 @@ from autoscaler.ports import (
 ATTEMPTS = 3
 THREADS = 4
 ATTEMPT_SHARE = 0.45  # of the time-out: a second attempt fits in
+RENEWAL_INTERVAL = 60.0  # seconds between two renewals of credentials that were not accepted
 
 THROTTLED = frozenset(
     {
@@ -184,6 +185,7 @@ class Aws:
         self._method: Any = botocore.xform_name
         self._boto3: Any = boto3
         self._session: Any = None
+        self._identified_at = -RENEWAL_INTERVAL
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -306,7 +308,7 @@ class Aws:
 
     def _make(self, service: str, mode: str) -> Any:  # noqa: ANN401 - likewise
         if self._session is None:
-            self._session = self._identity()
+            self._session, self._identified_at = self._identity(), time.monotonic()
         retries = {"mode": "standard", "total_max_attempts": 1}
         if mode != "once":
             # The limiter of adaptive mode belongs to a client: throttled reads must not slow down changes.
@@ -322,6 +324,18 @@ class Aws:
         client = self._session.client(service, endpoint_url=self.place.endpoint_url, config=config)
         client.meta.events.register("before-send", self._in_time)
         return client
+
+    def _forget_identity(self) -> None:
+        """Have the next call read the credentials again: temporary ones in a file are replaced before they expire.
+
+        boto3 renews those of a machine or of a role by itself, and keeps those of a file as long as its session.
+        """
+        with self._lock:
+            if time.monotonic() - self._identified_at >= RENEWAL_INTERVAL:
+                for client in self._clients.values():
+                    client.close()  # a call that is under way is answered nevertheless
+                self._clients.clear()
+                self._session = None
 
     def _in_time(self, **_: object) -> None:
         """Called by botocore before each attempt."""
@@ -418,6 +432,7 @@ class Aws:
         if code in DENIED:
             return RefusedError(f"{text}; allow the action {action} on {resource} (see deploy/aws)")
         if code in UNAUTHENTICATED:
+            self._forget_identity()
             return RefusedError(f"{text}; check the credentials, and the machine's clock")
         if code.removesuffix("Fault").endswith("InternalError") or code == "InternalFailure":
             return UnavailableError(text)

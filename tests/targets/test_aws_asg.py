@@ -403,6 +403,32 @@ async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str,
         await described(AwsAsg(group="group", **parameters))
 
 
+async def test_credentials_that_have_expired_are_read_again(
+    proxy: Proxy, parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.targets.aws_asg.groups.ERROR_REUSE", 0.1)
+    monkeypatch.setattr("autoscaler.clients.aws.RENEWAL_INTERVAL", 0.0)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    def write(key: str) -> None:
+        text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n"
+        (tmp_path / "aws-credentials").write_text(text)
+
+    async def spoil(request: web.Request, forward: Forward) -> web.Response:
+        return await forward() if proxy.calls[-1].key == "NEW" else failure(request, "ExpiredToken", "expired", 400)
+
+    write("OLD")
+    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
+        assert (await target.describe()).desired == 2
+        proxy.rule(DESCRIBE, spoil, times=None)
+        write("NEW")
+        with pytest.raises(RefusedError, match="ExpiredToken"):
+            await target.describe()
+        await asyncio.sleep(0.2)
+        assert (await target.describe()).desired == 2
+
+
 # ----------------------------------------------------------------------------------------------------------
 # faults between
 
