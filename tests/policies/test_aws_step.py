@@ -436,6 +436,12 @@ def test_explains_what_it_computed() -> None:
     assert OUT.metrics == ("cpu",)
 
 
+def test_explains_a_size_that_stays_as_replicas_warm_up() -> None:
+    answer = OUT.evaluate(view([65.0] * 3, current=13, sizes={2: (10, 10)}))
+    assert answer.replicas == 13
+    assert answer.detail.endswith("PercentChangeInCapacity 10 of 10 replicas gives 11, and 13 are there")
+
+
 def test_of_several_policies_the_largest_size_counts() -> None:
     policies = (NamedPolicy("out", OUT), NamedPolicy("in", IN))
     spec = ClusterSpec(name="c", limits=Limits(1, 50), policies=policies, metrics=("cpu",), lookback=OUT.lookback)

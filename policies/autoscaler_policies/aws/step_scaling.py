@@ -151,7 +151,8 @@ class AwsStep:
         act = f"{what}: {self.adjustment_type} {step.adjustment} of {replicas(ready)}"
         if size > ready:
             # What is warming up was ordered by the steps before.
-            return sized(view, max(size, current), inputs, f"{act} gives {size}")
+            there = f", and {current} are there" if current > size else ""
+            return sized(view, max(size, current), inputs, f"{act} gives {size}{there}")
         if size == ready:
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} changes nothing")
         if isinstance(reading.averaged, tuple) and len(reading.averaged) < view.ready:
