@@ -115,12 +115,14 @@ class Batch:
     def records(self) -> int | None:
         """Records read: how far the sources' positions moved, else the rows that Spark counted.
 
-        A partition that was added has a position of its own, which is not progress.
+        A partition that was added has a position of its own, which is not progress. Positions of a source that does not
+        report its newest one mostly count something else, such as files.
         """
         ways = [
             source.end - source.start
             for source in self.sources
-            if source.end is not None
+            if source.latest is not None
+            and source.end is not None
             and source.start is not None
             and source.start_partitions in {None, source.partitions}
         ]

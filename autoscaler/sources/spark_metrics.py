@@ -188,20 +188,30 @@ def position(batch: Batch, what: str) -> int:
 
 def check_unit(known: Sequence[Batch]) -> None:
     """Raise AnswerError when offsets plainly do not count records (seconds, bytes, files)."""
+    if not counts_records(known):
+        rows, way = _moved(known)
+        raise AnswerError(
+            f"the offsets of {known[-1].sources[0].description} do not count records: "
+            f"{rows} rows were read while they moved by {way}"
+        )
+
+
+def counts_records(known: Sequence[Batch]) -> bool:
+    """Whether offsets count records, as far as the rows show that Spark counted."""
+    rows, way = _moved(known)
+    least, most = RECORDS_PER_OFFSET
+    return rows < MIN_ROWS or way == 0 or least <= rows / way <= most
+
+
+def _moved(known: Sequence[Batch]) -> tuple[int, int]:
+    """Rows that batches read, and how far their positions moved."""
     rows = way = 0
     for batch in known:
         records = batch.records
         if batch.rows and records is not None and batch.done is not None:
             rows += batch.rows
             way += records
-    if rows < MIN_ROWS or way == 0:
-        return
-    least, most = RECORDS_PER_OFFSET
-    if not least <= rows / way <= most:
-        raise AnswerError(
-            f"the offsets of {known[-1].sources[0].description} do not count records: "
-            f"{rows} rows were read while they moved by {way}"
-        )
+    return rows, way
 
 
 def arrivals(snapshot: Snapshot) -> Value:
@@ -387,7 +397,8 @@ def throughput(snapshot: Snapshot) -> Value:
     if not chosen.batches:
         return Value(0.0, chosen.until)
     parts = _covered(chosen, snapshot.run.interval)
-    records = [batch.records for batch, _ in parts]
+    counted = counts_records(known)
+    records = [batch.records if counted else batch.rows for batch, _ in parts]
     if any(count is None for count in records):
         raise AnswerError(f"{snapshot.run.label}: Spark does not report how many rows its batches read")
     span = sum(seconds for _, seconds in parts)

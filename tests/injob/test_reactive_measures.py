@@ -132,6 +132,12 @@ def test_offsets_that_are_not_reported_are_no_lag() -> None:
     assert found[-1].records == 500
 
 
+@pytest.mark.parametrize("reports", [True, False], ids=["seconds", "files"])
+def test_offsets_that_count_something_else_are_not_taken_for_records(*, reports: bool) -> None:
+    batches = [batch(n, T0 + 3 * n, 2.0, n, n + 1, n + 1 if reports else None, rows=500) for n in range(5)]
+    assert followed(started(), [read_batch(each) for each in batches])[-1].records == 2500
+
+
 def test_the_first_batch_is_too_cold_to_show_how_busy_it_is() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
     first, second = (replace(each, steady=each.received - T0) for each in shown.run.progress[:2])

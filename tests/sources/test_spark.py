@@ -293,6 +293,19 @@ def test_offsets_that_do_not_count_records_are_refused() -> None:
         arrivals(Snapshot(run=run(seconds), now=T0 + 10, window=15.0, working=True))
 
 
+def test_throughput_is_of_rows_where_offsets_count_something_else() -> None:
+    seconds = [batch(n, T0 + n, 1.0, n, n + 1, n + 1, rows=50) for n in range(10)]
+    assert throughput(Snapshot(run=run(seconds), now=T0 + 10, window=15.0)).value == pytest.approx(50)
+
+
+def test_files_are_not_taken_for_records() -> None:
+    files = [batch(n, T0 + n, length, n, n + 1, None, rows) for n, length, rows in ((0, 0.1, 100), (1, 1.0, 9000))]
+    more = [batch(2 + n, T0 + 2 + n, 1.0, 2 + n, 3 + n, None, 9000) for n in range(8)]
+    seen = Snapshot(run=run(files + more), now=T0 + 10, window=5.0)
+    assert throughput(seen).value == pytest.approx(9000)
+    assert saturation(seen).value == pytest.approx(0.9), "batches are longer as they read more"
+
+
 def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
     old = [batch(n, T0 + n, 0.5, 1000 * n, 1000 * n + 1000, 1000 * n + 1000) for n in range(10)]
     new = [batch(10 + n, T0 + 10 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(2)]

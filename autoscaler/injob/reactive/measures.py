@@ -19,7 +19,7 @@ from autoscaler.clients.spark_progress import Batch, Run, read_batch
 from autoscaler.injob.reactive.snapshot import Executor, Measures
 from autoscaler.injob.report import read_trigger, trim
 from autoscaler.ports import AnswerError
-from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot
+from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot, counts_records
 
 WINDOW = 5.0
 """Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
@@ -71,7 +71,7 @@ class Meter:
         meter = replace(
             self,
             run=run,
-            records=_plus(self.records, batch.records),
+            records=_plus(self.records, batch.records if counts_records(run.progress) else batch.rows),
             written=_plus(self.written, written),
             read=steady if batch.records else self.read,
         )
