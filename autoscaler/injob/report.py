@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -60,6 +61,9 @@ SOCKET_TIMEOUT = 10.0
 MAX_CLIENTS = 32
 
 log = logging.getLogger("autoscaler.injob")
+
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+"""What was raised in Python: below a traceback the first line that is not indented."""
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
@@ -352,8 +356,7 @@ class Reporter:
         with self._lock:
             ended = self._run(query, run, None)
             ended.head["terminated"] = time.time()
-            # The first line is the reason; the stack trace is in the driver's log.
-            ended.head["exception"] = exception.strip().splitlines()[0][:500] if exception else None
+            ended.head["exception"] = reason(exception) if exception else None
             ended.prepare()
 
     def _run(self, query: str, run: str, name: str | None) -> _Run:
@@ -522,6 +525,12 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
     except Exception:
         log.debug("the trigger of query %s cannot be read", query, exc_info=True)
         return "unknown"
+
+
+def reason(exception: str) -> str:
+    """Why a query has failed, in one line: of Python's tracebacks the last; the whole text is in the driver's log."""
+    raised = _RAISED.findall(exception)
+    return (raised[-1] if raised else exception.strip().partition("\n")[0])[:500] or "no error message"
 
 
 def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:

@@ -160,6 +160,54 @@ def test_a_newest_offset_that_is_reported_is_used(start: Callable[..., Reporter]
     assert get(reporter)["queries"][0]["progress"][0]["sources"] == trim(json.loads(progress(13)), 0.0)["sources"]
 
 
+PYTHON_WORKER = """org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the \
+Python worker: Traceback (most recent call last):
+  File "/job.py", line 17, in price
+    return prices[key]
+           ~~~~~~^^^^^
+KeyError: 'no such key'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/job.py", line 19, in price
+ValueError: key 7 has no price
+of today
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1097)
+\tat org.apache.spark.sql.execution.python.PythonUDFRunner$$anon$2.read(PythonUDFRunner.scala:101)
+"""
+
+FOREACH_BATCH = """py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: \
+Traceback (most recent call last):
+  File "/job.py", line 2, in write
+RuntimeError
+
+\tat py4j.Protocol.getReturnValue(Protocol.java:476)
+"""
+
+
+@pytest.mark.parametrize(
+    ("exception", "why"),
+    [
+        (PYTHON_WORKER, "ValueError: key 7 has no price"),
+        (FOREACH_BATCH, "RuntimeError"),
+        (
+            "org.apache.spark.SparkException: Job aborted\n\tat org.apache\n",
+            "org.apache.spark.SparkException: Job aborted",
+        ),
+        ("Traceback (most recent call last):\n  cut", "Traceback (most recent call last):"),
+        ("x" * 10_000, "x" * 500),
+        ("\n ", "no error message"),
+    ],
+)
+def test_the_reason_of_a_failed_query_is_one_line(start: Callable[..., Reporter], exception: str, why: str) -> None:
+    reporter = start(Session())
+    reporter.on_terminated("q", "r", exception)
+    (query,) = get(reporter)["queries"]
+    assert (query["terminated"] is not None, query["exception"]) == (True, why)
+
+
 def test_the_settings_are_an_allow_list_without_secrets(start: Callable[..., Reporter]) -> None:
     settings = get(start(Session()))["settings"]
     assert settings == {
