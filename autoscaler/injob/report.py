@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import index
 from typing import Any, ParamSpec
 
 FORMAT = 1
@@ -59,6 +60,8 @@ REBIND_INTERVAL = 2.0
 POLL_INTERVAL = 0.2
 SOCKET_TIMEOUT = 10.0
 MAX_CLIENTS = 32
+MAX_POSITION = 1 << 62
+"""Positions are below it, or unknown: one that no client reads would make the whole report unreadable."""
 
 log = logging.getLogger("autoscaler.injob")
 
@@ -339,7 +342,7 @@ class Reporter:
 
     def _waits(self, progress: Mapping[str, Any]) -> int | None:
         try:
-            return None if self._waiting is None else self._waiting(progress)
+            return None if self._waiting is None else _count(self._waiting(progress))
         except Exception:
             log.exception("the number of waiting rows is not known; the job is not affected")
             return None
@@ -569,6 +572,15 @@ def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
     }
 
 
+def _count(rows: Any) -> int | None:  # noqa: ANN401 - whatever a function of the job has returned
+    """The same as a number that JSON has: it may be of numpy. Raises TypeError or ValueError where it is no count."""
+    if rows is None:
+        return None
+    if not 0 <= index(rows) < MAX_POSITION:
+        raise ValueError(f"`waiting` returned {rows}, expected a number of rows: 0 or more")
+    return index(rows)
+
+
 def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting: int | None) -> list[dict[str, Any]]:
     """The sources of a batch with positions that count rows, where the one source does not report its newest offset.
 
@@ -586,12 +598,12 @@ def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting:
 
 
 def total(offset: object) -> int | None:
-    """Sum of the positions in an offset, or None when it is not made of whole numbers.
+    """Sum of the positions in an offset, or None when it is not made of whole numbers, or too large.
 
     Offsets are objects or as strings of JSON: `{"topic": {"0": 123}}`, `{"0": 123}`, `5`, `null`, "null".
     """
     numbers = _numbers(offset)
-    return sum(numbers) if numbers else None
+    return sum(numbers) if numbers and abs(sum(numbers)) < MAX_POSITION else None
 
 
 def partitions(offset: object) -> int | None:

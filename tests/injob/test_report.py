@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import socket
 import struct
 import subprocess
@@ -17,10 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from autoscaler.clients.spark_progress import Batch
 from autoscaler.injob import report
 from autoscaler.injob.report import MAX_CLIENTS, REBIND_INTERVAL, SETTINGS, Reporter, _Run, partitions, total, trim
 
@@ -146,12 +150,22 @@ def test_a_job_may_count_what_waits_in_its_own_source(start: Callable[..., Repor
     assert asked == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("waiting", [lambda _: None, lambda _: 1 / 0])
+@pytest.mark.parametrize(
+    "waiting",
+    [lambda _: None, lambda _: 1 / 0, *(lambda _, count=count: count for count in (-1, 5.0, math.nan, "5", 1 << 64))],
+)
 def test_what_a_job_cannot_count_is_not_invented(start: Callable[..., Reporter], waiting: Any) -> None:
     reporter = start(Session(), waiting=waiting)
     reporter.on_progress(of_files(0, 3))
     (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
     assert (source["end"], source["latest"]) == (3, None)
+
+
+def test_a_count_of_numpy_is_a_number(start: Callable[..., Reporter]) -> None:
+    reporter = start(Session(), waiting=lambda _: np.int64(4))
+    reporter.on_progress(of_files(0, 3))
+    (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
+    assert (source["end"], source["latest"]) == (3, 7)
 
 
 def test_a_newest_offset_that_is_reported_is_used(start: Callable[..., Reporter]) -> None:
@@ -489,6 +503,8 @@ def test_importing_it_costs_the_job_nothing_heavy() -> None:
         ({"0": "5"}, None, None),
         ({"0": 1.5}, None, None),
         ({"logOffset": 3, "flag": True}, None, None),
+        (dict.fromkeys("012345", 1_795_000_000_000_000_000), None, 6),  # nanoseconds since 1970
+        ({"0": -1 << 63}, None, 1),
         ([1, 2], None, None),
         (True, None, None),
     ],
@@ -509,6 +525,13 @@ def test_any_offset_is_a_whole_number_or_unknown_as_object_and_as_string(offset:
     assert total(offset) is None or isinstance(total(offset), int)
     if isinstance(offset, dict):
         assert total(json.dumps(offset)) == total(offset)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(), max_size=9))
+def test_whatever_a_source_writes_the_report_can_be_read(offset: dict[str, int]) -> None:
+    source = {**PROGRESS["sources"][0], "startOffset": None, "endOffset": offset, "latestOffset": offset}
+    entry = trim({**PROGRESS, "sources": [source]}, 1.0)
+    assert TypeAdapter(Batch).validate_json(json.dumps(entry)).number == PROGRESS["batchId"]
 
 
 def test_events_and_polls_from_many_threads_do_not_disturb_each_other(start: Callable[..., Reporter]) -> None:
