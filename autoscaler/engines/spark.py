@@ -586,7 +586,7 @@ def no_lag(facts: Facts) -> Iterator[Finding]:
                 f"{source.description} does not report its newest offset",
                 "the metrics lag, lag_seconds and arrivals cannot be read; they are missing, not zero",
                 "use a source that reports it (Kafka, or a Python data source with reportLatestOffset), or read the "
-                "lag elsewhere, and decide by utilization or saturation",
+                "lag elsewhere, and decide by utilization, or by saturation with a processing-time trigger",
             )
 
 

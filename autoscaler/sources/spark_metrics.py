@@ -29,6 +29,7 @@ BACKLOG_SHARE = 0.05
 BACKLOG_SECONDS = 0.25
 BACKLOG_RECORDS = 2
 MAX_PAUSE = 0.2
+FULL = 0.95
 RECORDS_PER_OFFSET = (0.1, 4.0)
 MIN_ROWS = 20
 STALL_FACTOR = 3.0
@@ -45,6 +46,10 @@ class Metric(StrEnum):
     SATURATION = "saturation"
     UTILIZATION = "utilization"
     BATCH_TIME = "batch_time"
+
+
+class UnseenBacklogError(AnswerError):
+    """Whether batches left work behind is unknown, since their source does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +424,7 @@ def saturation(snapshot: Snapshot) -> Value:
     span = sum(seconds for _, seconds in parts)
     if span <= 0:
         raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
-    rate = _rate(known, snapshot.window)
+    rate, at_once = _rate(known, snapshot.window), _without_pause(known)
     busy = 0.0
     for batch, seconds in parts:
         if is_stalled(batch, known):
@@ -430,8 +435,20 @@ def saturation(snapshot: Snapshot) -> Value:
         # Batches follow one another even at little load, so time alone shows nothing. A batch that left work behind
         # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
         full = 1.0 if left_backlog(batch, rate) else _beyond_overhead(batch, known)
+        if full < FULL and batch.left is None and batch.number in at_once:
+            raise UnseenBacklogError(
+                f"{snapshot.run.label}: its batches follow each other at once, and whether they leave work behind is "
+                "unknown: a source does not report its newest offset; use a processing-time trigger, or have the job "
+                "count what waits: report(spark, waiting=...)"
+            )
         busy += full * (seconds if seconds - batch.length <= MAX_PAUSE else batch.length)
     return Value(min(1.0, busy / span), chosen.until)
+
+
+def _without_pause(known: Sequence[Batch]) -> set[int]:
+    """The numbers of batches that began at once when the one before had ended, or were followed at once."""
+    pairs = itertools.pairwise(known)
+    return {one.number for pair in pairs if pair[1].start - pair[0].end <= MAX_PAUSE for one in pair}
 
 
 def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:

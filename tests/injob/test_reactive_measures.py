@@ -49,6 +49,8 @@ def between(first: Measures, last: Measures) -> tuple[float, float]:
     """Records per second and busy share, from the sums."""
     assert first.records is not None
     assert last.records is not None
+    assert first.busy is not None
+    assert last.busy is not None
     seconds = last.age - first.age
     return (last.records - first.records) / seconds, (last.busy - first.busy) / seconds
 
@@ -136,6 +138,18 @@ def test_offsets_that_are_not_reported_are_no_lag() -> None:
 def test_offsets_that_count_something_else_are_not_taken_for_records(*, reports: bool) -> None:
     batches = [batch(n, T0 + 3 * n, 2.0, n, n + 1, n + 1 if reports else None, rows=500) for n in range(5)]
     assert followed(started(), [read_batch(each) for each in batches])[-1].records == 2500
+
+
+def test_how_busy_a_query_is_whose_backlog_is_not_reported_is_unknown_while_its_batches_follow_at_once() -> None:
+    batches = [read_batch(batch(n, T0 + 2 * n, 2.0, n, n + 1, None, rows=500)) for n in range(5)]
+    found = followed(started(), batches)[-1]
+    assert (found.busy, found.busy_share, found.records) == (None, None, 2500)
+    meter = started()
+    for each in batches:
+        meter = meter.after(replace(each, steady=each.received - T0), ())
+    measures = meter.idle(T0 + 40, 40.0, ()).measures
+    assert measures is not None
+    assert (measures.busy, measures.busy_share) == (None, 0.0), "what it was before stays unknown"
 
 
 def test_the_first_batch_is_too_cold_to_show_how_busy_it_is() -> None:

@@ -497,6 +497,17 @@ def test_while_its_busy_share_is_not_known_only_that_is_missing(job: Job, url: s
     assert ask(url, f"{path}?get=numRecordsIn,busyTimeMsPerSecond") == (200, [])
 
 
+async def test_a_query_that_may_hide_a_backlog_is_not_taken_for_idle(poll: Poll, url: str) -> None:
+    await poll.next(replace(MEASURES, busy=None, busy_share=None, pending=None))
+    _, names = ask(url, f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics")
+    assert {one["id"].removeprefix("Source__log.") for one in names} == {
+        *("numRecordsIn", "numRecordsInPerSecond", "numRecordsOut", "sourceIdleTime", "currentOutputWatermark"),
+    }
+    for metric in ("saturation", "utilization"):
+        with pytest.raises(AnswerError, match="reports"):
+            await poll(metric)
+
+
 def test_subtasks_share_what_a_query_reads(job: Job, url: str) -> None:
     job.shown = MEASURED
     path = f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics"

@@ -298,12 +298,27 @@ def test_throughput_is_of_rows_where_offsets_count_something_else() -> None:
     assert throughput(Snapshot(run=run(seconds), now=T0 + 10, window=15.0)).value == pytest.approx(50)
 
 
+def files(seconds: list[float], pause: float = 0.0, interval: float = 0.0) -> Snapshot:
+    """A query on files, one a batch, that reads a thousand rows in a tenth of a second."""
+    found, at = [], 0.0
+    for number, length in enumerate(seconds):
+        found.append(batch(number, T0 + at, length, number, number + 1, None, rows=round(10_000 * length)))
+        at += max(length + pause, interval)
+    trigger = f"ProcessingTimeTrigger({round(interval * 1000)})"
+    return Snapshot(run=run(found, trigger=trigger), now=T0 + at, window=15.0)
+
+
 def test_files_are_not_taken_for_records() -> None:
-    files = [batch(n, T0 + n, length, n, n + 1, None, rows) for n, length, rows in ((0, 0.1, 100), (1, 1.0, 9000))]
-    more = [batch(2 + n, T0 + 2 + n, 1.0, 2 + n, 3 + n, None, 9000) for n in range(8)]
-    seen = Snapshot(run=run(files + more), now=T0 + 10, window=5.0)
-    assert throughput(seen).value == pytest.approx(9000)
-    assert saturation(seen).value == pytest.approx(0.9), "batches are longer as they read more"
+    seen = files([0.1, *[4.0] * 5])
+    assert throughput(seen).value == pytest.approx(10_000)
+    assert saturation(seen).value == pytest.approx(0.975), "batches are longer as they read more"
+
+
+def test_a_query_whose_backlog_is_not_reported_is_not_taken_for_idle_while_its_batches_follow_at_once() -> None:
+    with pytest.raises(AnswerError, match="whether they leave work behind is unknown: a source does not report"):
+        saturation(files([1.0] * 10))
+    assert saturation(files([1.0] * 10, pause=0.5)).value == 0, "after each batch there was nothing to do"
+    assert saturation(files([1.0] * 10, interval=2.0)).value == pytest.approx(0.5)
 
 
 def test_a_source_that_was_reset_gives_no_negative_rate() -> None:

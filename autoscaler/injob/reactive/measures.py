@@ -19,7 +19,7 @@ from autoscaler.clients.spark_progress import Batch, Run, read_batch
 from autoscaler.injob.reactive.snapshot import Executor, Measures
 from autoscaler.injob.report import read_trigger, trim
 from autoscaler.ports import AnswerError
-from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot, counts_records
+from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot, UnseenBacklogError, counts_records
 
 WINDOW = 5.0
 """Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
@@ -96,11 +96,11 @@ def _read(
 ) -> Meter:
     """The meter with measures of now."""
     seen = Snapshot(run=meter.run, now=at, steady=steady, window=WINDOW, working=working, changes=tuple(changes))
-    share = known(Metric.SATURATION, seen) if meter.run.progress else 0.0
+    share, is_seen = _share(seen) if meter.run.progress else (0.0, True)
     # A batch that ran on changed executors shows how busy neither number of them is. Its records and its time are in
     # the sums all the same, so the last share stands for it. Before it there are no measures, not even an age.
-    taken = meter.share if share is None else share
-    if taken is None:
+    taken = meter.share if share is None and is_seen else share
+    if taken is None and is_seen:
         return meter
     was = meter.measures or Measures(age=0.0, busy=0.0, records=0)
     passed = max(0.0, steady - meter.begun - was.age)
@@ -110,7 +110,7 @@ def _read(
     read = None if meter.records is None or was.records is None else meter.records - was.records
     now = Measures(
         age=was.age + passed,
-        busy=was.busy + taken * span,
+        busy=None if taken is None or was.busy is None else was.busy + taken * span,
         busy_share=share * span / passed if share and passed else share,
         records=meter.records,
         rate=read / passed if read and passed else read,
@@ -120,6 +120,14 @@ def _read(
         watermark=watermark,
     )
     return replace(meter, measures=now, share=taken)
+
+
+def _share(snapshot: Snapshot) -> tuple[float | None, bool]:
+    """The busy share, or None; and whether it can be known at all."""
+    try:
+        return METRICS[Metric.SATURATION](snapshot).value, True
+    except AnswerError as error:
+        return None, not isinstance(error, UnseenBacklogError)
 
 
 def known(metric: Metric, snapshot: Snapshot) -> float | None:

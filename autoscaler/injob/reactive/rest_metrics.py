@@ -46,12 +46,12 @@ def taskmanager_metrics(question: Question) -> object:
 def vertex_metrics(query: Query, measures: Measures, subtasks: int) -> dict[str, float]:
     """What is known of a vertex: Flink's name of a metric -> its value in each subtask."""
     source = f"Source__{re.sub('[ .:,]', '_', query.name)}."
-    share = measures.busy_share
+    share, busy = measures.busy_share, measures.busy
     each = {
-        "accumulateBusyTimeMs": round(measures.busy * 1000),
-        "accumulateIdleTimeMs": round((measures.age - measures.busy) * 1000),
+        "accumulateBusyTimeMs": None if busy is None else round(busy * 1000),
+        "accumulateIdleTimeMs": None if busy is None else round((measures.age - busy) * 1000),
         # Nothing is downstream of a query.
-        "accumulateBackPressuredTimeMs": 0,
+        "accumulateBackPressuredTimeMs": None if busy is None else 0,
         "busyTimeMsPerSecond": None if share is None else share * 1000,
         "idleTimeMsPerSecond": None if share is None else (1 - share) * 1000,
         "backPressuredTimeMsPerSecond": None if share is None else 0,

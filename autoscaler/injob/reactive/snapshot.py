@@ -32,7 +32,7 @@ class Measures:
 
     Attributes:
         age: seconds that it had run by then.
-        busy: seconds of these that it was busy with all the work it could take.
+        busy: seconds of these that it was busy with all the work it could take; None: not known.
         busy_share: the same as a share of the last seconds; None: not known.
         records: that it had read; None: not known.
         rate: records per second that it read in the last seconds, or one batch; None: not known.
@@ -43,7 +43,7 @@ class Measures:
     """
 
     age: float
-    busy: float
+    busy: float | None
     busy_share: float | None = None
     records: int | None = None
     rate: float | None = None
