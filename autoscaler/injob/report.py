@@ -65,7 +65,7 @@ MAX_POSITION = 1 << 62
 
 log = logging.getLogger("autoscaler.injob")
 
-_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 """What was raised in Python: below a traceback the first line that is not indented."""
 
 P = ParamSpec("P")
@@ -532,7 +532,7 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
 
 def reason(exception: str) -> str:
     """Why a query has failed, in one line: of Python's tracebacks the last; the whole text is in the driver's log."""
-    raised = _RAISED.findall(exception)
+    raised = RAISED.findall(exception)
     return (raised[-1] if raised else exception.strip().partition("\n")[0])[:500] or "no error message"
 
 

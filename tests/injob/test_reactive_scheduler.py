@@ -494,6 +494,10 @@ def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(
             "Message: Traceback (most recent call last):\nValueError: bad\n SQLSTATE\n=== Streaming Query ===\nId: a",
             "ValueError: bad",
         ),
+        (
+            "Message: Traceback (most recent call last):\n  File\nSyntaxError: at x\nLINE 1: x\n        ^\n\n",
+            "SyntaxError: at x",
+        ),
         (" \n", "no error message"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from autoscaler.injob.reactive.plural import counted
+from autoscaler.injob.report import RAISED
 
 FAIR = 0.25
 """New executors that have had less than this part of their even share of tasks are taken to be unused."""
@@ -111,12 +112,11 @@ MAX_CAUSE = 1000
 
 
 def cause(text: str) -> str:
-    """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one."""
-    lines = [line.strip() for line in text.partition("=== Streaming Query ===")[0].splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("SQLSTATE", "JVM stacktrace"))]
-    if not lines:
-        return "no error message"
-    line = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
+    """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one's."""
+    text = text.partition("=== Streaming Query ===")[0]
+    lines = RAISED.findall(text)[-1:] or [line.strip() for line in text.splitlines()]
+    said = (line for line in lines if line and not line.startswith(("SQLSTATE", "JVM stacktrace")))
+    line = next(said, "no error message")
     return line if len(line) <= MAX_CAUSE else line[: MAX_CAUSE - 1] + "…"
 
 
