@@ -65,6 +65,7 @@ class Executor(Answer):
     id: str
     address: Annotated[str, Field(alias="hostPort")] = ""
     active: Annotated[bool, Field(alias="isActive")]
+    excluded: Annotated[bool, Field(alias="isExcluded")] = False
     slots: Annotated[Count, Field(alias="maxTasks")]
     running: Annotated[Count, Field(alias="activeTasks")]
     tasks: Annotated[Count, Field(alias="totalTasks")]

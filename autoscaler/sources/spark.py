@@ -219,7 +219,9 @@ class SparkSource:
                 # A mean over a gap in the polls is not the present.
                 self._samples.clear()
         if not self._samples or fetched.at > self._samples[-1].at:
-            live = {e.id: (e.busy_ms, e.slots, e.running) for e in fetched.value if e.active and e.slots}
+            # One that is excluded after failures gets no task: it is not idle for want of work.
+            usable = [e for e in fetched.value if e.active and e.slots and not e.excluded]
+            live = {e.id: (e.busy_ms, e.slots, e.running) for e in usable}
             self._samples.append(BusySample(fetched.at, live))
             while len(self._samples) > 2 and self._samples[1].at <= fetched.at - self._window:  # noqa: PLR2004
                 self._samples.popleft()

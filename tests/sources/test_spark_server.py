@@ -213,6 +213,18 @@ async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
         assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
 
 
+async def test_an_executor_that_is_excluded_after_failures_is_not_idle(rig: Rig) -> None:
+    """Spark gives it no task, and the others do all they can."""
+    first, second = rig.spark.answers[f"{APP}/allexecutors"][:2]
+    second |= {"isExcluded": True, "activeTasks": 0}
+    first |= {"activeTasks": 1}
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        with pytest.raises(AnswerError, match="two polls"):
+            await source.collect(SparkQuery("utilization"), NOW)
+        rig.forget()
+        assert (await source.collect(SparkQuery("utilization"), NOW)).value == 1.0
+
+
 async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(rig: Rig) -> None:
     """A new driver numbers its executors from 0 again and counts their time from 0: neither is idleness."""
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
