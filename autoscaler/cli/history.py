@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
             return work.report()
     work = _Import(options, open_dataset(options.dataset, make=True), found)
     if work.files and not options.explain:
-        work.import_here()
+        work.import_local()
     if work.files:
         with spark_options.open_session(options, "history", little=_is_little(work.files)) as spark:
             work.import_by_spark(spark)
@@ -153,14 +153,14 @@ class _Import:
         known = self._read if self._options.reimport else _ledger(self._dataset)
         return [file for file, state in self._found.files.items() if known.get(file) != state]
 
-    def import_here(self) -> None:
+    def import_local(self) -> None:
         """Import what does not take Spark."""
         if sys.stderr.isatty():
             print_error(f"Importing {count_of(len(self.files), 'file')} ...")
         from autoscaler.history import ingest_local  # it takes a while
 
         for _ in range(2):
-            done, left = ingest_local.add_here(self._dataset, self.files, now=_now(), rename=self._rename)
+            done, left = ingest_local.add_local(self._dataset, self.files, now=_now(), rename=self._rename)
             self._add(done, left)
             if all(Path(file).exists() for file in self.files):
                 break

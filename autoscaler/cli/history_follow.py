@@ -142,7 +142,7 @@ def _is_little(options: argparse.Namespace) -> bool:
 def _follow(options: argparse.Namespace, start: Callable[[], SparkSession], signals: _Signals) -> None:
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.ingest_follow import CHECKPOINT, Follower, FollowOptions, waiting_of
-    from autoscaler.history.ingest_follow_local import LocalFollower, can_follow_here
+    from autoscaler.history.ingest_follow_local import LocalFollower, can_follow_local
     from autoscaler.injob import report
 
     checkpoint = options.checkpoint or f"{options.dataset.rstrip('/')}/{CHECKPOINT}"
@@ -154,7 +154,7 @@ def _follow(options: argparse.Namespace, start: Callable[[], SparkSession], sign
         every=None if options.available_now else options.trigger,
         count=options.report is not None,
     )
-    here = can_follow_here(following) and "://" not in options.dataset and not options.explain
+    here = can_follow_local(following) and "://" not in options.dataset and not options.explain
     spark = None if here else start()
     batches: list[Batch] = []
 

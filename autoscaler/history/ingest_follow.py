@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.dataset import BusyError, Dataset
-from autoscaler.history.ingest_local import add_here
+from autoscaler.history.ingest_local import add_local
 from autoscaler.history.ingest_records import Imported, add
 from autoscaler.ports import AutoscalerError
 
@@ -157,7 +157,7 @@ class BatchFollower(ABC):
         """Add files, except those that were removed. Returns the number of these, and the result."""
         # A check costs a request for each remote file: these are checked only after a failure.
         there = [file for file in files if "://" in file or Path(file).exists()]
-        done, odd = self._unless_busy(partial(add_here, self.dataset, there))
+        done, odd = self._unless_busy(partial(add_local, self.dataset, there))
         left = [file for file in odd if "://" in file or Path(file).exists()]
         gone = len(files) - len(there) + len(odd) - len(left)
         while left:

@@ -47,7 +47,7 @@ FILE = "files.jsonl"
 """The checkpoint's file."""
 
 
-def can_follow_here(options: FollowOptions) -> bool:
+def can_follow_local(options: FollowOptions) -> bool:
     """Whether Spark is not needed to find the files: what it alone knows are other file systems, and other patterns."""
     local = not any("://" in place for place in (*options.places, options.checkpoint))
     literal = all(os.path.lexists(place) or not re.search(r"[{}\[\]\\]", place) for place in options.places)

@@ -71,7 +71,7 @@ _LEFT_TO_SPARK = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zli
 """What is raised for a file or a line that is left to Spark; errors of pydantic and Arrow are among them."""
 
 
-def add_here(
+def add_local(
     dataset: Dataset, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
 ) -> tuple[Imported, list[str]]:
     """Add the records of files to a dataset, like `ingest_records.add`.
@@ -86,13 +86,13 @@ def add_here(
     if "://" in dataset.path or not files or sum(map(_size, files)) > MOST_BYTES:
         return nothing
     with dataset.writing() as writer:
-        if not writer.can_merge_here():
+        if not writer.can_merge_local():
             return nothing
         with _no_collection():
             found = _found(files, rename or {}, now + AHEAD)
         if found is None:
             return nothing
-        merged = writer.merge_here({"observations": found.observations, "decisions": found.decisions})
+        merged = writer.merge_local({"observations": found.observations, "decisions": found.decisions})
         if merged is None:
             return nothing
         none = {"rejected": 0}

@@ -225,8 +225,8 @@ def _table(answer: Answer, values: Sequence[Series], ages: Sequence[Series] | No
         numbers = np.array([point[1] for point in one.points]).astype(float)
         true = times
         if known is not None:
-            here = known.get(_key(asked, one), {})
-            true = np.array([here.get(point[0], math.nan) for point in one.points], dtype=float)
+            measured = known.get(_key(asked, one), {})
+            true = np.array([measured.get(point[0], math.nan) for point in one.points], dtype=float)
         key = [one.labels.get(label, "") for label in asked.labels]
         labels = json.dumps(sorted(one.labels.items()))
         columns = [
@@ -257,10 +257,10 @@ def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, fl
     """The time at which values were measured, by series and time; of several the oldest, if all are known."""
     found: dict[object, dict[float, float]] = {}
     for one in series:
-        here = found.setdefault(_key(asked, one), {})
+        oldest = found.setdefault(_key(asked, one), {})
         for at, text in one.points:
-            number, before = float(text), here.get(at, math.inf)
-            here[at] = math.nan if math.isnan(number) or math.isnan(before) else min(number, before)
+            number, before = float(text), oldest.get(at, math.inf)
+            oldest[at] = math.nan if math.isnan(number) or math.isnan(before) else min(number, before)
     return found
 
 
@@ -299,7 +299,7 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
     return _completed(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
 
 
-def differing(rows: DataFrame, there: DataFrame) -> int:
+def differing(rows: DataFrame, stored: DataFrame) -> int:
     """How many observations differ from the stored ones of the same cluster and time."""
 
     def sorted_by_key(name: str) -> Column:
@@ -313,8 +313,8 @@ def differing(rows: DataFrame, there: DataFrame) -> int:
         whole = F.struct("desired", "ready", sorted_by_key("metrics"), sorted_by_key("missing"))
         return observations.select("cluster", "at", F.to_json(whole).alias(name))
 
-    both = as_json(rows, "here").join(as_json(there, "there"), ["cluster", "at"])
-    return int(both.where("here <> there").count())
+    both = as_json(rows, "given").join(as_json(stored, "stored"), ["cluster", "at"])
+    return int(both.where("given <> stored").count())
 
 
 def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
@@ -325,8 +325,8 @@ def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
         "asked string, file string, begin long, end long",
     )
     kept = spark.read.schema(_SAMPLES).parquet(*files).withColumn("file", F.col("_metadata.file_name"))
-    here = (F.col("at") >= F.timestamp_seconds("begin")) & (F.col("at") < F.timestamp_seconds("end"))
-    return kept.join(F.broadcast(taken), ["asked", "file"]).where(here).select(*_SAMPLES.names)
+    in_span = (F.col("at") >= F.timestamp_seconds("begin")) & (F.col("at") < F.timestamp_seconds("end"))
+    return kept.join(F.broadcast(taken), ["asked", "file"]).where(in_span).select(*_SAMPLES.names)
 
 
 def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
@@ -380,8 +380,8 @@ def _columns() -> Iterator[Column]:
     yield F.map_from_entries(F.collect_list(F.when(metric & fine, pair))).alias("read")
     yield F.map_from_entries(F.collect_list(F.when(metric & ~fine, F.struct(name, "problem")))).alias("problems")
     for size, column in ((DESIRED, "desired"), (READY, "ready")):
-        here = (name == size) & fine & (reading["value"] >= 0)
-        yield F.max(F.when(here, F.round(reading["value"]))).cast("int").alias(column)
+        counts = (name == size) & fine & (reading["value"] >= 0)
+        yield F.max(F.when(counts, F.round(reading["value"]))).cast("int").alias(column)
 
 
 def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
@@ -395,10 +395,10 @@ def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
         [
             (
                 cluster,
-                [want.name for want in here if want.query.empty is Empty.MISSING],
-                [want.name for want in here if want.query.empty is Empty.ZERO],
+                [want.name for want in wanted if want.query.empty is Empty.MISSING],
+                [want.name for want in wanted if want.query.empty is Empty.ZERO],
             )
-            for cluster, here in metrics.items()
+            for cluster, wanted in metrics.items()
         ],
         "cluster string, names array<string>, zeros array<string>",
     )

@@ -101,7 +101,7 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
     return parts.mapInArrow(_of_task, RESCALES)
 
 
-def find_here(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None = None) -> pa.Table:
+def find_local(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None = None) -> pa.Table:
     """Like `find`, of files on this machine and in this process: to plan a Spark job takes longer than to read them.
 
     Args:
@@ -120,8 +120,8 @@ def find_here(observations: Sequence[Path], decisions: Sequence[Path], since: da
     return _found(pa.concat_tables(tables, promote_options="default"))
 
 
-def read_here(files: Sequence[Path]) -> pa.Table:
-    """The rows of files of the table `rescales` on this machine. Raises like `find_here`."""
+def read_local(files: Sequence[Path]) -> pa.Table:
+    """The rows of files of the table `rescales` on this machine. Raises like `find_local`."""
     by_date = dataset.partitioning(pa.schema([_ARROW.field("date")]), flavor="hive")
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
@@ -342,17 +342,17 @@ def _events(rows: _Rows) -> _Events:
     lost = watched & (size == size[before]) & (ready < size) & (ready[before] >= size[before])
     asked = changed & (request >= 0) & (size[request] == size) & (at[before] - at[request] <= REQUEST_S * _SECOND)
     used = rows.last(rows.seen & (rows.running | ~rows.has_job) & (rows.used > 0))
-    here = np.flatnonzero(changed | lost)
-    ours, old = asked[here], before[here]
+    places = np.flatnonzero(changed | lost)
+    ours, old = asked[places], before[places]
     return _Events(
-        places=here,
-        at=np.where(ours, at[request[here]], _middle(at[old], at[here])),
-        before=np.where(changed[here], size[old], ready[here]),
-        after=size[here],
+        places=places,
+        at=np.where(ours, at[request[places]], _middle(at[old], at[places])),
+        before=np.where(changed[places], size[old], ready[places]),
+        after=size[places],
         size=size[old],
-        used=np.where(used[here] >= 0, rows.used[used[here]], np.nan),
-        request=np.where(ours, request[here], -1),
-        is_loss=~changed[here],
+        used=np.where(used[places] >= 0, rows.used[used[places]], np.nan),
+        request=np.where(ours, request[places], -1),
+        is_loss=~changed[places],
     )
 
 
@@ -365,9 +365,9 @@ def _next_seen(rows: _Rows) -> Times:
     return found
 
 
-def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> list[dict[str, Any]]:
+def _summarized(rows: _Rows, events: _Events, places: Places, number: Places) -> list[dict[str, Any]]:
     """The rescales, from the places of the observations that follow them, and the number of each one's event."""
-    at, used, since, has_since = rows.at[here], rows.used[here], rows.since[here], rows.has_since[here]
+    at, used, since, has_since = rows.at[places], rows.used[places], rows.since[places], rows.has_since[places]
     begun, before, after = events.at[number], events.before[number], events.after[number]
     first = np.concatenate([[True], number[1:] != number[:-1]])
     begins = np.flatnonzero(first)
@@ -378,15 +378,15 @@ def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> l
         count: Places = np.cumsum(flags) - flags
         return np.asarray(count > count[begins][group], np.bool_)
 
-    up, previous = after >= before, rows.last(rows.seen)[here]
+    up, previous = after >= before, rows.last(rows.seen)[places]
     middle = _middle(rows.at[previous], at)
-    runs = rows.running[here] | rows.idle[here] | ~rows.has_job[here]
-    ready = (rows.ready[here] == after) | (up & (rows.ready[here] > after))
+    runs = rows.running[places] | rows.idle[places] | ~rows.has_job[places]
+    ready = (rows.ready[places] == after) | (up & (rows.ready[places] > after))
     # Slots of a replica, where all of them were used.
     size = events.size[number]
     each = np.divide(events.used[number], size, out=np.full(len(size), np.nan), where=size != 0)
     wanted = np.where((each >= 1) & (each == np.floor(each)), after * each, np.nan)
-    wanted = np.where(np.isnan(rows.most[here]), wanted, np.fmin(wanted, rows.most[here]))
+    wanted = np.where(np.isnan(rows.most[places]), wanted, np.fmin(wanted, rows.most[places]))
     restarted = has_since & (since > begun)
     reached = np.where(up, used >= wanted, used <= wanted)
     # Where it is not known how much the job should use, its restart shows that it has absorbed the change.
@@ -394,18 +394,18 @@ def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> l
     # Where the state of the job is not known, it is ready when its replicas are.
     taken = np.where(np.isnan(used), ready, absorbed)
     was_taken = earlier(taken)
-    ran = rows.last(rows.seen & rows.running & rows.has_since)[here]
+    ran = rows.last(rows.seen & rows.running & rows.has_since)[places]
     restarted_again = runs & has_since & (ran >= 0) & (since - rows.since[ran] > _SECOND)
     stopped_by = np.minimum(_next_seen(rows)[ran], since)
     # Replicas that are removed on request stop right after the observation; else at any time between two.
     at_once = (events.request[number] >= 0) & ~up & (rows.at[ran] <= begun)
     stall = (since - np.where(at_once, begun, _middle(rows.at[ran], stopped_by))) / 1e6
     stalled = restarted_again & ~was_taken
-    even = _at_most(rows.lag[here], CAUGHT_UP_S * rows.throughput[here])
-    caught = (was_taken | taken) & even & rows.has_lag[here] & rows.has_throughput[here]
+    even = _at_most(rows.lag[places], CAUGHT_UP_S * rows.throughput[places])
+    caught = (was_taken | taken) & even & rows.has_lag[places] & rows.has_throughput[places]
     # A mean is half its interval old.
-    caught_at = np.where(caught, middle - rows.over[here] * 5e5, 0.0).astype(np.int64)
-    late = rows.has_lag[here] & ~earlier(caught)
+    caught_at = np.where(caught, middle - rows.over[places] * 5e5, 0.0).astype(np.int64)
+    late = rows.has_lag[places] & ~earlier(caught)
 
     def least(values: Times, where: Flags) -> list[int | None]:
         found = np.minimum.reduceat(np.where(where, values, _NEVER), begins).tolist()
@@ -415,7 +415,7 @@ def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> l
     for place in np.flatnonzero(stalled & ~at_once).tolist():
         one = int(rows.at[ran[place]]), int(since[place]), int(stopped_by[place])
         stood[int(group[place])] = max(one, stood.get(int(group[place]), one))
-    starts = rows.start[here[begins]]
+    starts = rows.start[places[begins]]
     following = np.where(starts[1:] == starts[:-1], events.at[number[begins[1:]]], _NEVER)
     columns = {
         "event": number[begins].tolist(),
@@ -429,7 +429,7 @@ def _summarized(rows: _Rows, events: _Events, here: Places, number: Places) -> l
         "runs": np.logical_or.reduceat(has_since, begins).tolist(),
         "reports_use": np.logical_or.reduceat(~np.isnan(used), begins).tolist(),
         "is_late": np.logical_or.reduceat(late, begins).tolist(),
-        "lag_peak": np.maximum.reduceat(np.where(late, rows.lag[here], -np.inf), begins).tolist(),
+        "lag_peak": np.maximum.reduceat(np.where(late, rows.lag[places], -np.inf), begins).tolist(),
         "stood": [stood.get(place) for place in range(len(begins))],
     }
     return [_row(rows, events, _Phases(*values)) for values in zip(*columns.values(), strict=True)]

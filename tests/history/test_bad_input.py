@@ -134,7 +134,7 @@ def test_rescales_that_were_removed_or_are_wrong_are_found_anew_when_their_days_
     assert set(done.merged.added.values()) == {0}
     assert open_dataset(directory).read(spark, "rescales").toArrow().to_pylist() == before
     none = to_arrow_schema(RESCALES, timezone="UTC").empty_table()
-    monkeypatch.setattr(rescales, "find_here", lambda *_: none)
+    monkeypatch.setattr(rescales, "find_local", lambda *_: none)
     brought(spark, directory, file)
     assert open_dataset(directory).read(spark, "rescales").isEmpty()
 

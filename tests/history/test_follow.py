@@ -19,7 +19,7 @@ from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.daemon.compression import compress
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_follow import Batch, Follower, FollowError, FollowOptions, join_places, url, waiting_of
-from autoscaler.history.ingest_local import add_here as real
+from autoscaler.history.ingest_local import add_local as real
 from autoscaler.history.ingest_records import Imported
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.trace.codec import dump_record
@@ -169,7 +169,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
             files["b"].unlink()  # when Spark has listed it
         real_work(follower, batch, number)
 
-    monkeypatch.setattr("autoscaler.history.ingest_follow.add_here", add)
+    monkeypatch.setattr("autoscaler.history.ingest_follow.add_local", add)
     monkeypatch.setattr(Follower, "_work", work)
     with pytest.raises(AutoscalerError, match=r"^killed$"):
         fleet.follow()
@@ -245,7 +245,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 def test_a_checkpoint_that_cannot_be_used_reports_that(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "autoscaler.history.ingest_follow.add_here", lambda *_, **__: (Imported(), [])
+        "autoscaler.history.ingest_follow.add_local", lambda *_, **__: (Imported(), [])
     )  # what is read does not matter
     packed(fleet.root / "a" / "history", NOON)
     fleet.follow()

@@ -25,8 +25,8 @@ from autoscaler import cli
 from autoscaler.history import ingest_follow, ingest_records
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_follow import Batch, Follower, FollowError, FollowOptions
-from autoscaler.history.ingest_follow_local import FILE, LocalFollower, can_follow_here
-from autoscaler.history.ingest_local import add_here
+from autoscaler.history.ingest_follow_local import FILE, LocalFollower, can_follow_local
+from autoscaler.history.ingest_local import add_local
 from autoscaler.history.ingest_records import Imported
 from autoscaler.ports import AutoscalerError
 from tests.history.test_follow import HOUR, NOON, expected, packed
@@ -54,7 +54,7 @@ class Fleet:
 
     def follower(self, *, dataset: Dataset | None = None, report: Any = None, **changes: Any) -> LocalFollower:
         options = FollowOptions(**{"places": [f"{self.root}/*/history"], "checkpoint": str(self.checkpoint), **changes})
-        assert can_follow_here(options)
+        assert can_follow_local(options)
         return LocalFollower(
             dataset=dataset or self.dataset, options=options, report=report or self.batches.append, start=self.start
         )
@@ -139,13 +139,13 @@ def test_files_that_are_removed_before_they_are_read_stop_nothing(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {name: packed(fleet.root / name / "history", NOON) for name in "abc"}
-    real = add_here
+    real = add_local
 
     def add(dataset: Dataset, there: Sequence[str], *, now: datetime) -> tuple[Imported, list[str]]:
         files["b"].unlink()
         return real(dataset, there, now=now)
 
-    monkeypatch.setattr(ingest_follow, "add_here", add)
+    monkeypatch.setattr(ingest_follow, "add_local", add)
     (batch,) = fleet.follow()
     assert (batch.files, batch.gone) == (3, 1)
     assert fleet.rows() == expected(("a", NOON), ("c", NOON))
@@ -286,13 +286,13 @@ def test_what_spark_alone_can_find_is_left_to_it(tmp_path: Path) -> None:
     def options(*places: str, **changes: Any) -> FollowOptions:
         return FollowOptions(**{"places": places, "checkpoint": str(tmp_path), **changes})
 
-    assert can_follow_here(options("/srv/*/history", "/srv/a?"))
-    assert not can_follow_here(options("/srv/{a,b}/history"))
-    assert not can_follow_here(options("s3a://bucket/history"))
-    assert not can_follow_here(options("/srv/a", checkpoint="s3a://bucket/checkpoint"))
-    assert not can_follow_here(options("/srv/a", count=True))
+    assert can_follow_local(options("/srv/*/history", "/srv/a?"))
+    assert not can_follow_local(options("/srv/{a,b}/history"))
+    assert not can_follow_local(options("s3a://bucket/history"))
+    assert not can_follow_local(options("/srv/a", checkpoint="s3a://bucket/checkpoint"))
+    assert not can_follow_local(options("/srv/a", count=True))
     (tmp_path / "[a]").mkdir()
-    assert can_follow_here(options(str(tmp_path / "[a]")))
+    assert can_follow_local(options(str(tmp_path / "[a]")))
 
 
 def test_the_command_does_not_start_spark(

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from autoscaler import cli
 from autoscaler.history import ingest_local, ingest_records, rescales
 from autoscaler.history.dataset import Dataset, DatasetError, Merged, local, merge, open_dataset
-from autoscaler.history.ingest_local import add_here
+from autoscaler.history.ingest_local import add_local
 from autoscaler.history.ingest_records import DAMAGED, Imported
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
@@ -91,7 +91,7 @@ def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, se
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
     # Days get rows when they are over, and known rows come again.
     for some in (files[::3], files[:40], files):
-        done, left = add_here(ours, some, now=NOW, rename={"clicks": "views"})
+        done, left = add_local(ours, some, now=NOW, rename={"clicks": "views"})
         assert left == []
         same = ingest_records.add(spark, sparks, some, now=NOW, rename={"clicks": "views"})
         assert done == same
@@ -133,7 +133,7 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
     assert len(taken) > 300
     files = written(tmp_path / "in", taken, 100)
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
-    done, left = add_here(ours, files, now=NOW)
+    done, left = add_local(ours, files, now=NOW)
     assert (done, rows(ours)) == (ingest_records.add(spark, sparks, files, now=NOW), rows(sparks))
     assert (done.rejected, left) == ({}, [])
 
@@ -157,7 +157,7 @@ def test_large_spans_and_negative_zeros_are_the_same_in_both(spark: SparkSession
     taken.append(parts.replace(b'"here"', b"-0"))
     files = written(tmp_path / "in", taken, 1)
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
-    done, left = add_here(ours, files, now=NOW)
+    done, left = add_local(ours, files, now=NOW)
     assert [json.loads(_content(Path(file)))["decision"]["cluster"] for file in left] == ["PT-5M"]
     done += ingest_records.add(spark, ours, left, now=NOW)
     assert done == ingest_records.add(spark, sparks, files, now=NOW)
@@ -188,7 +188,7 @@ def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, kind: str) -> N
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(lines(GOOD[:3]) + LEFT_TO_SPARK[kind])
-    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
+    assert add_local(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
     assert dataset.dates() == ()
 
 
@@ -216,10 +216,10 @@ def test_only_odd_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ingest_local, "_GROUP", 100_000)
     files, odd = some_odd(tmp_path / "in", Random(seed))  # noqa: S311 - nothing secret
     dataset, same = (open_dataset(tmp_path / name, make=True) for name in ("dataset", "same"))
-    done, left = add_here(dataset, files, now=NOW)
+    done, left = add_local(dataset, files, now=NOW)
     assert left == odd
     whole = [file for file in files if file not in odd]
-    assert (done, rows(dataset)) == (add_here(same, whole, now=NOW)[0], rows(same))
+    assert (done, rows(dataset)) == (add_local(same, whole, now=NOW)[0], rows(same))
     assert done.merged.added["decisions"] == done.lines == 20 * len(whole)
 
 
@@ -228,7 +228,7 @@ def test_the_result_is_that_of_an_import_of_all_files_by_spark(spark: SparkSessi
     files, _ = some_odd(tmp_path / "in", Random(7))  # noqa: S311 - nothing secret
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
     for _ in range(2):
-        done, left = add_here(ours, files, now=NOW)
+        done, left = add_local(ours, files, now=NOW)
         assert 0 < len(left) < len(files) // 2
         done += ingest_records.add(spark, ours, left, now=NOW)
         assert done == ingest_records.add(spark, sparks, files, now=NOW)
@@ -242,7 +242,7 @@ def test_a_damaged_file_does_not_count_as_large_as_it_says(tmp_path: Path, monke
     damaged.write_bytes(gzip.compress(lines(GOOD[:9]))[:-4] + b"\xff\xff\xff\xff")
     monkeypatch.setattr(ingest_local, "MOST_BYTES", 1 << 23)
     dataset = open_dataset(tmp_path / "dataset", make=True)
-    assert add_here(dataset, [str(damaged), whole], now=NOW)[1] == [str(damaged)]
+    assert add_local(dataset, [str(damaged), whole], now=NOW)[1] == [str(damaged)]
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
 
 
@@ -251,7 +251,7 @@ def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
     (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
     for empty in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"):
         empty.write_bytes(b"")
-        assert add_here(dataset, [whole, str(empty)], now=NOW)[1] == [str(empty)]
+        assert add_local(dataset, [whole, str(empty)], now=NOW)[1] == [str(empty)]
 
 
 def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,22 +264,22 @@ def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypat
     assert ingest_local._size(str(file)) < len(whole) // 2
     ingest_local._tables([str(file)], {}, NOW, len(whole))
     monkeypatch.setattr(ingest_local, "MOST_BYTES", len(whole) - 1)
-    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
+    assert add_local(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
 
 
 def test_files_of_earlier_versions_get_rows(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
-    assert add_here(dataset, [first], now=NOW)[1] == []
+    assert add_local(dataset, [first], now=NOW)[1] == []
     for table in ("observations", "decisions"):
         for name in (name for some in dataset.files(table).values() for name in some):
             # Before times had statistics; and there were no `controls`.
             old = pq.ParquetFile(file := Path(dataset.path, name)).read()
             kept = [name for name in old.column_names if name != "controls"]
             pq.write_table(old.select(kept), file, store_schema=False, use_deprecated_int96_timestamps=True)
-    assert add_here(dataset, [second], now=NOW)[1] == []
+    assert add_local(dataset, [second], now=NOW)[1] == []
     new = open_dataset(tmp_path / "new", make=True)
-    assert add_here(new, [first, second], now=NOW)[1] == []
+    assert add_local(new, [first, second], now=NOW)[1] == []
     assert rows(dataset)["rescales"] == rows(new)["rescales"]
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
 
@@ -291,7 +291,7 @@ def test_spark_finds_rows_with_nan(spark: SparkSession, tmp_path: Path) -> None:
     values = ["NaN", 1, 2.5]
     found = [spoiled(observation__metrics__lag__value=value, decision__cluster=f"{value}") for value in values]
     file.write_bytes(b"\n".join(found))
-    assert add_here(dataset, [str(file)], now=NOW)[1] == []
+    assert add_local(dataset, [str(file)], now=NOW)[1] == []
     # NaN is greater than any other number.
     assert [row.cluster for row in dataset.read(spark, "observations").where("lag > 3").collect()] == ["NaN"]
 
@@ -303,14 +303,14 @@ def test_damaged_files_are_left_to_spark(tmp_path: Path) -> None:
     middle = len(whole) // 2
     for damaged in (whole[:middle], whole[:middle] + b"\0\0\0\0" + whole[middle + 4 :], b"", lines(GOOD)):
         file.write_bytes(damaged)
-        assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
-    assert add_here(dataset, [str(tmp_path / "none")], now=NOW) == (Imported(), [str(tmp_path / "none")])
+        assert add_local(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
+    assert add_local(dataset, [str(tmp_path / "none")], now=NOW) == (Imported(), [str(tmp_path / "none")])
     file.write_bytes(whole)
-    assert add_here(dataset, [str(file)], now=NOW)[1] == []
+    assert add_local(dataset, [str(file)], now=NOW)[1] == []
     # Of a table too: Spark names the file.
     for name in dataset.files("decisions")[date(2026, 1, 5)]:
         Path(dataset.path, name).write_bytes(b"PAR1 and nothing else PAR1")
-    assert add_here(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
+    assert add_local(dataset, [str(file)], now=NOW) == (Imported(), [str(file)])
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -384,9 +384,9 @@ def test_a_file_that_is_compressed_during_the_import_does_not_start_spark(
         if packed.exists():
             Path(f"{packed}.gz").write_bytes(gzip.compress(packed.read_bytes()))
             packed.unlink()
-        return add_here(*arguments, **options)
+        return add_local(*arguments, **options)
 
-    monkeypatch.setattr(ingest_local, "add_here", pack_and_add)
+    monkeypatch.setattr(ingest_local, "add_local", pack_and_add)
     assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     found = len(GOOD[22::30]) + len(GOOD[23::30])
@@ -415,17 +415,17 @@ def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
         files.append(str(tmp_path / f"{hour}.jsonl"))
         Path(files[-1]).write_text("".join(text))
     whole, hourly = (open_dataset(tmp_path / name, make=True) for name in ("whole", "hourly"))
-    assert add_here(whole, files, now=NOW)[1] == []
+    assert add_local(whole, files, now=NOW)[1] == []
     read: list[int] = []
-    find_here = rescales.find_here
+    find_local = rescales.find_local
 
     def find(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None) -> pa.Table:
         read.append(len(observations))
-        return find_here(observations, decisions, since)
+        return find_local(observations, decisions, since)
 
-    monkeypatch.setattr(rescales, "find_here", find)
+    monkeypatch.setattr(rescales, "find_local", find)
     for begin in range(0, len(files), each):
-        assert add_here(hourly, files[begin : begin + each], now=NOW)[1] == []
+        assert add_local(hourly, files[begin : begin + each], now=NOW)[1] == []
     assert rows(hourly)["rescales"] == rows(whole)["rescales"]
     assert sum(rows(whole)["rescales"].values()) > 20
     if each == 1:
@@ -435,7 +435,7 @@ def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
     for names in hourly.files("rescales").values():
         Path(hourly.path, names[0]).unlink()
     assert rows(hourly)["rescales"] != rows(whole)["rescales"]
-    assert add_here(hourly, files, now=NOW)[1] == []
+    assert add_local(hourly, files, now=NOW)[1] == []
     assert rows(hourly)["rescales"] == rows(whole)["rescales"]
 
 
@@ -443,7 +443,7 @@ def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monk
     monkeypatch.setattr(local, "ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path / "dataset", make=True)
     files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
-    assert add_here(dataset, files, now=NOW)[1] == []
+    assert add_local(dataset, files, now=NOW)[1] == []
     for names in dataset.files("observations").values():
         tables = [pq.read_table(Path(dataset.path, name), columns=["cluster", "at"]) for name in names]
         assert len(tables) > 1
@@ -463,10 +463,10 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(pq, "write_table", full)
         with pytest.raises(DatasetError, match="cannot be written: No space left on device"):
-            add_here(dataset, files, now=NOW)
+            add_local(dataset, files, now=NOW)
     assert sum(rows(dataset)["decisions"].values()) == 0
     assert not (tmp_path / "dataset" / "_staging").exists()
-    assert add_here(dataset, files, now=NOW)[1] == []
+    assert add_local(dataset, files, now=NOW)[1] == []
 
 
 def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,21 +477,21 @@ def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypa
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
     monkeypatch.setattr(local, "write", overflow)
-    assert add_here(dataset, files, now=NOW) == (Imported(), files)
+    assert add_local(dataset, files, now=NOW) == (Imported(), files)
     assert dataset.dates() == ()
 
 
 def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
-    assert add_here(dataset, [first], now=NOW)[1] == []
+    assert add_local(dataset, [first], now=NOW)[1] == []
     monkeypatch.setattr(rescales, "IN_PROCESS", 150)
     before = rows(dataset)
-    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
+    assert add_local(dataset, [second], now=NOW) == (Imported(), [second])
     assert rows(dataset) == before
     monkeypatch.setattr(rescales, "IN_PROCESS", 100)
     monkeypatch.setattr(ingest_local, "_tables", lambda *_: pytest.fail("lines were read"))
-    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
+    assert add_local(dataset, [second], now=NOW) == (Imported(), [second])
 
 
 def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
@@ -499,10 +499,10 @@ def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
 ) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second, *others = written(tmp_path / "in", [dump_record(record) for record in GOOD], 40)
-    assert add_here(dataset, [first], now=NOW)[1] == []
-    assert add_here(dataset, others, now=NOW)[1] == []
-    monkeypatch.setattr(merge, "ROWS_HERE", 10)
-    assert add_here(dataset, [second], now=NOW) == (Imported(), [second])
+    assert add_local(dataset, [first], now=NOW)[1] == []
+    assert add_local(dataset, others, now=NOW)[1] == []
+    monkeypatch.setattr(merge, "LOCAL_ROWS", 10)
+    assert add_local(dataset, [second], now=NOW) == (Imported(), [second])
     monkeypatch.undo()
-    assert add_here(dataset, [second], now=NOW)[1] == []
+    assert add_local(dataset, [second], now=NOW)[1] == []
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)

@@ -603,7 +603,7 @@ def test_a_file_that_is_compressed_during_the_import_is_found_again(
         return real(*arguments, **options)
 
     real = ingest_records.add
-    monkeypatch.setattr(ingest_local, "add_here", lambda _, files, **__: (Imported(), files))
+    monkeypatch.setattr(ingest_local, "add_local", lambda _, files, **__: (Imported(), files))
     monkeypatch.setattr(ingest_records, "add", add)
     assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

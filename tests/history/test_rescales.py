@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from autoscaler.core.model import Direction
 from autoscaler.history.cluster_profile import rescale_times
 from autoscaler.history.minutes import Rescaled
-from autoscaler.history.rescales import find, find_here
+from autoscaler.history.rescales import find, find_local
 from autoscaler.history.schema import DECISIONS, OBSERVATIONS
 from tests.history.fleet import Fleet, frame
 
@@ -84,7 +84,7 @@ def found(spark: SparkSession, tmp_path: Path) -> Callable[[Sequence[Row], Seque
         number = itertools.count()
         both = rows(observations, OBSERVATIONS), rows(decisions, DECISIONS)
         by_workers = find(*both)
-        here = sorted(find_here(files(both[0]), files(both[1])).to_pylist(), key=lambda row: row["at"])
+        here = sorted(find_local(files(both[0]), files(both[1])).to_pylist(), key=lambda row: row["at"])
         assert repr(here) == repr(sorted(by_workers.toArrow().to_pylist(), key=lambda row: row["at"]))
         return sorted(by_workers.collect(), key=lambda row: row.at)
 

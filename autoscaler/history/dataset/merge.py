@@ -42,7 +42,7 @@ ORDER = "order"
 have the same value, so that both are of one record."""
 
 
-ROWS_HERE = 500_000
+LOCAL_ROWS = 500_000
 """Days of so many rows are rewritten in this process, in about 1 GB."""
 
 MOST_WRITES = 32
@@ -183,17 +183,17 @@ class Writer:
         with read_errors(), write_errors(self.layout.path):
             return self._merge(spark, rows, keys or {}, partitioned)
 
-    def can_merge_here(self) -> bool:
+    def can_merge_local(self) -> bool:
         """Whether rows of the present can be merged without Spark: the newest days are on this machine, and few.
 
-        That is no more than `merge_here` finds out, but before the rows are read.
+        That is no more than `merge_local` finds out, but before the rows are read.
         """
         names = self.layout.current("observations")[0]
         newest = sorted({day for day in map(date_of, names) if day is not None})[-3:]
         count = self.layout.count(of_dates(names, newest), rescales.IN_PROCESS)
         return count is not None and count <= rescales.IN_PROCESS
 
-    def merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
+    def merge_local(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         """Like `merge`, but of rows in the memory of this process, each of another key, and without Spark.
 
         Returns:
@@ -204,18 +204,18 @@ class Writer:
             return None
         with write_errors(self.layout.path):
             try:
-                return self._merge_here(rows)
+                return self._merge_local(rows)
             except pa.ArrowInvalid:
                 return None  # a column of old and new rows has more than 2 GB of text, which Arrow does not sort
 
-    def _merge_here(self, rows: Mapping[str, pa.Table]) -> Merged | None:
+    def _merge_local(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         change, days = Change(), set[date]()
         added, known, dates = {}, {}, {}
         there = [day for day in map(date_of, self.layout.current("observations")[0]) if day is not None]
         for table, given in rows.items():
             brought = local.with_date(given)
             days |= set(brought["date"].unique().to_pylist())
-            new = self._new_here(table, brought)
+            new = self._new_local(table, brought)
             if new is None:
                 return None
             counts = {pair["values"]: pair["counts"] for pair in new["date"].value_counts().to_pylist()}
@@ -225,21 +225,21 @@ class Writer:
             rewritten = {*counts, *self._scattered(table, counts)} - appended
             present = of_dates(self.layout.current(table)[0], rewritten)
             if present:
-                old = self._read_here(table, present)
+                old = self._read_local(table, present)
                 if old is None:
                     return None
                 new = pa.concat_tables([new, old])
-            change = change.then(self._write_here(new, table), present)
+            change = change.then(self._write_local(new, table), present)
         is_newest = not any(known.values()) and there and min(days) >= max(there)
         since = min(pc.min(given["at"]).as_py() for given in rows.values()) if is_newest else None
-        complete = self._with_rescales_here(change, days, since)
+        complete = self._with_rescales_local(change, days, since)
         if complete is None:
             return None
         if complete.add or complete.remove:
             self.layout.commit(complete)
         return Merged(added, known, dates)
 
-    def _new_here(self, table: str, brought: pa.Table) -> pa.Table | None:
+    def _new_local(self, table: str, brought: pa.Table) -> pa.Table | None:
         """Those of the rows that a table does not have yet; None: a file is damaged, which Spark reports."""
         first, last = pc.min_max(brought["at"]).values()
         present = of_dates(self.layout.current(table)[0], brought["date"].unique().to_pylist())
@@ -251,17 +251,17 @@ class Writer:
         except (OSError, pa.ArrowException):
             return None
 
-    def _read_here(self, table: str, names: Sequence[str]) -> pa.Table | None:
+    def _read_local(self, table: str, names: Sequence[str]) -> pa.Table | None:
         """The rows of files; None: they are too many for this process, or one is damaged, which Spark reports."""
         count = self.layout.count(names)
-        if count is None or count > ROWS_HERE:
+        if count is None or count > LOCAL_ROWS:
             return None
         try:
             return local.read_rows(self._paths(names), table)
         except (OSError, pa.ArrowException):
             return None
 
-    def _write_here(self, rows: pa.Table, table: str) -> dict[str, str]:
+    def _write_local(self, rows: pa.Table, table: str) -> dict[str, str]:
         """Stage rows as files of a table, without Spark: staged file -> its place."""
         within = f"{STAGING}/here"
         return {f"{within}/{name}": name for name in local.write(rows, table, Path(self.layout.path, within))}
@@ -376,7 +376,7 @@ class Writer:
 
     def _with_rescales(self, spark: SparkSession, change: Change, days: Collection[date]) -> Change:
         """The change, and the rescales that follow from it, where they differ from those already there."""
-        complete = self._with_rescales_here(change, days)
+        complete = self._with_rescales_local(change, days)
         if complete is not None:
             return complete
         near, observations, decisions, before = self._near(change, days)
@@ -391,7 +391,7 @@ class Writer:
         replaced = of_dates(before, changed)
         return change.then(self._write(_on_dates(found.repartition("date"), changed), "rescales", "new"), replaced)
 
-    def _with_rescales_here(
+    def _with_rescales_local(
         self, change: Change, days: Collection[date], since: datetime | None = None
     ) -> Change | None:
         """The same without Spark; None: it takes Spark.
@@ -417,8 +417,8 @@ class Writer:
             return None
         paths = self._paths
         try:
-            known = rescales.read_here(paths(before))
-            new = rescales.find_here(paths(observations), paths(decisions), begin)
+            known = rescales.read_local(paths(before))
+            new = rescales.find_local(paths(observations), paths(decisions), begin)
         except (OSError, pa.ArrowInvalid):
             return None  # a file is damaged, which Spark reports
         if affected is not None:
@@ -426,7 +426,7 @@ class Writer:
             new = pa.concat_tables([kept, new.filter(pc.field("at") >= affected)])
         changed = [day for day in near if _of_date(new, day) != _of_date(known, day)]
         new = new.filter(pc.is_in(new["date"], pa.array(changed, pa.date32())))
-        return change.then(self._write_here(new, "rescales"), of_dates(before, changed))
+        return change.then(self._write_local(new, "rescales"), of_dates(before, changed))
 
     def _near(self, change: Change, days: Collection[date]) -> tuple[set[date], list[str], list[str], list[str]]:
         """The days whose rescales days may change; the files of observations, decisions and rescales for these."""
