@@ -22,10 +22,10 @@ GREY, BLUE, GREEN, BLACK, RED = "#7f8c8d", "#2471a3", "#1e8449", "#212f3d", "#c0
 ORANGE, PURPLE = "#d35400", "#7d3c98"
 
 
-def grid(axes: Iterable[Any], width: float = 0.8) -> None:
+def grid(axes: Iterable[Any]) -> None:
     """A light grid behind the data, and no frame above and on the right."""
     for each in axes:
-        each.grid(color="#e5e8e8", linewidth=width)
+        each.grid(color="#e5e8e8", linewidth=0.8)
         each.set_axisbelow(True)
         for side in ("top", "right"):
             each.spines[side].set_visible(False)
@@ -54,9 +54,9 @@ def timelines(height_ratios: Sequence[float], columns: int) -> tuple[Any, Any]:
     return figure, axes
 
 
-def legend(axes: Any, columns: int = 3) -> None:
+def legend(axes: Any) -> None:
     """A legend above the panel."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=columns, fontsize=9)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=3, fontsize=9)
 
 
 def filled_steps(axes: Any, x: Sequence[float], y: Sequence[float], color: str, label: str) -> None:

@@ -78,21 +78,22 @@ class Run:
     timeline: Sequence[Step] = ()
 
 
-def lags(run: Run, every: float = 1.0) -> list[tuple[float, int]]:
-    """Records offered and not yet processed, once per `every` seconds."""
+def lags(run: Run) -> list[tuple[float, int]]:
+    """Records offered and not yet processed, once per second."""
     series: list[tuple[float, int]] = []
     last = run.arrivals[-1].at - run.start if run.arrivals else 0.0
     done = 0
-    for step in range(int(max(last, run.load.duration) / every) + 2):
-        at = step * every
+    for second in range(int(max(last, run.load.duration)) + 2):
+        at = float(second)
         while done < len(run.arrivals) and run.arrivals[done].at - run.start <= at:
             done += 1
         series.append((at, max(0, run.load.offered(at) - done)))
     return series
 
 
-def throughput(run: Run, every: float = 5.0) -> list[tuple[float, float]]:
-    """Records processed per second, over spans of `every` seconds; the time is the middle of the span."""
+def throughput(run: Run) -> list[tuple[float, float]]:
+    """Records processed per second, over spans of 5 s; the time is the middle of the span."""
+    every = 5.0
     counts = Counter(int((arrival.at - run.start) // every) for arrival in run.arrivals)
     last = max([*counts, int(run.load.duration // every)])
     return [((span + 0.5) * every, counts[span] / every) for span in range(last + 1)]

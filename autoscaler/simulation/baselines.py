@@ -58,12 +58,12 @@ class Baseline:
     flat: bool = False
     policy: Policy | None = None
 
-    def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
+    def decide(self, load: Load, *, guarded: bool = False) -> Decide:
         """The decider of a simulation under that load; `guarded`: with the guards in any case."""
         chosen: Decide = without_guards if self.bare and not guarded else step
         if self.flat:
             return with_flat_forecast(chosen)
-        return with_forecast(chosen, load, start) if self.oracle else chosen
+        return with_forecast(chosen, load) if self.oracle else chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,14 +279,14 @@ def sine(hours: float, period: float, low: float) -> list[float]:
     return [middle + height * math.sin((n + 0.5) * turn) for n in range(_steps(hours))]
 
 
-def diurnal(hours: float, low: float, evening: float = 0.35) -> list[float]:
-    """Days with a minimum at 4:00 and a second peak in the evening, `evening` of the first."""
+def diurnal(hours: float, low: float) -> list[float]:
+    """Days with a minimum at 4:00 and a second, lower peak in the evening."""
     rates = []
     for n in range(_steps(hours)):
         hour = (n + 0.5) * STEP / HOUR % DAY
         day = (1 - math.cos(2 * math.pi * (hour - 4) / DAY)) / 2
         late = math.exp(-(((hour - 20.5) / 1.8) ** 2))
-        rates.append(day + evening * late)
+        rates.append(day + 0.35 * late)
     top = max(rates)
     return [low + (1 - low) * rate / top for rate in rates]
 

@@ -92,12 +92,12 @@ def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tup
     return tuple(found)
 
 
-def optimum(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> float:
+def optimum(load: Load, plant: PlantSpec, largest: int = 24) -> float:
     """The least cost in worker-hours of the whole load that keeps the plant's objective at every step's end.
 
     An incomplete step at the end counts with the mean of the others.
     """
-    given = problem(load, plant, largest, seconds)
+    given = problem(load, plant, largest)
     return solve(given) * load.seconds / len(given.arrivals) / 3600
 
 

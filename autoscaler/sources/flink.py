@@ -284,7 +284,7 @@ class Snapshot:
         return [track for track in self.tracks.values() if not track.ended]
 
 
-def source_counter(track: Track, what: str = RECORDS_IN) -> str:
+def source_counter(track: Track) -> str:
     """The counter of the records that a source reads.
 
     Its reader counts them where it is built as Flink's connectors are (`Source__x.numRecordsIn`); of one that does
@@ -298,8 +298,6 @@ def source_counter(track: Track, what: str = RECORDS_IN) -> str:
         *(name for name in own if name.endswith("." + RECORDS_OUT)),
         *(name for name in (RECORDS_OUT,) if name in known),
     ]
-    if what == RECORDS_OUT and RECORDS_OUT in known:
-        return RECORDS_OUT
     if not candidates:
         raise AnswerError(f"vertex {track.vertex.name!r} does not report how many records it reads")
     return next((name for name in candidates if known[name].sum > 0), candidates[-1])
@@ -360,9 +358,9 @@ def busy(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
     return share(track, BUSY, NOW_BUSY, aggregator)
 
 
-def backpressured(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
+def backpressured(track: Track) -> float:
     """Share of the time that it waits for those downstream."""
-    return share(track, BACKPRESSURED, NOW_BACKPRESSURED, aggregator)
+    return share(track, BACKPRESSURED, NOW_BACKPRESSURED, Aggregator.AVG)
 
 
 # ----------------------------------------------------------------------------------------------------------

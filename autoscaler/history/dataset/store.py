@@ -125,9 +125,9 @@ class Dataset:
             found.setdefault(date_of(name), []).append(name)
         return dict(sorted(found.items(), key=lambda item: (item[0] is not None, item[0] or date.min)))
 
-    def dates(self, table: str = "observations") -> tuple[date, ...]:
-        """The dates that a table has rows of, in order."""
-        return tuple(day for day in self.files(table) if day is not None)
+    def dates(self) -> tuple[date, ...]:
+        """The dates that have observations, in order."""
+        return tuple(day for day in self.files("observations") if day is not None)
 
     def has_few_rows(self, table: str, most: int) -> bool:
         """Whether a table on this machine has at most so many rows, by the metadata of its files."""

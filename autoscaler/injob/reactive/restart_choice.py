@@ -11,6 +11,9 @@ from autoscaler.injob.report import RAISED
 FAIR = 0.25
 """New executors that have had less than this part of their even share of tasks are taken to be unused."""
 
+ENOUGH = 2
+"""Batches after a change of the slots that are looked at first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -52,19 +55,15 @@ class Choice:
     more_tasks: bool = False
 
 
-def choose(measured: Measured, *, enough: int = 2) -> Choice:
+def choose(measured: Measured) -> Choice:
     """Whether to restart for slots that were added, or to leave them to the next batch.
 
     A batch uses a new executor by itself if its stages have more tasks than there were slots. A restart is the only way
     where `build` has set the number of tasks, and where stateful tasks stay on the executors that hold their state
     (`spark.locality.wait`).
-
-    Args:
-        measured: what is known.
-        enough: batches after the change that are looked at first.
     """
-    if measured.batches < enough:
-        return Choice(None, f"{measured.batches} of {enough} batches have run since executors were added")
+    if measured.batches < ENOUGH:
+        return Choice(None, f"{measured.batches} of {ENOUGH} batches have run since executors were added")
     costs = "" if measured.restart is None else f"; a restart takes {measured.restart:.0f} s here"
     if measured.held:
         names = ", ".join(measured.held)

@@ -205,7 +205,7 @@ class _Turn:
     def set(self, **changes: Any) -> None:  # noqa: ANN401 - its own fields
         self.scheduler = replace(self.scheduler, **changes)
 
-    def enter(self, state: State, why: str, *, before: int | None = None, after: int | None = None) -> None:
+    def enter(self, state: State, why: str, *, before: int | None = None) -> None:
         here = self.scheduler
         now = here.job.parallelism
         step = Step(
@@ -214,7 +214,7 @@ class _Turn:
             why=why,
             slots=here.job.slots,
             before=now if before is None else before,
-            after=now if after is None else after,
+            after=now,
             took=0.0 if math.isinf(here.since) else self.at - here.since,
         )
         self.steps.append(step)
