@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands
+from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_span
@@ -54,7 +54,7 @@ def register(commands: Commands) -> None:
     )
     add("--out", metavar="PATH", help="write the results as a Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
-    add("--json", action="store_true", help="print JSON")
+    json_option(parser)
     spark_options.add_arguments(parser)
 
 

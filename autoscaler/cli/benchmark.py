@@ -83,7 +83,7 @@ def register(commands: Commands) -> None:
     add("--record", type=Path, metavar="FILE", help=f"write the figures of {DEFAULT} to FILE, for --against")
     add("--against", type=Path, metavar="FILE", help=f"fail if the figures of {DEFAULT} are worse than those in FILE")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
+    arguments.json_option(form)
     form.add_argument("--markdown", action="store_true", help="print the means as a table in Markdown")
 
 

@@ -63,7 +63,7 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
     answer = post(daemon, "/api/v1/controls", {key: value for key, value in body.items() if value is not None}, "id")
     names, until, held_at = answer["clusters"], answer["until"], answer.get("held_at", {})
     if until is not None:
-        done += f" until {datetime.fromisoformat(until):%Y-%m-%d %H:%M:%S %Z}"
+        done += f" until {format_time(until)}"
     elif action != "resume":
         done += " until it is resumed"
     lines = [f"{done}, {count_of(len(names), 'cluster')}: {_listed(names)}"]
@@ -78,6 +78,11 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
 def _listed(names: list[str]) -> str:
     more = len(names) - _MAX_NAMED
     return ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
+
+
+def format_time(text: str) -> str:
+    """A time of the daemon's answer for people."""
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def short_control(control: dict[str, Any]) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
 from typing import Any
 
-from autoscaler.cli.control_requests import short_control
+from autoscaler.cli.control_requests import format_time, short_control
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, count, json_option
 from autoscaler.cli.output import OK, print_json, print_lines, table
@@ -52,7 +51,7 @@ def _print_controls(controls: list[dict[str, Any]]) -> None:
         (
             ", ".join([*each["clusters"], *(f"fleet {fleet}" for fleet in each["fleets"])]),
             short_control(each),
-            "it is resumed" if each["until"] is None else _time(each["until"]),
+            "it is resumed" if each["until"] is None else format_time(each["until"]),
             each["by"],
             each["reason"] or "-",
         )
@@ -64,7 +63,7 @@ def _print_controls(controls: list[dict[str, Any]]) -> None:
 def _print_audit(entries: list[dict[str, Any]]) -> None:
     rows = [
         (
-            _time(each["at"]),
+            format_time(each["at"]),
             each["by"],
             each["action"] if each["accepted"] else f"{each['action']} (refused)",
             each["scope"] or "-",
@@ -74,7 +73,3 @@ def _print_audit(entries: list[dict[str, Any]]) -> None:
         for each in entries
     ]
     table(("when", "by", "what", "of", "detail", "why"), rows)
-
-
-def _time(text: str) -> str:
-    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S %Z}"

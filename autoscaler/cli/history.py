@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, Renamed, add_rename
+from autoscaler.cli.options import Commands, Renamed, add_rename, json_option
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -72,7 +72,7 @@ def _register_import(commands: Commands) -> None:
         default=False,
         help="also read files that were imported and have not changed since; --again is the old name",
     )
-    add("--json", action="store_true", help="print JSON")
+    json_option(parser)
     history_prometheus.add_arguments(parser)
     spark_options.add_arguments(parser)
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, Renamed, count
+from autoscaler.cli.options import Commands, Renamed, count, duration
 from autoscaler.cli.output import INTERRUPTED, OK, print_error, print_lines
-from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
 
@@ -85,11 +84,7 @@ def register(commands: Commands) -> None:
 
 
 def _duration(text: str) -> timedelta:
-    try:
-        found = timedelta() if text == "0" else parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return found
+    return timedelta() if text == "0" else duration(text)
 
 
 def _address(text: str) -> tuple[str, int]:

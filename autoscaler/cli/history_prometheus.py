@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import with_clusters, wrong
-from autoscaler.cli.options import above, moment
+from autoscaler.cli.options import above, duration, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, progress
-from autoscaler.core.durations import format_duration, parse_duration
+from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError, UnavailableError
 
@@ -90,10 +90,7 @@ def _url(text: str) -> str:
 
 
 def _span(text: str) -> timedelta:
-    try:
-        span = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    span = duration(text)
     if span < timedelta(seconds=1) or span % timedelta(seconds=1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds, at least one")
     return span

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, count
+from autoscaler.cli.options import Commands, count, json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def register(commands: Commands) -> None:
     )
     add("--profiles", type=Path, metavar="DIR", help="the profiles of `autoscaler profile`, as a table")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON")
+    json_option(how)
     how.add_argument("--csv", action="store_true", help="print CSV")
     spark_options.add_arguments(parser)
 

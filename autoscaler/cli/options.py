@@ -33,7 +33,7 @@ def add_listing(parser: argparse.ArgumentParser) -> None:
     """Add `--all`, `--explain` and `--json`."""
     parser.add_argument("--all", action="store_true", help="list everything, however long")
     parser.add_argument("--explain", action="store_true", help="explain each decision listed in full")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    json_option(parser)
 
 
 def add_rename(parser: argparse.ArgumentParser) -> None:
@@ -131,12 +131,17 @@ def day(text: str) -> date:
         raise argparse.ArgumentTypeError(f"{text!r} is not a day like 2026-01-31") from error
 
 
-def span(text: str) -> timedelta:
-    """A duration above 0."""
+def duration(text: str) -> timedelta:
+    """A duration."""
     try:
-        found = parse_duration(text)
+        return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def span(text: str) -> timedelta:
+    """A duration above 0."""
+    found = duration(text)
     if found <= timedelta(0):
         raise argparse.ArgumentTypeError(f"is {text}, expected above 0s")
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import configuration, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, add_rename, day, moment, span
+from autoscaler.cli.options import Commands, add_rename, day, json_option, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_number
@@ -83,7 +83,7 @@ def register(commands: Commands) -> None:
     add_rename(parser)
     add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
-    add("--json", action="store_true", help="print JSON")
+    json_option(parser)
     spark_options.add_arguments(parser)
 
 

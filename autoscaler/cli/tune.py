@@ -15,7 +15,7 @@ import yaml
 from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands
+from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.config import include
@@ -74,7 +74,7 @@ def register(commands: Commands) -> None:
     )
     add("--rescales", type=_number, metavar="N", help="maximum rescales per hour (default: any)")
     add("--out", type=Path, metavar="FILE", help="write the patch to this file, not to the standard output")
-    add("--json", action="store_true", help="print JSON")
+    json_option(parser)
     spark_options.add_arguments(parser)
 
 
