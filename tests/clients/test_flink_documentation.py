@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoscaler.config import load
 from autoscaler.core.model import Learned, Observation, Reading, View
-from autoscaler.sources.flink import FlinkQuery, Metric
+from autoscaler.sources.flink_metrics import FlinkQuery, Metric
 from autoscaler_policies.rules.target_tracking import TargetTracking
 
 ROOT = Path(__file__).parents[2]

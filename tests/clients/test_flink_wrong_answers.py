@@ -13,7 +13,8 @@ import pytest
 from autoscaler.core.model import EngineStatus, Reading
 from autoscaler.engines.flink import Flink as Engine
 from autoscaler.ports import EdgeError
-from autoscaler.sources.flink import NEEDS_VERTEX, Flink, FlinkQuery, Metric
+from autoscaler.sources.flink import Flink
+from autoscaler.sources.flink_metrics import NEEDS_VERTEX, FlinkQuery, Metric
 from tests.clients.flink_stub import VERSIONS, WORK, FakeFlink, Shared, serve
 
 ROUNDS = 15

@@ -8,7 +8,8 @@ import pytest
 
 from autoscaler.engines.flink import Flink as FlinkEngine
 from autoscaler.ports import Secret
-from autoscaler.sources.flink import Flink, FlinkQuery, Metric
+from autoscaler.sources.flink import Flink
+from autoscaler.sources.flink_metrics import FlinkQuery, Metric
 from autoscaler.testing import EngineContract, SourceContract
 from tests.clients.flink_stub import VERSIONS, FakeFlink, serve
 

@@ -19,7 +19,8 @@ from autoscaler.core.model import EngineStatus, JobState, Phase, Reading
 from autoscaler.engines.flink import Flink as FlinkPlugin
 from autoscaler.engines.flink import FlinkEngine
 from autoscaler.ports import EdgeError, UnavailableError
-from autoscaler.sources.flink import Flink, FlinkQuery, FlinkSource, Metric
+from autoscaler.sources.flink import Flink, FlinkSource
+from autoscaler.sources.flink_metrics import FlinkQuery, Metric
 from tests.clients.flink_stub import Shared
 
 from .flink_cluster import FlinkCluster, flink_cluster, until

@@ -33,7 +33,8 @@ from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Measur
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Secret, Severity
 from autoscaler.schedulers.slots import Bounds
 from autoscaler.sources.flink import Flink as FlinkMetrics
-from autoscaler.sources.flink import FlinkQuery, FlinkSource
+from autoscaler.sources.flink import FlinkSource
+from autoscaler.sources.flink_metrics import FlinkQuery
 from autoscaler.targets.flink_requirements import FlinkRequirements
 from autoscaler.testing.contracts import LocalShared
 from tests.clients.flink_stub import Shared

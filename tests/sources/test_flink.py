@@ -15,18 +15,9 @@ from autoscaler.clients.flink import Aggregate
 from autoscaler.core.model import ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reading
 from autoscaler.core.step import step
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, UnavailableError
-from autoscaler.sources.flink import (
-    NEEDS_VERTEX,
-    Flink,
-    FlinkQuery,
-    FlinkSource,
-    Metric,
-    Sample,
-    continues,
-    make_sample,
-    partitions,
-    useful_names,
-)
+from autoscaler.sources.flink import Flink, FlinkSource
+from autoscaler.sources.flink_metrics import NEEDS_VERTEX, FlinkQuery, Metric
+from autoscaler.sources.flink_samples import Sample, continues, make_sample, partitions, useful_names
 from autoscaler_policies.flink_operator.policy import FlinkOperator
 from tests.clients.flink_stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
 
@@ -706,7 +697,7 @@ async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without busy time there is no clock but ours, and rates would need a second of it."""
-    monkeypatch.setattr("autoscaler.sources.flink.MIN_RATE_SPAN", 40.0)
+    monkeypatch.setattr("autoscaler.sources.flink_samples.MIN_RATE_SPAN", 40.0)
 
 
 @pytest.mark.usefixtures("_soon")
