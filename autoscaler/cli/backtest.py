@@ -14,7 +14,7 @@ from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
-from autoscaler.core.explain import count_of, format_span
+from autoscaler.core.wording import count_of, format_span
 from autoscaler.simulation.trial import MAX_GAP, Case
 
 if TYPE_CHECKING:

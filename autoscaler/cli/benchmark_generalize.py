@@ -12,7 +12,7 @@ from pathlib import Path
 from autoscaler.cli.benchmark_run import cluster, least, results
 from autoscaler.cli.output import OK, USAGE, print_error, print_json, print_lines
 from autoscaler.cli.output import table as print_table
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 from autoscaler.simulation import generalization
 from autoscaler.simulation.baselines import ABLATIONS, BASELINES, Baseline
 from autoscaler.simulation.benchmark import DEFAULT, Contender, digest

@@ -19,8 +19,8 @@ from autoscaler.cli.output import FAILED, OK, USAGE, print_error, print_json, pr
 from autoscaler.config import document
 from autoscaler.config.build import Builder, Plugin
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import count_of
 from autoscaler.core.model import Behaviour, CapacitySpec, ClusterSpec, Limits, NamedPolicy, Policy, SettleSpec
+from autoscaler.core.wording import count_of
 from autoscaler.plugins import Kind
 from autoscaler.simulation.baselines import BASELINES, LAG_S, Baseline
 from autoscaler.simulation.benchmark import (

@@ -12,7 +12,8 @@ from autoscaler.cli.options import Commands, config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, print_lines, table
 from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
-from autoscaler.core.explain import count_of, readings
+from autoscaler.core.explain import readings
+from autoscaler.core.wording import count_of
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.one_shot import Checked, check
 from autoscaler.ports import ConfigurationError, Finding, Severity

@@ -10,7 +10,7 @@ from autoscaler.cli.daemon_client import daemon_options, find_daemon, post
 from autoscaler.cli.options import span
 from autoscaler.cli.output import OK, print_lines
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 
 _MAX_NAMED = 20
 """Names of clusters in what is printed."""

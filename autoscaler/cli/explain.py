@@ -12,7 +12,8 @@ from typing import Any
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get, get_with_history
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
-from autoscaler.core.explain import count_of, explain
+from autoscaler.core.explain import explain
+from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError, Record
 
 _MAX_DECISIONS = 10_000

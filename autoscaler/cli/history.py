@@ -17,7 +17,7 @@ from autoscaler.cli import history_follow, history_prometheus, history_query, sp
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, Renamed, add_rename, json_option
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, table
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError
 from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX
 

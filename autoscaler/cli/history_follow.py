@@ -17,7 +17,7 @@ from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, Renamed, count, duration
 from autoscaler.cli.output import INTERRUPTED, OK, print_error, print_lines
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError
 
 if TYPE_CHECKING:

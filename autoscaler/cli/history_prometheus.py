@@ -17,7 +17,7 @@ from autoscaler.cli.configuration import with_clusters, wrong
 from autoscaler.cli.options import above, duration, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, progress
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError, UnavailableError
 
 if TYPE_CHECKING:

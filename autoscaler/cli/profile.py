@@ -15,7 +15,7 @@ from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, add_rename, day, json_option, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
-from autoscaler.core.explain import count_of, format_number
+from autoscaler.core.wording import count_of, format_number
 from autoscaler.core.workload_profile import local_seconds
 from autoscaler.ports import AutoscalerError
 

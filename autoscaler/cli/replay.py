@@ -16,7 +16,8 @@ from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_error, print_json, print_lines, progress, table
 from autoscaler.cli.spark_options import require_pyspark
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
-from autoscaler.core.explain import count_of, explain, format_number, format_span
+from autoscaler.core.explain import explain
+from autoscaler.core.wording import agree, count_of, format_number, format_span
 
 if TYPE_CHECKING:
     from autoscaler.config.model import Config
@@ -202,8 +203,7 @@ def _report_left_out(unreadable: list[str], left_out: Mapping[str, int], config:
         print_error(f"Not compared: {names}; {config.path} has {', '.join(sorted(config.clusters))}.")
     if unreadable:
         print_error(
-            f"{count_of(len(unreadable), 'line')} could not be read and "
-            f"{'is' if len(unreadable) == 1 else 'are'} left out:"
+            f"{count_of(len(unreadable), 'line')} could not be read and {agree(len(unreadable), 'is', 'are')} left out:"
         )
         print_error(
             *(f"  {line}" for line in unreadable[:DEFAULT_ROWS]),
@@ -220,11 +220,7 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
         f"{found.cluster}: {count_of(found.decisions, 'decision')} from {_time(found.first)} to {_time(found.last)} "
         f"({format_span((found.last - found.first).total_seconds())}).",
         f"  {found.equal} the same, {different} different ({different / found.decisions:.1%})"
-        + (
-            f", in {len(found.differences)} {'period' if len(found.differences) == 1 else 'periods'}"
-            if different
-            else ""
-        ),
+        + (f", in {count_of(len(found.differences), 'period')}" if different else ""),
         f"  replica-hours decided: {format_number(found.recorded_hours)} as recorded, "
         f"{format_number(found.hours)} in the replay",
         f"  changes of size: {found.rescales} recorded, {found.agreed} of them replayed, {found.others} at other times "

@@ -15,7 +15,7 @@ from autoscaler.cli import size_requests
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_error, print_json, print_lines, table
 from autoscaler.cli.size_requests import Request
-from autoscaler.core.explain import format_number, format_span
+from autoscaler.core.wording import format_number, format_span
 
 if TYPE_CHECKING:
     from autoscaler.cli.simulate_setup import Setup

@@ -21,9 +21,9 @@ from autoscaler.config import document
 from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Problems
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import format_number
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
 from autoscaler.core.step import step
+from autoscaler.core.wording import format_number
 from autoscaler.ports import Record
 from autoscaler.simulation.batch import METRICS, BatchRun, Workload, run_dynamic_allocation
 from autoscaler.simulation.batch import run as simulated

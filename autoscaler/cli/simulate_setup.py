@@ -17,9 +17,9 @@ from autoscaler.cli.output import progress
 from autoscaler.cli.size_requests import Request
 from autoscaler.config.model import Cluster
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import format_number
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
 from autoscaler.core.step import step
+from autoscaler.core.wording import format_number
 from autoscaler.plugins import guess
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.schedulers.spark import SparkSettings

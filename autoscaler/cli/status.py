@@ -13,7 +13,7 @@ from autoscaler.cli.control_requests import short_control
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
-from autoscaler.core.explain import count_of, format_age, format_number, format_span
+from autoscaler.core.wording import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
 
 MAX_LISTED = 40

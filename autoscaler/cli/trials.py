@@ -23,8 +23,8 @@ from autoscaler.config import document, include
 from autoscaler.config.document import Invalid, Node, Problems
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import format_number
 from autoscaler.core.model import ClusterSpec, NamedPolicy
+from autoscaler.core.wording import format_number
 from autoscaler.core.workload_profile import Profile
 from autoscaler.plugins import Kind
 from autoscaler.ports import ConfigurationError

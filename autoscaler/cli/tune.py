@@ -21,8 +21,8 @@ from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.config import include
 from autoscaler.config.document import Problems
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import count_of
 from autoscaler.core.model import ClusterSpec
+from autoscaler.core.wording import count_of
 
 if TYPE_CHECKING:
     from autoscaler.cli.backtest import TrialData

@@ -24,6 +24,7 @@ from autoscaler.core.model import (
     Rescale,
     Verdict,
 )
+from autoscaler.core.wording import agree, count_of, format_age, format_number, format_span
 
 _SENTENCES: Mapping[str, str] = {
     # what guards found
@@ -384,11 +385,12 @@ def _read(observation: Observation) -> Iterator[str]:
 
 
 def _target(desired: int, ready: int | None) -> str:
+    size = count_of(desired, "replica")
     if ready is None:
-        return f"The target was set to {_replicas(desired)}; it does not report how many are up."
+        return f"The target was set to {size}; it does not report how many are up."
     if ready == desired:
-        return f"The target has {_replicas(desired)}, all of them up." if desired else "The target has no replica."
-    return f"The target was set to {_replicas(desired)}; {ready} {'is' if ready == 1 else 'are'} up."
+        return f"The target has {size}, all of them up." if desired else "The target has no replica."
+    return f"The target was set to {size}; {ready} {agree(ready, 'is', 'are')} up."
 
 
 def _engine(engine: EngineStatus, at: datetime) -> str:
@@ -406,7 +408,7 @@ def _engine(engine: EngineStatus, at: datetime) -> str:
     if engine.partitions is not None:
         facts.append(f"{engine.partitions} partitions")
     if engine.restarts:
-        facts.append(f"{engine.restarts} {'restart' if engine.restarts == 1 else 'restarts'} so far")
+        facts.append(f"{count_of(engine.restarts, 'restart')} so far")
     if engine.last_checkpoint is not None:
         facts.append(f"last checkpoint or batch {_age(at, engine.last_checkpoint)}")
     return f"{text}: {', '.join(facts)}." if facts else f"{text}."
@@ -476,10 +478,6 @@ def _dot(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _replicas(number: int) -> str:
-    return f"{number} {'replica' if number == 1 else 'replicas'}"
-
-
 def _value(reading: Reading) -> str:
     if isinstance(reading.value, tuple) and reading.mean is not None:
         workers = count_of(len(reading.value), "worker")
@@ -491,41 +489,8 @@ def _value(reading: Reading) -> str:
     return text if reading.partitions is None else f"{text} ({reading.partitions} partitions)"
 
 
-def format_number(value: float) -> str:
-    """A number as people are shown it: four significant digits, thousands kept whole."""
-    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
-        return str(value)
-    if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction is noise
-        return f"{value:.0f}"
-    return f"{value:.4g}"
-
-
-def count_of(amount: int, noun: str) -> str:
-    """A count with its noun: 1 cluster, 2 clusters."""
-    return f"{amount} {noun}{'' if amount == 1 else 's'}"
-
-
 def _age(at: datetime, then: datetime) -> str:
     return format_age((at - then).total_seconds())
-
-
-def format_age(seconds: float) -> str:
-    """How long ago something was."""
-    if seconds < -0.5:  # noqa: PLR2004 - below that it is rounding
-        return f"{format_span(-seconds)} in the future"
-    if seconds < 1:
-        return "just now"
-    return f"{format_span(seconds)} ago"
-
-
-def format_span(seconds: float) -> str:
-    """A time that something took, in two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
-    whole = round(seconds)
-    for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
 
 
 def _time(at: datetime) -> str:

@@ -20,9 +20,10 @@ from prometheus_client import CollectorRegistry, Counter
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
 from autoscaler.config.model import NotificationSpec
-from autoscaler.core.explain import describe_control, describe_rescale, format_span, outcome
+from autoscaler.core.explain import describe_control, describe_rescale, outcome
 from autoscaler.core.foreign import shorten
 from autoscaler.core.model import Cause, Control, Decision, Observation, Reason, Rescale
+from autoscaler.core.wording import format_span
 from autoscaler.daemon.connections import Connection, Connections, contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, LogState, trouble
 from autoscaler.daemon.leases import Ownership

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Self
 from autoscaler.config.model import Cluster
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
+from autoscaler.core.wording import count_of
 from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import FleetStatus
@@ -187,7 +188,7 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     overdue = {c.name for c in controllers if c.overdue(now)}
     waiting = {c.name for c in controllers if c.decision is None} - overdue
     failing = sorted(overdue | {c.name for c in controllers if trouble(c) and c.name not in waiting})
-    parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
+    parts = [count_of(len(controllers), "cluster")]
     if status.dry_run:
         parts[0] += " (dry run)"
     if waiting:
@@ -196,13 +197,13 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
         parts.append(f"{len(failing)} failing: {_few(failing)}")
     fleets = status.fleets
     if fleets:
-        parts[0] += f", {len(fleets)} fleet{'' if len(fleets) == 1 else 's'}"
+        parts[0] += f", {count_of(len(fleets), 'fleet')}"
     unanswered = [fleet.name for fleet in fleets if fleet.failure is not None]
     if unanswered:
         parts.append(f"no answer of the discovery of {_few(unanswered)}")
     refused = sum(len(fleet.problems) for fleet in fleets)
     if refused:
-        parts.append(f"{refused} member{'' if refused == 1 else 's'} refused")
+        parts.append(f"{count_of(refused, 'member')} refused")
     if status.reload_problems:
         parts.append("new configuration invalid, the previous one stays in use")
     return len(overdue) < len(controllers) or not controllers, "; ".join(parts)

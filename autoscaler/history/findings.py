@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from autoscaler.core.explain import count_of, format_number, format_span
 from autoscaler.core.model import Cause, Direction
+from autoscaler.core.wording import count_of, format_number, format_span
 from autoscaler.core.workload_profile import Curve, Finding, Spread
 from autoscaler.history.minutes import Minutes, Numbers, Rescaled
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from autoscaler.cli import output as terminal
-from autoscaler.core.explain import count_of
+from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError
 from autoscaler.simulation.benchmark import COLUMNS
 

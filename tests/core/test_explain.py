@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import DeferredVerdict, count_of, explain, format_number, readings
+from autoscaler.core.explain import DeferredVerdict, explain, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -34,6 +34,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.state import call_failed
 from autoscaler.core.step import step
+from autoscaler.core.wording import count_of, format_number
 
 NOW = datetime(2026, 1, 31, 3, 12, 45, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

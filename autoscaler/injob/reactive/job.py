@@ -23,11 +23,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.core.wording import agree, count_of
 from autoscaler.injob.reactive.cluster import Executors, Pools, end_after_batch
 from autoscaler.injob.reactive.master import Master, read_master
 from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
-from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
 from autoscaler.injob.reactive.proportions import most, pools
 from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
@@ -395,7 +395,7 @@ class ReactiveJob:
                 raise
             problem = f"{type(error).__name__}: {cause(str(error))}"
         if problem and not self._unlimited:
-            limit = counted(slots, "slot")
+            limit = count_of(slots, "slot")
             log.warning("the limit of %s could not be set at the cluster manager: %s; trying again", limit, problem)
         self._unlimited = problem is not None
 
@@ -750,7 +750,7 @@ class ReactiveJob:
         if slots < least and time.monotonic() < self._scheduler.since + self._options.scaling_interval_max:
             return Choice(
                 None,
-                f"{counted(slots, 'slot')} {agree(slots, 'is', 'are')} fewer than {least}: min_parallelism_increase",
+                f"{count_of(slots, 'slot')} {agree(slots, 'is', 'are')} fewer than {least}: min_parallelism_increase",
             )
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
@@ -795,7 +795,7 @@ class ReactiveJob:
             return
         maxima = most(self._proportions, self._scheduler.job.parallelism)
         fewer = [
-            f"{name} may have {counted(maxima[name], 'task')} at once instead of {held}"
+            f"{name} may have {count_of(maxima[name], 'task')} at once instead of {held}"
             for name, held in self._most.items()
             if maxima[name] < held
         ]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autoscaler.core.wording import agree, count_of
 from autoscaler.injob.reactive import proportions
 from autoscaler.injob.reactive.cluster import widest_stage
 from autoscaler.injob.reactive.conf import ROCKSDB
 from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
-from autoscaler.injob.reactive.plural import agree, counted
 from autoscaler.schedulers.flink_durations import seconds
 
 TEMPORARY = "temporary-"
@@ -133,7 +133,7 @@ def _local_master(facts: Facts, options: Options) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR if short else Severity.WARNING,
             "spark.master",
-            f"{facts.master} has {counted(facts.slots, 'slot')}, and never gets others"
+            f"{facts.master} has {count_of(facts.slots, 'slot')}, and never gets others"
             + (f", fewer than min_slots, which is {options.min_slots}: the job would never start" if short else ""),
             "start the job on a cluster" + (f", or with min_slots={facts.slots} or fewer" if short else ""),
         )
@@ -146,12 +146,12 @@ def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
     slots = int(text) // max(1, int(facts.conf.get("spark.task.cpus", "1")))
     wanted = options.preferred_slots
     if slots < options.min_slots:
-        cores = f"{counted(int(text), 'core')} {agree(int(text), 'is', 'are')}"
-        what = f"{cores} {counted(slots, 'slot')}, fewer than min_slots, which is {options.min_slots}: it never starts"
+        cores = f"{count_of(int(text), 'core')} {agree(int(text), 'is', 'are')}"
+        what = f"{cores} {count_of(slots, 'slot')}, fewer than min_slots, which is {options.min_slots}: it never starts"
         yield Finding(Severity.ERROR, key, what, f"start the job without {key}; preferred_slots is its bound")
     elif wanted is None or slots < wanted:
         bound = "all that come" if wanted is None else f"{wanted} (preferred_slots)"
-        what = f"the job wants {bound} and gets {counted(slots, 'slot')} at most: workers beyond get no executor"
+        what = f"the job wants {bound} and gets {count_of(slots, 'slot')} at most: workers beyond get no executor"
         yield _warning(key, what, f"start the job without {key}; preferred_slots is its bound")
 
 
@@ -177,7 +177,7 @@ def _most(query: QueryFacts, slots: int, options: Options) -> int:
 
 
 def _idle(slots: int, verb: str) -> str:
-    return f"{counted(slots, 'slot')} never {agree(slots, f'{verb}s', verb)}"
+    return f"{count_of(slots, 'slot')} never {agree(slots, f'{verb}s', verb)}"
 
 
 def _repartition(facts: Facts, options: Options) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from autoscaler.injob.reactive.plural import counted
+from autoscaler.core.wording import count_of
 from autoscaler.injob.report import RAISED
 
 FAIR = 0.25
@@ -69,7 +69,7 @@ def choose(measured: Measured) -> Choice:
         names = ", ".join(measured.held)
         return Choice(True, f"{names} may have more tasks at once: `build` is called with the new maxima{costs}")
     if 0 < measured.widest < measured.slots:
-        few = f"a batch has {counted(measured.widest, 'task')} at most and there are {measured.slots} slots"
+        few = f"a batch has {count_of(measured.widest, 'task')} at most and there are {measured.slots} slots"
         if not measured.takes_parallelism or measured.deployed >= measured.slots:
             return Choice(False, f"{few}: a restart does not change that")
         if measured.widest <= measured.tried:

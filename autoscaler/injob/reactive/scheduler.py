@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoscaler.injob.reactive.plural import agree, counted
+from autoscaler.core.wording import agree, count_of
 from autoscaler.injob.reactive.restart_choice import Choice
 from autoscaler.injob.reactive.snapshot import State, Step
 from autoscaler.schedulers import state_machine as flink
@@ -233,7 +233,7 @@ class _Turn:
 
     def built(self, _: Built) -> None:
         if self.scheduler.state is State.CREATING:
-            self.enter(State.EXECUTING, f"the queries run on {counted(self.scheduler.job.parallelism, 'slot')}")
+            self.enter(State.EXECUTING, f"the queries run on {count_of(self.scheduler.job.parallelism, 'slot')}")
             self.advance(flink.Restored(self.at))
 
     def committed(self, _: Committed) -> None:
@@ -342,14 +342,14 @@ class _Turn:
             needs = f"{_needs(here.settings)}, and there {were} {here.job.slots} for too long"
             self.finish(State.FAILED, why or needs, State.FAILING, last_commit=False)
             return
-        left = f"{counted(here.job.slots, 'slot')} {agree(here.job.slots, 'is', 'are')} left"
+        left = f"{count_of(here.job.slots, 'slot')} {agree(here.job.slots, 'is', 'are')} left"
         self.enter(State.RESTARTING, why or f"{left}, and {_needs(here.settings)}", before=before)
         self.set(restarts=here.restarts + 1, deployed=False)
         self.stop_queries(last_commit=cause is Why.RESCALE)
 
     def deploy(self) -> None:
         here = self.scheduler
-        why = f"there {agree(here.job.slots, 'is', 'are')} {counted(here.job.slots, 'slot')}"
+        why = f"there {agree(here.job.slots, 'is', 'are')} {count_of(here.job.slots, 'slot')}"
         self.enter(State.CREATING, why, before=0)
         self.set(running=True, deployed=False)
         self.actions.append(Build(here.job.parallelism))
@@ -390,8 +390,8 @@ _HANDLERS: Mapping[type[Event], Callable[[_Turn, Any], None]] = {
 
 def _needs(settings: FlinkSettings) -> str:
     least = settings.groups[0][0].lower
-    return f"at least {counted(least, 'slot')} {agree(least, 'is', 'are')} needed"
+    return f"at least {count_of(least, 'slot')} {agree(least, 'is', 'are')} needed"
 
 
 def _lost(lost: int, slots: int) -> str:
-    return f"{lost} of {counted(slots, 'slot')} {agree(lost, 'is', 'are')} lost"
+    return f"{lost} of {count_of(slots, 'slot')} {agree(lost, 'is', 'are')} lost"

@@ -10,6 +10,7 @@ from typing import Any
 
 from autoscaler.clients.kubernetes import EVENTS, PODS, Api, Json, Request
 from autoscaler.clients.shared_requests import one_line
+from autoscaler.core.wording import count_of
 from autoscaler.ports import Worker
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -64,10 +65,7 @@ async def pods_of(api: Api, namespace: str, selector: str) -> list[Json]:
 def not_ready_reasons(pods: Iterable[Json]) -> list[str]:
     """Why pods do not become ready, one sentence for each reason, the most frequent first. Starting pods give none."""
     reasons = Counter(reason for pod in pods if not is_ready(pod) if (reason := _reason(pod)) is not None)
-    return [
-        f"{count} {'pod' if count == 1 else 'pods'} {state}: {message}"
-        for (state, message), count in reasons.most_common()
-    ]
+    return [f"{count_of(count, 'pod')} {state}: {message}" for (state, message), count in reasons.most_common()]
 
 
 def _reason(pod: Json) -> tuple[str, str] | None:

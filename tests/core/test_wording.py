@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autoscaler.injob.reactive.plural import agree, counted
+from autoscaler.core.wording import agree, count_of
 
 
 def test_one_of_something_is_singular() -> None:
-    assert [counted(number, "slot") for number in range(3)] == ["0 slots", "1 slot", "2 slots"]
+    assert [count_of(number, "slot") for number in range(3)] == ["0 slots", "1 slot", "2 slots"]
     assert [agree(number, "is", "are") for number in range(3)] == ["are", "is", "are"]
