@@ -233,8 +233,7 @@ class _Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _take(self, number: int, _: FrameType | None) -> None:
         self.received.append(number)
         if len(self.received) > 1:
             os._exit(INTERRUPTED)

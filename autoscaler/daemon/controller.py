@@ -25,7 +25,7 @@ from autoscaler.core.model import (
     Reason,
 )
 from autoscaler.core.state import call_failed, call_withheld
-from autoscaler.core.step import Decide, step
+from autoscaler.core.step import Decide
 from autoscaler.daemon.connections import (
     CANCELLED,
     TARGET,
@@ -35,8 +35,8 @@ from autoscaler.daemon.connections import (
     expire,
     format_error,
 )
-from autoscaler.daemon.leases import Ownership, SoleOwnership
-from autoscaler.daemon.observer import FindControls, Observer, no_controls
+from autoscaler.daemon.leases import Ownership
+from autoscaler.daemon.observer import FindControls, Observer
 from autoscaler.daemon.series import Series
 from autoscaler.daemon.tracing import span
 from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, Record, StoreError
@@ -180,11 +180,11 @@ class Controller:
         *,
         utc: Callable[[], datetime],
         tick_recorder: TickRecorder,
-        dry_run: bool = False,
-        decide: Decide = step,
-        ownership: Ownership | None = None,
-        find_controls: FindControls = no_controls,
-        ticked: Ticked = lambda _: None,
+        dry_run: bool,
+        decide: Decide,
+        ownership: Ownership,
+        find_controls: FindControls,
+        ticked: Ticked,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -205,7 +205,7 @@ class Controller:
         self._utc = utc
         self._tick_recorder = tick_recorder
         self._decide = decide
-        self._ownership = ownership or SoleOwnership()
+        self._ownership = ownership
         self._ticked = ticked
         self._observer = Observer(cluster, connections, utc, find_controls)
         self._logged_problem: str | None = None

@@ -242,8 +242,7 @@ async def _decide(request: web.Request) -> web.Response:
     return web.json_response({"cluster": controller.name, **decision_document(record, failed)})
 
 
-async def _openapi(request: web.Request) -> web.Response:
-    del request
+async def _openapi(_: web.Request) -> web.Response:
     return web.json_response(document(ControlRequest, DecideRequest, WhatIfRequest))
 
 

@@ -223,16 +223,14 @@ def _text(families: Sequence[_Family], clusters: list[ClusterSnapshot], now: dat
 def _single(value: Callable[[ClusterSnapshot], float | None]) -> Callable[[ClusterSnapshot, datetime], _Samples]:
     """One sample for each cluster that has the value."""
 
-    def samples(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-        del now
+    def samples(cluster: ClusterSnapshot, _: datetime) -> _Samples:
         number = value(cluster)
         return () if number is None else (("", number),)
 
     return samples
 
 
-def _values(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _values(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for name, reading in cluster.observation.metrics.items() if cluster.observation else ():
         yield f',metric="{_escaped(name)}"', _mean(reading)
 
@@ -242,58 +240,50 @@ def _value_ages(cluster: ClusterSnapshot, now: datetime) -> _Samples:
         yield f',metric="{_escaped(name)}"', (now - reading.at).total_seconds()
 
 
-def _missing(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _missing(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     if cluster.observation is not None:
         missing = cluster.observation.missing
         for name in ("target", *(("engine",) if cluster.cluster.engine else ()), *cluster.cluster.metrics):
             yield f',reading="{_escaped(name)}"', name in missing
 
 
-def _controls(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _controls(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for control in cluster.controls:
         yield f',kind="{control.kind.value}",by="{_escaped(control.by)}"', 1
 
 
-def _control_ends(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _control_ends(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for control in cluster.controls:
         if control.until is not None:
             yield f',kind="{control.kind.value}",by="{_escaped(control.by)}"', control.until.timestamp()
 
 
 # Copies of counters: the loop continues counting while another thread reads.
-def _decisions(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _decisions(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for reason, number in cluster.counters.decisions.copy().items():
         yield f',reason="{reason.value}"', number
 
 
-def _read_errors(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _read_errors(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for name, number in cluster.counters.errors.copy().items():
         metric = cluster.cluster.metrics.get(name)
         source = metric.source if metric else name
         yield f',reading="{_escaped(name)}",source="{_escaped(source)}"', number
 
 
-def _rescales(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+def _rescales(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     """Of both directions from the beginning: increase() of Prometheus does not count the first value of a series."""
-    del now
     for direction in Direction:
         yield f',direction="{direction.value}"', cluster.counters.rescales.get(direction, 0)
 
 
-def _phase_counts(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
-    for (direction, phase), (count, _) in cluster.counters.phases.copy().items():
+def _phase_counts(cluster: ClusterSnapshot, _: datetime) -> _Samples:
+    for (direction, phase), (count, _seconds) in cluster.counters.phases.copy().items():
         yield f',direction="{direction.value}",phase="{phase.value}"', count
 
 
-def _phase_sums(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
-    for (direction, phase), (_, total) in cluster.counters.phases.copy().items():
+def _phase_sums(cluster: ClusterSnapshot, _: datetime) -> _Samples:
+    for (direction, phase), (_count, total) in cluster.counters.phases.copy().items():
         yield f',direction="{direction.value}",phase="{phase.value}"', total
 
 
@@ -309,24 +299,21 @@ def _capacity(
     return samples
 
 
-def _phase_medians(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _phase_medians(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for direction, durations in cluster.state.learned.durations.items() if cluster.state else ():
         for phase, last in durations.items():
             if last:
                 yield f',direction="{direction.value}",phase="{phase.value}"', median(last)
 
 
-def _restarts(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _restarts(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for direction in cluster.state.learned.durations if cluster.state else ():
         restart = restart_time(cluster.state.learned, direction)  # type: ignore[union-attr]  # without, there is none
         if restart is not None:
             yield f',direction="{direction.value}"', restart
 
 
-def _learned(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _learned(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for policy, memory in cluster.state.learned.memory.items() if cluster.state else ():
         labels = f',policy="{_escaped(policy)}",name="'
         for key, number in memory.items():
@@ -343,8 +330,7 @@ def _learned_ages(cluster: ClusterSnapshot, now: datetime) -> _Samples:
                 yield f'{labels}{_escaped(key.removesuffix("_at"))}"', seconds - number
 
 
-def _inputs(cluster: ClusterSnapshot, now: datetime) -> _Samples:
-    del now
+def _inputs(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for recommendation in cluster.decision.recommendations if cluster.decision else ():
         labels = f',policy="{_escaped(recommendation.policy)}",name="'
         for key, number in recommendation.inputs.items():

@@ -407,8 +407,7 @@ class _Signals:
         if self._daemon is not None:
             self._daemon.stop()
 
-    def reload(self, number: signal.Signals) -> None:
-        del number
+    def reload(self, _: signal.Signals) -> None:
         self._reload = True
         if self._daemon is not None:
             self._daemon.reload()
