@@ -569,7 +569,23 @@ class ControlStore(Protocol):
         ...
 
 
-class StateStore(ClusterStore, ControlStore, Protocol):
+class MemberStore(Protocol):
+    """Persists the members of fleets."""
+
+    async def load_members(self, fleet: str) -> Mapping[str, Member]:
+        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
+        ...
+
+    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
+        """Persist all members of a fleet. Raises StoreError."""
+        ...
+
+    async def forget_members(self, fleets: Collection[str]) -> None:
+        """Delete the members of all fleets but these. Raises StoreError."""
+        ...
+
+
+class StateStore(ClusterStore, ControlStore, MemberStore, Protocol):
     """All that a daemon persists.
 
     Attributes:
@@ -593,18 +609,6 @@ class StateStore(ClusterStore, ControlStore, Protocol):
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        ...
-
-    async def load_members(self, fleet: str) -> Mapping[str, Member]:
-        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
-        ...
-
-    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
-        """Persist all members of a fleet. Raises StoreError."""
-        ...
-
-    async def forget_members(self, fleets: Collection[str]) -> None:
-        """Delete the members of all fleets but these. Raises StoreError."""
         ...
 
     async def close(self) -> None:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from autoscaler.config.fleets import assemble
 from autoscaler.config.model import Config, FleetSpec, MemberCluster
@@ -36,6 +35,7 @@ from autoscaler.ports import (
     ConfigurationError,
     EdgeError,
     Member,
+    MemberStore,
     MembersWithControls,
     RefusedError,
     Reports,
@@ -61,22 +61,6 @@ SWEEP_RETRY = 60.0
 """Seconds until the next look while not all discoveries have answered: who has left is not known before."""
 
 NOT_ASKED = "the discovery has not answered yet"
-
-
-class MemberStore(Protocol):
-    """Persists the members of fleets."""
-
-    async def load_members(self, fleet: str) -> Mapping[str, Member]:
-        """The members of a fleet that were last saved, by their ids. Raises StoreError."""
-        ...
-
-    async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
-        """Persist all members of a fleet. Raises StoreError."""
-        ...
-
-    async def forget_members(self, fleets: Collection[str]) -> None:
-        """Delete the members of all fleets but these. Raises StoreError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from autoscaler.history.dataset import escape_glob
+from autoscaler.history.ingest_records import sum_of
 from autoscaler.history.schema import METRIC
 from autoscaler.sources.prometheus import Asked, Empty, Many, Prometheus, Query, Series, TooMuchError
 
@@ -432,9 +433,6 @@ def _completed(whole: DataFrame) -> DataFrame:
         metric = F.col("metrics")[name]
         return F.coalesce(metric["value"], several(metric["values"])).alias(name)
 
-    def total(values: Column) -> Column:
-        return F.aggregate(values, F.lit(0.0), lambda before, value: before + value)
-
     return found.select(
-        "*", flat("lag", total), flat("arrivals", total), flat("throughput", total), flat("utilization", F.array_max)
+        "*", flat("lag", sum_of), flat("arrivals", sum_of), flat("throughput", sum_of), flat("utilization", F.array_max)
     )

@@ -513,7 +513,7 @@ def _observation() -> list[Column]:
     seen = "observation."
     return [
         *(F.col(f"{seen}{name}") for name in ("desired", "ready")),
-        *(_number(name, _sum).alias(name) for name in ("lag", "arrivals", "throughput")),
+        *(_number(name, sum_of).alias(name) for name in ("lag", "arrivals", "throughput")),
         _number("utilization", F.array_max).alias("utilization"),
         F.col(_METRICS).alias("metrics"),
         F.coalesce(F.col(f"{seen}missing"), _empty(OBSERVATIONS, "missing")).alias("missing"),
@@ -533,7 +533,8 @@ def _number(name: str, of_many: Callable[[Column], Column]) -> Column:
     return F.coalesce(of_many(metric["values"]), metric["value"])
 
 
-def _sum(values: Column) -> Column:
+def sum_of(values: Column) -> Column:
+    """The sum of an array of numbers."""
     return F.aggregate(values, F.lit(0.0), lambda total, one: total + one)
 
 
