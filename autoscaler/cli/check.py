@@ -13,7 +13,7 @@ from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_js
 from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
 from autoscaler.core.explain import readings
-from autoscaler.core.wording import count_of
+from autoscaler.core.wording import agree, count_of, list_of
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.one_shot import Checked, check
 from autoscaler.ports import ConfigurationError, Finding, Severity
@@ -104,8 +104,7 @@ def _show(config: Config, checked: Checked) -> None:
         for found in (*([examined.error] if examined.error else ()), *examined.findings):
             clusters.setdefault((examined.part, found), []).append(examined.cluster)
     for (part, found), names in clusters.items():
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        where = f"{part} of cluster{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NAMED])}{more}"
+        where = f"{part} of {agree(len(names), 'cluster', 'clusters')} {list_of(names, MAX_NAMED)}"
         if isinstance(found, str):
             print_lines("", f"ERROR: {where} could not be examined: {found}")
         else:

@@ -10,7 +10,7 @@ from autoscaler.cli.daemon_client import daemon_options, find_daemon, post
 from autoscaler.cli.options import span
 from autoscaler.cli.output import OK, print_lines
 from autoscaler.core.durations import format_duration
-from autoscaler.core.wording import count_of
+from autoscaler.core.wording import count_of, first_of
 
 _MAX_NAMED = 20
 """Names of clusters in what is printed."""
@@ -76,8 +76,7 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join([*names[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]) or "none yet"
+    return ", ".join(first_of(names, _MAX_NAMED)) or "none yet"
 
 
 def format_time(text: str) -> str:

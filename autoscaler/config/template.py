@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from autoscaler.config.document import Mapping, Node, Scalar, Sequence
 from autoscaler.core.foreign import shorten
+from autoscaler.core.wording import list_of
 from autoscaler.plugins import guess
 from autoscaler.ports import Member
 
@@ -249,8 +250,7 @@ def _listed(known: object) -> str:
     if not isinstance(known, Collection):
         return ""
     keys = [shorten(key, _LONGEST_SHOWN) for key in _texts(known) if key.isprintable()]
-    more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
-    return f"; there are: {', '.join(sorted(keys)[:_MAX_LISTED])}{more}" if keys else "; there are none"
+    return f"; there are: {list_of(sorted(keys), _MAX_LISTED)}" if keys else "; there are none"
 
 
 def _texts(found: Iterable[object]) -> Iterable[str]:

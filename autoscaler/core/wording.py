@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def format_number(value: float) -> str:
     """A number as people are shown it: four significant digits, thousands kept whole."""
@@ -34,6 +36,18 @@ def format_age(seconds: float) -> str:
 def count_of(amount: int, noun: str) -> str:
     """A count with its noun: 1 cluster, 2 clusters."""
     return f"{amount} {noun}{'' if amount == 1 else 's'}"
+
+
+def first_of(texts: Sequence[str], most: int) -> list[str]:
+    """The first ones, and how many are left out: a, b, and 3 more."""
+    more = len(texts) - most
+    return [*texts[:most], f"and {more} more"] if more > 0 else list(texts)
+
+
+def list_of(texts: Sequence[str], most: int) -> str:
+    """Likewise as one text: `a, b and 3 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def agree(amount: int, one: str, many: str) -> str:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
+from autoscaler.core.wording import list_of
 from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.controls import RESUME, describe_scope, matches
 from autoscaler.daemon.event_loop import Slices
@@ -272,9 +273,8 @@ async def _refuse_unmatched(what: str, patterns: Iterable[str], known: Sequence[
     for pattern in patterns:
         await slices.turn()
         if pattern not in names and not any(fnmatchcase(name, pattern) for name in known):
-            there = ", ".join(known[:_MAX_NAMED]) or "none"
-            more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
-            raise web.HTTPNotFound(text=f"no {what} matches {pattern!r}; there are: {there}{more}")
+            there = list_of(known, _MAX_NAMED) or "none"
+            raise web.HTTPNotFound(text=f"no {what} matches {pattern!r}; there are: {there}")
 
 
 def _shown(stored: StoredControl, in_force: list[str]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from autoscaler.core.wording import first_of
 from autoscaler.daemon.connections import format_error, sleep_until_stopped
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.ports import LEASE, Copy, Leases, StoreError
@@ -390,6 +391,4 @@ class SharedOwnership:
 
 def _named(clusters: Collection[str]) -> dict[str, object]:
     """The first ones for a log line."""
-    more = len(clusters) - _MAX_NAMED
-    names = sorted(clusters)[:_MAX_NAMED]
-    return {"clusters": len(clusters), "names": [*names, *([f"and {more} more"] if more > 0 else [])]}
+    return {"clusters": len(clusters), "names": first_of(sorted(clusters), _MAX_NAMED)}

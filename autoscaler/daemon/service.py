@@ -21,6 +21,7 @@ from autoscaler.config.model import Cluster, Config, DaemonSpec
 from autoscaler.core.foreign import mask
 from autoscaler.core.model import ClusterState
 from autoscaler.core.step import Decide, step
+from autoscaler.core.wording import first_of
 from autoscaler.daemon.connections import contained, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.controls import Controls
@@ -345,8 +346,7 @@ def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:
 
 def _few(names: Collection[str]) -> list[str]:
     """The first names for a log line: a template may change thousands of clusters."""
-    more = len(names) - MAX_NAMED
-    return [*sorted(names)[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    return first_of(sorted(names), MAX_NAMED)
 
 
 def _warn(config: Config) -> None:

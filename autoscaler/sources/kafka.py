@@ -28,6 +28,7 @@ from autoscaler.clients.kafka_types import ConnectionSettings, Isolation, TopicS
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
+from autoscaler.core.wording import agree, list_of
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Shared
 
@@ -223,9 +224,7 @@ def _positions(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
 
 
 def _named(partitions: Sequence[int]) -> str:
-    shown = ", ".join(map(str, partitions[:SHOWN]))
-    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
-    return f"partition{'s' if len(partitions) > 1 else ''} {shown}{more}"
+    return f"{agree(len(partitions), 'partition', 'partitions')} {list_of([*map(str, partitions)], SHOWN)}"
 
 
 class OffsetHistory:
