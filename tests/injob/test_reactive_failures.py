@@ -147,7 +147,7 @@ def made(driver: Driver, monkeypatch: pytest.MonkeyPatch, file: File | None = No
     monkeypatch.setattr(module, "POLL", 0.01)
     monkeypatch.setattr(module, "Executors", lambda _: driver)
     monkeypatch.setattr(module, "_checkpoint", lambda _: "/checkpoint")
-    monkeypatch.setattr(module, "_listener", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(module, "progress_listener", lambda *_: SimpleNamespace())
     monkeypatch.setattr(module, "KeptFile", lambda *_: file or File(None))
     job = ReactiveJob(spark, lambda _: driver.query, **options)
     monkeypatch.setattr(job, "_log_findings", lambda: None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import logging
 import math
 import queue
@@ -29,6 +28,7 @@ from autoscaler.injob.reactive.master import Master, read_master
 from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options, OptionsError
 from autoscaler.injob.reactive.preflight import Finding, findings, read_facts
+from autoscaler.injob.reactive.progress_listener import progress_listener
 from autoscaler.injob.reactive.proportions import most, pools
 from autoscaler.injob.reactive.repartition import UNFINISHED, Checkpoint, choose_partitions
 from autoscaler.injob.reactive.restart_choice import Choice, Measured, cause, choose, is_permanent
@@ -54,7 +54,7 @@ from autoscaler.injob.reactive.scheduler import (
     StopQueries,
 )
 from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
-from autoscaler.injob.report import read_trigger, with_progress_as_text
+from autoscaler.injob.report import read_trigger
 from autoscaler.schedulers.flink import MAX_PARALLELISM
 from autoscaler.schedulers.slots import Bounds
 
@@ -267,7 +267,7 @@ class ReactiveJob:
             JobFailedError: it has failed for good.
         """
         listeners = [
-            _listener(self._events, self._meters, self._look_closely),
+            progress_listener(self._events, self._meters, self._look_closely),
             *([self._pools.listener()] if self._proportions else []),
         ]
         for listener in listeners:
@@ -962,59 +962,3 @@ def _again(last: Step, at: float) -> Step:
 def _bounds(queries: Sequence[Query]) -> Bounds:
     """What queries need together: they share the slots."""
     return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))
-
-
-def _listener(
-    events: queue.SimpleQueue[Any],
-    meters: Meters,
-    ended: Callable[[], None],
-) -> Any:  # noqa: ANN401 - a StreamingQueryListener
-    from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
-
-    class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
-        def __init__(self) -> None:
-            self.last: dict[str, int] = {}
-
-        def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802
-            """Nothing is to be done."""
-
-        def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
-            """Spark calls it where there is no shorter way."""
-            self.progressed(event.progress.json)
-
-        def progressed(self, text: str) -> None:
-            """A batch has ended, or there was none for a while."""
-            progress = json.loads(text)
-            run, batch = progress["runId"], progress["batchId"]
-            if self.last.get(run) == batch:
-                meters.idle(progress["id"], run)
-                return
-            self.last[run] = batch
-            took = progress.get("batchDuration", 0) / 1000
-            events.put(
-                Commit(
-                    number=0,
-                    query=run,
-                    batch=batch,
-                    began=time.time() - took,
-                    took=took,
-                    rows=progress.get("numInputRows") or 0,
-                    state_partitions=min(
-                        (one["numShufflePartitions"] for one in progress.get("stateOperators") or ()), default=0
-                    ),
-                )
-            )
-            meters.ended(progress)
-
-        def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
-            """It has had nothing to do for a while."""
-            meters.idle(str(event.id), str(event.runId))
-
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
-            """The query is looked at, to know why."""
-            ended()
-            self.last.pop(str(event.runId), None)
-            meters.terminated(str(event.runId))
-
-    listener = Listener()
-    return with_progress_as_text(listener, listener.progressed)
