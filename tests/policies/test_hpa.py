@@ -35,7 +35,6 @@ from autoscaler.testing import PolicyContract
 from autoscaler_policies.hpa import rules
 from autoscaler_policies.hpa.policy import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
 from autoscaler_policies.hpa.rules import (
-    Event,
     MetricError,
     Pod,
     PodState,
@@ -44,6 +43,7 @@ from autoscaler_policies.hpa.rules import (
     ScalingPolicy,
     Tolerances,
 )
+from tests.policies.hpa_event_log import LoggedEvent, stored
 
 Make = Callable[..., View]
 CASES = json.loads((Path(__file__).parent / "data" / "hpa.json").read_text())
@@ -580,8 +580,8 @@ class Loop:
         self.size = size
         self.limits = limits
         self.log: tuple[Recommended, ...] | None = None
-        self.ups: tuple[Event, ...] = ()
-        self.downs: tuple[Event, ...] = ()
+        self.ups: tuple[LoggedEvent, ...] = ()
+        self.downs: tuple[LoggedEvent, ...] = ()
 
     def turn(self, cpu: tuple[float, ...] | None, lag: float | None) -> int:
         tolerances = Tolerances(self.policy.tolerance_down, self.policy.tolerance_up)
@@ -605,9 +605,9 @@ class Loop:
         )
         up, down = behavior or (None, None)
         if outcome.replicas > self.size:
-            self.ups = rules.stored(outcome.replicas - self.size, self.ups, up)
+            self.ups = stored(outcome.replicas - self.size, self.ups, up)
         elif outcome.replicas < self.size:
-            self.downs = rules.stored(self.size - outcome.replicas, self.downs, down)
+            self.downs = stored(self.size - outcome.replicas, self.downs, down)
         self.size = outcome.replicas
         self.log = tuple(replace(one, age=one.age + TICK) for one in outcome.log)
         self.ups = tuple(replace(one, age=one.age + TICK) for one in self.ups)

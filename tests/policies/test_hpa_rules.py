@@ -27,6 +27,7 @@ from autoscaler_policies.hpa.rules import (
     ScalingRules,
     Tolerances,
 )
+from tests.policies.hpa_event_log import LoggedEvent, stored
 
 CASES = json.loads((Path(__file__).parent / "data" / "hpa.json").read_text())
 Inputs = Mapping[str, Any]
@@ -60,8 +61,10 @@ def rules_of(given_: Inputs) -> ScalingRules:
     return ScalingRules(seconds(given_["stabilization_s"]), Select(given_["select"].lower()), policies)
 
 
-def events_of(given_: Iterable[Inputs]) -> tuple[Event, ...]:
-    return tuple(Event(event["change"], seconds(event["age_s"]), event.get("outdated", False)) for event in given_)
+def events_of(given_: Iterable[Inputs]) -> tuple[LoggedEvent, ...]:
+    return tuple(
+        LoggedEvent(event["change"], seconds(event["age_s"]), event.get("outdated", False)) for event in given_
+    )
 
 
 def seen_of(given_: Iterable[Inputs]) -> tuple[Recommended, ...]:
@@ -153,7 +156,7 @@ def stabilization_down_only(inputs: Inputs) -> Inputs:
 def event_log(inputs: Inputs) -> Inputs:
     events = events_of(inputs["events"])
     behavior = None if inputs["rules"] is None else rules_of(inputs["rules"])
-    log = rules.stored(inputs["replica_change"], events, behavior)
+    log = stored(inputs["replica_change"], events, behavior)
     return {
         "change_last_60s": rules.change_within(seconds(60), events),
         "log": [[event.change, event.outdated] for event in log],
@@ -416,11 +419,11 @@ def test_a_recommendation_as_old_as_the_window_counts_only_without_behavior() ->
 
 def test_an_outdated_event_is_distinguished_from_one_that_is_as_old_as_the_longest_period() -> None:
     longest = scaling(Select.MAX, PODS, ScalingPolicy(PolicyType.PODS, 1, seconds(15)))
-    kept = Event(1, seconds(60))
-    assert rules.stored(4, [kept], longest) == (kept, Event(4, ZERO))
-    assert rules.stored(4, [Event(1, seconds(60.001))], longest) == (Event(4, ZERO),)
-    assert rules.stored(4, [Event(1, ZERO, outdated=True)], longest) == (Event(4, ZERO),)
-    assert rules.stored(4, [], scaling(Select.MAX)) == (Event(4, ZERO),)
+    kept = LoggedEvent(1, seconds(60))
+    assert stored(4, [kept], longest) == (kept, LoggedEvent(4, ZERO))
+    assert stored(4, [LoggedEvent(1, seconds(60.001))], longest) == (LoggedEvent(4, ZERO),)
+    assert stored(4, [LoggedEvent(1, ZERO, outdated=True)], longest) == (LoggedEvent(4, ZERO),)
+    assert stored(4, [], scaling(Select.MAX)) == (LoggedEvent(4, ZERO),)
 
 
 @pytest.mark.parametrize(

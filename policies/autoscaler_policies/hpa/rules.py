@@ -176,12 +176,10 @@ class Event:
     Attributes:
         change: how many.
         age: how long ago.
-        outdated: whether it was found older than all periods when an event was stored.
     """
 
     change: int
     age: timedelta
-    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,22 +323,6 @@ def per_pod_value(status: int, target: int, values: Sequence[int], tolerances: T
 def change_within(period: timedelta, events: Sequence[Event]) -> int:
     """By how many replicas the size changed within a period (getReplicasChangePerPeriod)."""
     return sum(event.change for event in events if event.age < period)
-
-
-def stored(change: int, events: Sequence[Event], rules: ScalingRules | None) -> tuple[Event, ...]:
-    """The events of a direction with a change that happens now (storeScaleEvent, markScaleEventsOutdated).
-
-    The last of those older than all periods is replaced; an HPA without `behavior` keeps none.
-    """
-    if rules is None:
-        return tuple(events)
-    longest = max((policy.period for policy in rules.policies), default=ZERO)
-    marked = [replace(event, outdated=event.outdated or event.age > longest) for event in events]
-    old = [index for index, event in enumerate(marked) if event.outdated]
-    if old:
-        marked[old[-1]] = Event(change, ZERO)
-        return tuple(marked)
-    return (*marked, Event(change, ZERO))
 
 
 def scale_up_limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event]) -> int:
