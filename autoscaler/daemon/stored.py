@@ -18,8 +18,8 @@ MAX_BYTES = 16 * 2**20
 PAGE = 64 * 1024
 """Bytes of decisions that are read at once."""
 
-_TIMES = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""The range of times in a sound state."""
+TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
+"""The range of times in a sound state. A clock that has not been set yet shows 1970, and what was before is older."""
 
 
 def restore(state: bytes, records: Iterable[bytes]) -> ClusterState:
@@ -27,8 +27,8 @@ def restore(state: bytes, records: Iterable[bytes]) -> ClusterState:
     loaded, past = load_state(state), tuple(load_record(record).observation for record in records)
     for time in _times((loaded, past)):
         # With others the core cannot calculate.
-        if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
-            raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
+        if time.tzinfo is None or not TIMES[0] <= time < TIMES[1]:
+            raise ValueError(f"it has the time {time.isoformat()}, expected one from {TIMES[0].year} on, with its zone")
     return replace(loaded, past=_past(past))
 
 

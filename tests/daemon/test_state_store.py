@@ -350,6 +350,13 @@ async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
             pass
 
 
+async def test_what_was_kept_before_the_clock_was_set_is_read_after_a_restart(tmp_path: Path) -> None:
+    at = datetime(1970, 1, 1, 0, 0, 40, tzinfo=UTC)  # and what was an hour before, in the year before
+    async with open_state_store(tmp_path, decisions=5) as store:
+        await store.save("a", a_state(at), a_record(at))
+    assert read_state(tmp_path, "a") == a_state(at)
+
+
 def test_reading_the_state_reports_what_cannot_be_read(tmp_path: Path) -> None:
     assert read_state(tmp_path, "a") is None
     with pytest.raises(StoreError, match="cannot be used: File name too long"):
