@@ -225,6 +225,8 @@ class EngineStatus:
                 name = ("slots", "parallelism", "max_parallelism", "partitions", "restarts")[counts.index(number)]
                 raise ParameterError(name, f"must be 0 or more, not {number}")
         for phase, limit in self.deadlines.items():
+            if phase not in PHASES:
+                raise ValueError(f"{phase!r} has a deadline and is no phase, expected one of {', '.join(PHASES)}")
             if limit <= ZERO:
                 raise ValueError(f"the deadline of {phase} must be above 0s, not {limit}")
 

@@ -6,14 +6,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from types import UnionType
 from typing import Any, NamedTuple
 
 from autoscaler.config.model import Cluster
-from autoscaler.core.foreign import foreign_text
+from autoscaler.core.foreign import foreign_text, shorten
 from autoscaler.core.guards import newest_controls
-from autoscaler.core.model import Bound, Control, EngineStatus, Observation, Reading, no_entries
+from autoscaler.core.model import Bound, Control, EngineStatus, JobState, Observation, Reading, no_entries
 from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
+from autoscaler.daemon.stored import TIMES
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.observer")
@@ -21,6 +23,19 @@ log = logging.getLogger("autoscaler.daemon.observer")
 
 _MAX_REMARKS = 100
 _MAX_CONTROLS = 10
+_LONGEST_SHOWN = 60
+
+_TYPES: Mapping[type, Mapping[str, type | UnionType]] = {
+    TargetStatus: {"desired": int, "ready": int},
+    EngineStatus: {
+        "job": JobState,
+        **dict.fromkeys(("slots", "parallelism", "max_parallelism", "partitions", "restarts"), int | None),
+        **dict.fromkeys(("running_since", "last_checkpoint"), datetime | None),
+        "deadlines": Mapping,
+    },
+    Reading: {"partitions": int | None, "parts": Mapping, "over": timedelta},
+}
+"""Types of fields that are stored as they are: of another type they could not be read again after a restart."""
 
 
 def utc_now() -> datetime:
@@ -153,6 +168,8 @@ class Observer:
                 missing[_short(name)] = why
                 if task.done() and not task.cancelled() and isinstance(task.exception(), NotYetError):
                     awaited.add(_short(name))
+            elif (problem := _wrong_field(task.result())) is not None:
+                missing[_short(name)] = problem
             else:
                 answers[name] = task.result()
                 self._defects.pop(name, None)
@@ -190,6 +207,21 @@ class Observer:
         del self._hanging[name]
         if not task.cancelled():
             task.exception()  # Too late to be used; reading it keeps the loop from reporting it.
+
+
+def _wrong_field(answer: object) -> str | None:
+    """What is wrong with an answer of which a field has another type than the plug-in's port says, or None."""
+    for name, kind in _TYPES.get(type(answer), {}).items():
+        value: object = getattr(answer, name)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            expected = getattr(kind, "__name__", kind)
+        elif isinstance(value, datetime) and not (value.tzinfo is not None and TIMES[0] <= value < TIMES[1]):
+            expected = f"a time with its zone from {TIMES[0].year} on"
+        else:
+            continue
+        found = f"{shorten(foreign_text(value), _LONGEST_SHOWN)} ({type(value).__name__})"
+        return f"no {type(answer).__name__}: {name} is {found}, expected {expected}"
+    return None
 
 
 def _limited(status: TargetStatus) -> TargetStatus:

@@ -9,16 +9,28 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from autoscaler.config.model import LogFormat, Metric
-from autoscaler.core.model import Bound, NamedPolicy, Reading, Reason, Recommendation, View
+from autoscaler.core.model import (
+    Bound,
+    EngineStatus,
+    JobState,
+    NamedPolicy,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
 from autoscaler.daemon.logging import setup
+from autoscaler.daemon.stored import restore
 from autoscaler.ports import EdgeError, Shared, TargetStatus
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeQuery, FakeTarget
+from autoscaler.trace.codec import dump_record, dump_state
 
 from .conftest import World, make_cluster
 
@@ -143,6 +155,75 @@ def test_one_defect_is_logged_once_whatever_its_text(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "autoscaler")
     virtual_time.run(main())
     assert [record.message for record in caplog.records].count("plug-in raised an unexpected error") == 1
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("where", "fields", "problem"),
+    [
+        ("target", {"desired": NAN}, "no TargetStatus: desired is nan (float), expected int"),
+        ("target", {"desired": "3"}, "no TargetStatus: desired is 3 (str), expected int"),
+        ("target", {"desired": None}, "no TargetStatus: desired is None (NoneType), expected int"),
+        ("target", {"ready": 2.5}, "no TargetStatus: ready is 2.5 (float), expected int"),
+        ("target", {"ready": True}, "no TargetStatus: ready is True (bool), expected int"),
+        ("engine", {"job": "running"}, "no EngineStatus: job is running (str), expected JobState"),
+        ("engine", {"slots": NAN}, "no EngineStatus: slots is nan (float), expected int | None"),
+        ("engine", {"restarts": 2.5}, "no EngineStatus: restarts is 2.5 (float), expected int | None"),
+        (
+            "engine",
+            {"last_checkpoint": datetime(2026, 1, 1)},  # noqa: DTZ001 - the zone that lacks is the point
+            "no EngineStatus: last_checkpoint is 2026-01-01 00:00:00 (datetime), expected a time with its zone",
+        ),
+        (
+            "engine",
+            {"running_since": datetime(2300, 1, 1, tzinfo=UTC)},
+            "no EngineStatus: running_since is 2300-01-01 00:00:00+00:00 (datetime), expected a time with its zone",
+        ),
+        ("engine", {"deadlines": {"soon": timedelta(1)}}, "'soon' has a deadline and is no phase, expected one of"),
+        ("load", {"partitions": NAN}, "no Reading: partitions is nan (float), expected int | None"),
+        ("load", {"over": 30}, "no Reading: over is 30 (int), expected timedelta"),
+        ("load", {"parts": None}, "no Reading: parts is None (NoneType), expected Mapping"),
+    ],
+)
+def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_nothing(
+    where: str, fields: dict[str, Any], problem: str
+) -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        target, engine, source = world.targets["a"], world.engines["a"], world.source
+        target.desired = target.ready = 5
+        source.values["load"] = 500.0
+        await world.start()
+        await world.until(100)
+        source.values["load"] = 100.0
+        shown = {"desired": 5, "ready": 5}
+
+        async def describe_target() -> TargetStatus:
+            return TargetStatus(**shown | fields)
+
+        async def describe_engine() -> EngineStatus:
+            return EngineStatus(**{"job": JobState.RUNNING} | fields)
+
+        if where == "target":
+            target.describe = describe_target  # type: ignore[method-assign]
+        elif where == "engine":
+            engine.describe = describe_engine  # type: ignore[method-assign]
+        else:
+            source.values["load"] = lambda now: replace(Reading(100.0, now), **fields)
+        await world.until(300)
+        await world.fleet.stop()
+        assert target.requests == []
+        assert len(world.store.records) in (29, 30)
+        last = world.store.records[-1]
+        assert problem in last.observation.missing[where]
+        assert last.decision.reason is Reason.MISSING
+        state = world.store.states["a"]
+        kept = restore(dump_state(state), map(dump_record, world.store.records[-len(state.past) :]))
+        assert kept == state
+
+    virtual_time.run(main())
 
 
 def test_what_a_target_says_is_kept_within_limits() -> None:
