@@ -104,8 +104,9 @@ def foreign_text(value: object) -> str:
         text = str(value)
     except BaseException as raised:  # noqa: BLE001 - what its __str__ raises is as foreign
         text = f"its text cannot be shown: {type(raised).__name__}"
-    # Cut after masking: the beginning of a secret would not be recognized.
-    return shorten(" ".join(mask(text[:_MAX_READ]).split()))
+    # Cut after masking: the beginning of a secret would not be recognized. Half of a surrogate pair cannot be stored.
+    text = mask(text[:_MAX_READ]).encode(errors="replace").decode()
+    return shorten(" ".join(text.split()))
 
 
 def format_exception(error: BaseException) -> str:

@@ -226,6 +226,25 @@ def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_noth
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("where", ["target", "remark"])
+def test_half_of_a_surrogate_pair_in_a_text_ends_no_tick(where: str) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        if where == "remark":
+            target.remarks = ("no node \ud83d",)
+        else:
+            target.failure = EdgeError("no node \ud83d")
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+        observation = world.store.records[-1].observation
+        assert {*observation.remarks, *observation.missing.values()} >= {"no node ?"}
+        assert dump_record(world.store.records[-1])
+
+    virtual_time.run(main())
+
+
 def test_what_a_target_says_is_kept_within_limits() -> None:
     async def main() -> None:
         world = World("a")
