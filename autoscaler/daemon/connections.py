@@ -158,10 +158,10 @@ class Connection:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
         caller.set(self)
+        limit = self._limit = asyncio.timeout(CONNECT_TIMEOUT)
         try:
             with contained():
-                async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:
-                    limit = self._limit
+                async with limit, self.plugin.connect(self._shared) as live:
                     limit.reschedule(None)
                     if self._error != "not connected yet":
                         log.info("plug-in connected", extra={"plugin": self.name})
@@ -172,8 +172,9 @@ class Connection:
                     finally:
                         self._connected = False
                         limit.reschedule(loop.time() + CLOSE_TIMEOUT)
-        except TimeoutError:
-            return f"not connected within {CONNECT_TIMEOUT:.0f} s"
+        except TimeoutError as error:
+            # Else it is the plug-in's own.
+            return f"not connected within {CONNECT_TIMEOUT:.0f} s" if limit.expired() else format_error(error)
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise

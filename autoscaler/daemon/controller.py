@@ -386,14 +386,16 @@ class Controller:
 
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
+        limit = asyncio.timeout(SCALE_TIMEOUT)
         try:
             with contained(), span("scale", self.name, replicas=replicas):
-                async with asyncio.timeout(SCALE_TIMEOUT):
+                async with limit:
                     if not self._ownership.valid(self.name):
                         raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails
                     await self.connections.target().scale(replicas)
-        except TimeoutError:
-            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
+        except TimeoutError as error:
+            late = limit.expired()  # else it is the plug-in's own
+            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s" if late else format_error(error))
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise

@@ -384,6 +384,21 @@ def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
     virtual_time.run(main())
 
 
+def test_a_time_out_of_a_plug_in_in_a_scale_call_is_not_taken_for_ours() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].scale_failure = TimeoutError("no answer of the group within 2 s")
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(15)
+        await world.fleet.stop()
+        refusal = world.fleet.controllers["a"].refusal
+        assert refusal is not None
+        assert refusal.error == "TimeoutError: no answer of the group within 2 s"
+
+    virtual_time.run(main())
+
+
 def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -221,6 +221,18 @@ def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> N
     virtual_time.run(main())
 
 
+def test_a_time_out_of_a_plug_in_while_connecting_is_not_taken_for_ours() -> None:
+    async def main() -> None:
+        fake: Fake[str] = Fake("live", failures=[TimeoutError("no greeting after 5 s")])
+        connections = Connections()
+        connection = connections.lease(fake)
+        await connection.tried()
+        assert connection.problem == "Fake cannot be connected: TimeoutError: no greeting after 5 s"
+        await connections.close()
+
+    virtual_time.run(main())
+
+
 @dataclass(frozen=True)
 class _Plugin:
     url: str
