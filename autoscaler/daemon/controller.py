@@ -48,7 +48,7 @@ SCALE_TIMEOUT = 30.0
 
 NOT_OBSERVED = "not observed yet"
 
-UNANSWERED = "the daemon was stopped before the scale call was answered"
+UNANSWERED = "the daemon was stopped, or handed the cluster over, before the target showed the new size"
 
 EXPIRED = "the lease may have expired: another copy of the daemon may control this cluster"
 
@@ -450,7 +450,8 @@ class Controller:
             # One line for a rescale whose last steps were seen together, none for one that was done at the next tick.
             if settled and (reason is Reason.SETTLING or (reason is Reason.SETTLED and at_once)):
                 continue
-            if reason is Reason.UNCONFIRMED and not self.logged.is_new_refusal(text):
+            # Of a call before the start there is one line, and what is requested in its place is news.
+            if reason is Reason.UNCONFIRMED and self.refusal is not None and not self.logged.is_new_refusal(text):
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
         self._report_decision(decision)

@@ -515,6 +515,33 @@ def test_after_a_kill_between_keeping_and_calling_the_request_is_made_again() ->
     virtual_time.run(main())
 
 
+def test_a_request_in_place_of_one_before_the_start_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+
+        async def accept(replicas: int) -> None:
+            target.requests.append(replicas)
+
+        world.source.values["load"] = 300.0
+        scale, target.scale = target.scale, accept  # type: ignore[method-assign] # it accepts and shows nothing
+        await world.start()
+        await world.until(15)
+        await world.fleet.stop()
+        target.scale = scale  # type: ignore[method-assign]
+        world.fleet = world.make_fleet()
+        caplog.clear()
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+        assert target.requests == [3, 3]
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    why = "the daemon was stopped, or handed the cluster over, before the target showed the new size"
+    assert messages(caplog) == [f"the target did not accept the change from 1 to 3: {why}", "rescale"]
+
+
 def test_a_defect_of_ours_in_one_cluster_does_not_end_it_or_others(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", "b")
