@@ -59,7 +59,7 @@ FIRST = 15.0
 """Seconds within which a cluster that was taken has its first tick here: grids are those of each machine's clock."""
 
 _TICKS_UNTIL_BACK = 3
-"""Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
+"""Ticks until it counts that a reading is available again, or a remark gone: what is unstable must not fill the log."""
 
 _MAX_REFUSALS = 100
 
@@ -82,6 +82,7 @@ class LogState:
 
     Attributes:
         missing: readings that went missing -> ticks they have been available again.
+        remarks: what was reported -> ticks since when it is not any more.
         sizes: current and desired of the last decision.
         reasons: of the decisions since these sizes.
         refused: why scale calls have failed since the last success.
@@ -91,6 +92,7 @@ class LogState:
     """
 
     missing: dict[str, int] = field(default_factory=dict)
+    remarks: dict[str, int] = field(default_factory=dict)
     sizes: tuple[int, int] | None = None
     reasons: set[Reason] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -475,9 +477,16 @@ class Controller:
             if missing[name] == _TICKS_UNTIL_BACK:
                 del missing[name]
                 log.info("reading is available again", extra={"cluster": self.name, "reading": name})
+        remarks = self.logged.remarks
         for remark in observation.remarks:
-            if remark not in self.remarks:
+            if remark not in remarks:
                 log.info("target or annotation reports a condition", extra={"cluster": self.name, "remark": remark})
+            remarks[remark] = 0
+        # What a target reports is not known while it does not answer.
+        for remark in remarks.keys() - observation.remarks if TARGET not in observation.missing else ():
+            remarks[remark] += 1
+            if remarks[remark] == _TICKS_UNTIL_BACK:
+                del remarks[remark]
 
     def _report_controls(self, observation: Observation) -> None:
         """Log what has come into force and what has ended."""

@@ -663,6 +663,26 @@ def test_a_target_that_refuses_every_call_with_another_text_does_not_fill_the_lo
     assert messages(caplog).count("scale call failed") == 1
 
 
+def test_a_target_that_answers_at_times_does_not_fill_the_log_with_remarks(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.remarks = ("no node is free",)
+        await world.start()
+        for tick in range(100):
+            target.failure = UnavailableError("away") if tick % 2 else None
+            await world.until(10.0 * (tick + 1))
+        target.failure = None
+        for remarks in ((), ("no node is free",)):  # it is over, and later begins again
+            target.remarks = remarks
+            await world.until(asyncio.get_running_loop().time() + 60)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog).count("target or annotation reports a condition") == 2
+
+
 def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
