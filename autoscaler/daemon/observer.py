@@ -24,6 +24,7 @@ log = logging.getLogger("autoscaler.daemon.observer")
 _MAX_REMARKS = 100
 _MAX_CONTROLS = 10
 _LONGEST_SHOWN = 60
+_ANSWERS_UNTIL_OVER = 3
 
 _TYPES: Mapping[type, Mapping[str, type | UnionType]] = {
     TargetStatus: {"desired": int, "ready": int},
@@ -86,7 +87,7 @@ class Observer:
         self._utc = utc
         self._find_controls = find_controls
         self._hanging: dict[str, asyncio.Task[Any]] = {}
-        self._defects: dict[str, type[BaseException]] = {}
+        self._defects: dict[str, tuple[type[BaseException], int]] = {}  # what was logged, and answers since
         self.status: TargetStatus | None = None
         self.awaited: frozenset[str] = frozenset()
         self.unexpected = 0
@@ -172,7 +173,7 @@ class Observer:
                 missing[_short(name)] = problem
             else:
                 answers[name] = task.result()
-                self._defects.pop(name, None)
+                self._note_answer(name)
         self.awaited = frozenset(awaited)
         return answers, missing
 
@@ -194,14 +195,22 @@ class Observer:
         if isinstance(error, EdgeError | TimeoutError):
             return text
         self.unexpected += 1
-        if self._defects.get(name) is not type(error):
-            self._defects[name] = type(error)
+        logged, self._defects[name] = self._defects.get(name), (type(error), 0)
+        if logged is None or logged[0] is not type(error):
             log.error(
                 "plug-in raised an unexpected error",
                 extra={"cluster": self._cluster.spec.name, "reading": _short(name)},
                 exc_info=error,
             )
         return text
+
+    def _note_answer(self, name: str) -> None:
+        """Forget what was logged once it seems to be over: a defect that shows at times must not fill the log."""
+        if name in self._defects:
+            kind, answers = self._defects[name]
+            self._defects[name] = kind, answers + 1
+            if answers + 1 == _ANSWERS_UNTIL_OVER:
+                del self._defects[name]
 
     def _ended(self, name: str, task: asyncio.Task[object]) -> None:
         del self._hanging[name]

@@ -157,6 +157,25 @@ def test_one_defect_is_logged_once_whatever_its_text(caplog: pytest.LogCaptureFi
     assert [record.message for record in caplog.records].count("plug-in raised an unexpected error") == 1
 
 
+def test_a_defect_that_shows_at_times_is_logged_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        await world.start()
+        for tick in range(100):
+            target.failure = KeyError("surprise") if tick % 2 else None
+            await world.until(10.0 * (tick + 1))
+        target.failure = None
+        await world.until(1060)
+        target.failure = KeyError("surprise")
+        await world.until(1120)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert [record.message for record in caplog.records].count("plug-in raised an unexpected error") == 2
+
+
 NAN = float("nan")
 
 
