@@ -22,7 +22,7 @@ from autoscaler.core.foreign import mask
 from autoscaler.core.model import ClusterState
 from autoscaler.core.step import Decide, step
 from autoscaler.core.wording import first_of
-from autoscaler.daemon.connections import contained, format_error, sleep_until_stopped
+from autoscaler.daemon.connections import contained, expire, format_error, sleep_until_stopped
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
@@ -125,6 +125,7 @@ class Daemon:
         self._notifier = notifier or Notifier()
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
+        self._loading: asyncio.Timeout | None = None
         self.registry.register(DaemonCollector(self))
 
     @property
@@ -197,6 +198,7 @@ class Daemon:
         """Ask it to end, between ticks."""
         self._stop.set()
         self._reload.set()
+        expire(self._loading)
 
     def reload(self) -> None:
         """Ask it to read its configuration again."""
@@ -290,7 +292,8 @@ class Daemon:
         try:
             # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
             with contained():
-                config = await asyncio.to_thread(self._load)
+                async with asyncio.timeout(None) as self._loading:
+                    config = await asyncio.to_thread(self._load)
         except ConfigurationError as error:
             self.reload_problems = error.problems
             log.error(NOT_RELOADED, extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
@@ -298,10 +301,14 @@ class Daemon:
                 log.error(problem)  # noqa: TRY400 - it is complete
             return
         except Exception as error:
+            if self._stop.is_set():  # a stop does not wait for a file that hangs
+                return
             # A defect, of ours or of a plug-in: no reason to stop the running controllers.
             self.reload_problems = (format_error(error),)
             log.exception(NOT_RELOADED)
             return
+        finally:
+            self._loading = None
         mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon

@@ -232,6 +232,30 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     assert daemon.wait(PATIENCE) == 0
 
 
+def test_a_stop_does_not_wait_for_a_configuration_that_hangs_while_it_is_read(place: Place) -> None:
+    place.configure("a")
+    daemon = place.start()
+    decided(place, "a", 1)
+    place.config.unlink()
+    os.mkfifo(place.config)
+    daemon.send_signal(signal.SIGHUP)
+
+    def opened() -> int | None:
+        try:
+            return os.open(place.config, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads it yet
+            return None
+
+    writer = eventually(opened, place.log.read_text)
+    assert writer is not None
+    try:
+        daemon.terminate()
+        assert daemon.wait(PATIENCE) == 0
+    finally:
+        os.close(writer)
+    assert place.lines()[-1]["message"] == "stopped"
+
+
 def test_a_second_daemon_on_the_same_directory_is_refused(place: Place) -> None:
     place.configure("a")
     daemon = place.start()
