@@ -430,7 +430,8 @@ class Controller:
 
     def _set_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self._logged_problem:
-            log.error("decision skipped: cannot persist state", extra={"cluster": self.name, "error": problem})
+            what = "read" if self.state is None else "persist"
+            log.error("decision skipped: cannot %s state", what, extra={"cluster": self.name, "error": problem})
         elif self._logged_problem is not None and problem is None:
             log.info("decisions resumed", extra={"cluster": self.name})
         self.problem = self._logged_problem = problem

@@ -425,6 +425,21 @@ def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterw
     assert len([r for r in caplog.records if "cannot persist state" in r.message]) == 1
 
 
+def test_a_state_that_cannot_be_read_is_not_reported_as_one_that_cannot_be_persisted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        world.store.failure = "the state of cluster 'a' cannot be read"
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog) == ["decision skipped: cannot read state"]
+
+
 def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
     async def main() -> None:
         world = World("a", dry_run=True)
