@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -45,6 +46,10 @@ def test_its_table_has_every_policy_of_the_benchmark_and_the_formula_of_j() -> N
         # J is a mean over the loads, cost a geometric mean: equal to within the difference of the two
         by_hand = float(cost) + 10 * float(late.strip().rstrip("%")) / 100 + 0.02 * float(rescales)
         assert float(j) == pytest.approx(by_hand, rel=0.03)
+    recorded = json.loads((ROOT / "tests" / "benchmarks" / "recorded.json").read_text())["plants"]["k8s"]
+    (shown,) = (row for row in rows if row[0].strip() == "`adaptive`")
+    figures = (f"{recorded['cost']:.2f}", f"{recorded['violation']:.2%}", f"{recorded['rescales_per_hour']:.1f}")
+    assert tuple(cell.strip() for cell in shown[1:4]) == figures
 
 
 def test_what_a_holding_cpu_policy_costs_is_what_simulate_prints(
