@@ -106,7 +106,9 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     inputs = answer.inputs
     if len(inputs) > MOST_LEARNED:  # they are kept, recorded and shown
         inputs = dict(islice(inputs.items(), MOST_LEARNED))
-    detail = answer.detail if len(answer.detail) <= MAX_TEXT else shorten(answer.detail)
+    detail = answer.detail
+    if len(detail) > MAX_TEXT or not detail.isascii():
+        detail = shorten(detail)
     return _create_recommendation(answer.replicas, answer.reason, inputs, detail, named.name)
 
 

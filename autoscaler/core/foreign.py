@@ -94,7 +94,9 @@ mask = Mask()
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """A text, cut to a length."""
+    """A text, cut to a length, without halves of surrogate pairs, which cannot be stored."""
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -104,9 +106,8 @@ def foreign_text(value: object) -> str:
         text = str(value)
     except BaseException as raised:  # noqa: BLE001 - what its __str__ raises is as foreign
         text = f"its text cannot be shown: {type(raised).__name__}"
-    # Cut after masking: the beginning of a secret would not be recognized. Half of a surrogate pair cannot be stored.
-    text = mask(text[:_MAX_READ]).encode(errors="replace").decode()
-    return shorten(" ".join(text.split()))
+    # Cut after masking: the beginning of a secret would not be recognized.
+    return shorten(" ".join(mask(text[:_MAX_READ]).split()))
 
 
 def format_exception(error: BaseException) -> str:

@@ -38,6 +38,11 @@ def test_a_long_text_is_cut_and_one_that_cannot_be_shown_is_said_to_be_so() -> N
     assert format_exception(Unspeakable()) == "Unspeakable: its text cannot be shown: SystemExit"
 
 
+def test_half_of_a_surrogate_pair_which_cannot_be_stored_is_replaced_in_what_a_policy_says() -> None:
+    decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, {}, "file \udc80 of é"))), seen(0, 2))
+    assert decision.recommendations[0].detail == "file ? of é"
+
+
 def test_what_a_policy_says_is_cut() -> None:
     decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, {}, "x" * 1_000_000))), seen(0, 2))
     assert len(decision.recommendations[0].detail) == MAX_TEXT

@@ -83,6 +83,12 @@ def test_countless_inputs_of_a_policy_are_cut_to_the_first_thousand() -> None:
     assert decision.proposed == 3
 
 
+def test_inputs_of_a_policy_may_have_a_sum_beyond_all_floats() -> None:
+    inputs = {"lag": 1.7e308, "arrivals": 1.7e308}
+    _, decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, inputs))), seen(0, 2))
+    assert (decision.proposed, decision.recommendations[0].inputs) == (3, inputs)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
