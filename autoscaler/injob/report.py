@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -92,7 +93,7 @@ def report(
 
     Args:
         spark: the SparkSession whose queries are reported, in the driver's own process.
-        host: address to listen on; loopback by default. The report has no authentication.
+        host: address to listen on, `::` for all of IPv6 too; loopback by default. The report has no authentication.
         port: port to listen on, 0 for any free one; default `AUTOSCALER_REPORT_PORT`, else 4050.
         batches: how many batches of each query are kept, at least 3.
         waiting: for a query with one source that does not report its newest offset, such as files: called with the
@@ -387,7 +388,8 @@ class Reporter:
             return error
         server.reporter = self
         self._server = server
-        log.info("serving the report on http://%s:%s/v1/progress", self._address[0], self.port)
+        host = self._address[0]
+        log.info("serving the report on http://%s:%s/v1/progress", f"[{host}]" if ":" in host else host, self.port)
         return None
 
     def _serve(self) -> None:
@@ -406,9 +408,10 @@ class _Server(ThreadingHTTPServer):
     timeout = POLL_INTERVAL
     reporter: Reporter
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its parent's
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.Semaphore(MAX_CLIENTS)
-        super().__init__(*args, **kwargs)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as its parent's
         """Serve a client in a thread of its own; one too many is turned away, for threads are the job's too."""

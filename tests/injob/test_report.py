@@ -322,6 +322,18 @@ def test_other_paths_are_not_found_and_health_is_served(start: Callable[..., Rep
     raised.value.close()
 
 
+def test_it_listens_on_an_address_of_ipv6(start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    caplog.set_level(logging.INFO)
+    reporter = start(Session(), host="::1")
+    assert f"serving the report on http://[::1]:{reporter.port}/v1/progress" in caplog.messages
+    with urllib.request.urlopen(f"http://[::1]:{reporter.port}/healthz", timeout=5) as response:
+        assert response.status == 200
+
+
 def test_a_silent_client_does_not_keep_others_waiting(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     with socket.create_connection(("127.0.0.1", reporter.port or 0)) as silent:
