@@ -328,6 +328,14 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
     return str(default.value) if isinstance(default, Enum) else str(default)
 
 
+def equal(one: object, other: object) -> bool:
+    """Whether plug-ins, or what holds some, are equal. Where one of them cannot be compared they are not."""
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - a plug-in's __eq__
+        return False
+
+
 def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
     """The same for equal values, also of those that cannot be hashed: of ten thousand, not each pair is compared."""
     try:

@@ -250,7 +250,7 @@ class Connections:
         """The same key for equal plug-ins."""
         # Of those that cannot be hashed, different ones may have the same hash key.
         keys = ((of, type(plugin), plugins.hash_key(plugin), number) for number in count())
-        return next(key for key in keys if key not in self._open or self._open[key].plugin == plugin)
+        return next(key for key in keys if key not in self._open or plugins.equal(self._open[key].plugin, plugin))
 
 
 class _Holder:

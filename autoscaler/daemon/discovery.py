@@ -31,6 +31,7 @@ from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
 from autoscaler.daemon.observer import FoundControls
 from autoscaler.daemon.reports import Known, Reporter
+from autoscaler.plugins import equal
 from autoscaler.ports import (
     ConfigurationError,
     EdgeError,
@@ -146,7 +147,7 @@ class Discoveries:
                 await self._watches[name].end()
                 self._release(self._watches.pop(name).connection)
             for (spec, watch), found in zip(known, filled, strict=True):
-                if spec.discover != watch.spec.discover:
+                if not equal(spec.discover, watch.spec.discover):
                     self._release(watch.connection)
                     watch.connection = self._fleet.connections.lease(spec.discover)
                 watch.renew(spec, found)
@@ -575,7 +576,7 @@ async def _fill(
         known = before.get(key)
         if known is None or anew or known.member != member:
             filled[key] = _filled(config, spec, member, known)
-            same = same and filled[key] == known
+            same = same and equal(filled[key], known)
         else:
             filled[key] = known
     return before if same else filled

@@ -15,6 +15,7 @@ from autoscaler.daemon.controller import Controller, Ticked, TickRecorder
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import FindControls, no_controls, utc_now
+from autoscaler.plugins import equal
 from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0
@@ -151,7 +152,7 @@ class Fleet:
             await slices.turn()
             if name not in present:
                 added.add(name)
-            elif before is None or name not in before.clusters or _parts(before, name) != _parts(config, name):
+            elif before is None or name not in before.clusters or not equal(_parts(before, name), _parts(config, name)):
                 changed.add(name)
         gone = self._running.keys() - owned.keys()
         removed = {name for name in gone if name in present or self._ending[name].task is None}

@@ -28,6 +28,7 @@ from autoscaler.daemon.connections import Connection, Connections, contained, fo
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, LogState, trouble
 from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.workload import backlog_time
+from autoscaler.plugins import equal
 from autoscaler.ports import (
     EdgeTimeoutError,
     Notification,
@@ -357,7 +358,7 @@ class Notifications:
                 attempts=1,
                 together=1,
             )
-        for name in [name for name, (spec, _, _) in self._receivers.items() if specs.get(name) != spec]:
+        for name in [name for name, (spec, _, _) in self._receivers.items() if not equal(specs.get(name), spec)]:
             _, connection, receiver = self._receivers.pop(name)
             closing = asyncio.create_task(self._close(connection, receiver))
             self._closing.add(closing)

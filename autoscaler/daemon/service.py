@@ -46,7 +46,6 @@ from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreEr
 log = logging.getLogger("autoscaler.daemon")
 
 NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
-NOT_APPLIED = "configuration not reloaded in full: the next reload tries the rest again"
 
 MAX_NAMED = 100
 """Names of clusters that a log line has."""
@@ -328,14 +327,7 @@ class Daemon:
         self.store.decisions = new.decisions
         self.history.keep, self.history.compress = new.history, new.pack
         self.notifications.apply(new.notifications)
-        try:
-            with contained():
-                added, removed, changed = await self.discoveries.apply(config)
-        except Exception as error:
-            # Like above: `apply` makes up for what was not done.
-            self.reload_problems = (format_error(error),)
-            log.exception(NOT_APPLIED)
-            return
+        added, removed, changed = await self.discoveries.apply(config)
         self._config = config
         self.reload_problems = ()
         self.loaded_at = self.utc()
