@@ -29,7 +29,7 @@ BACKLOG_SHARE = 0.05
 BACKLOG_SECONDS = 0.25
 BACKLOG_RECORDS = 2
 MAX_PAUSE = 0.2
-FULL = 0.95
+UNSEEN_SHARE = 0.25
 RECORDS_PER_OFFSET = (0.1, 4.0)
 MIN_ROWS = 20
 STALL_FACTOR = 3.0
@@ -424,8 +424,8 @@ def saturation(snapshot: Snapshot) -> Value:
     span = sum(seconds for _, seconds in parts)
     if span <= 0:
         raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
-    rate, at_once = _rate(known, snapshot.window), _without_pause(known)
-    busy = 0.0
+    rate, unseen = _rate(known, snapshot.window), _unseen(snapshot, known)
+    busy = unknown = 0.0
     for batch, seconds in parts:
         if is_stalled(batch, known):
             continue  # busy waiting, for a hung worker for example: its throughput is not the capacity
@@ -435,20 +435,34 @@ def saturation(snapshot: Snapshot) -> Value:
         # Batches follow one another even at little load, so time alone shows nothing. A batch that left work behind
         # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
         full = 1.0 if left_backlog(batch, rate) else _beyond_overhead(batch, known)
-        if full < FULL and batch.left is None and batch.number in at_once:
-            raise UnseenBacklogError(
-                f"{snapshot.run.label}: its batches follow each other at once, and whether they leave work behind is "
-                "unknown: a source does not report its newest offset; use a processing-time trigger, or have the job "
-                "count what waits: report(spark, waiting=...)"
-            )
-        busy += full * (seconds if seconds - batch.length <= MAX_PAUSE else batch.length)
+        took = seconds if seconds - batch.length <= MAX_PAUSE else batch.length
+        if batch.number in unseen:
+            unknown += (1.0 - full) * took
+            full = 1.0
+        busy += full * took
+    if unknown > UNSEEN_SHARE * span:
+        raise UnseenBacklogError(
+            f"{snapshot.run.label}: its batches follow each other at once, and whether they leave work behind is "
+            "unknown: a source does not report its newest offset; use a processing-time trigger, or have the job "
+            "count what waits: report(spark, waiting=...)"
+        )
     return Value(min(1.0, busy / span), chosen.until)
 
 
-def _without_pause(known: Sequence[Batch]) -> set[int]:
-    """The numbers of batches that began at once when the one before had ended, or were followed at once."""
-    pairs = itertools.pairwise(known)
-    return {one.number for pair in pairs if pair[1].start - pair[0].end <= MAX_PAUSE for one in pair}
+def _unseen(snapshot: Snapshot, known: Sequence[Batch]) -> set[int]:
+    """The numbers of batches that may have left work behind which their source does not report.
+
+    After them the next one began at once and read something; of the last one that is not known before it is idle.
+    """
+    followed = [one for one, after in itertools.pairwise(known) if after.records != 0 and _at_once(one, after)]
+    last = known[-1]
+    if len(known) > 1 and last.records != 0 and _at_once(known[-2], last) and not is_idle(snapshot, last):
+        followed.append(last)
+    return {batch.number for batch in followed if batch.left is None}
+
+
+def _at_once(one: Batch, after: Batch) -> bool:
+    return after.start - one.end <= MAX_PAUSE
 
 
 def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:

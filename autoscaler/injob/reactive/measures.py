@@ -41,7 +41,8 @@ class Meter:
         run: its last batches, and when it had nothing to do.
         begun: when it was started, on a clock that is never set.
         measures: the last; None before the first whole batch.
-        share: the last busy share that was known.
+        share: the last busy share; None: not known.
+        busy: seconds in which it was busy, those among them in which it may have been.
         records: read by now; None: not known.
         written: rows that its sink has counted by now; None: not known.
         read: when it last read a record, on the steady clock.
@@ -51,6 +52,7 @@ class Meter:
     begun: float
     measures: Measures | None = None
     share: float | None = None
+    busy: float = 0.0
     records: int | None = 0
     written: int | None = 0
     read: float
@@ -102,15 +104,16 @@ def _read(
     taken = meter.share if share is None and is_seen else share
     if taken is None and is_seen:
         return meter
-    was = meter.measures or Measures(age=0.0, busy=0.0, records=0)
+    was = meter.measures or Measures(age=0.0, busy=None, records=0)
     passed = max(0.0, steady - meter.begun - was.age)
     # The share is of the time from its first new batch on, and before that it had nothing to do.
     began = next((batch.start for batch in meter.run.progress if batch.received > at - passed), at)
     span = min(passed, max(at - began, meter.run.interval))
+    busy = meter.busy + (1.0 if taken is None else taken) * span
     read = None if meter.records is None or was.records is None else meter.records - was.records
     now = Measures(
         age=was.age + passed,
-        busy=None if taken is None or was.busy is None else was.busy + taken * span,
+        busy=None if taken is None else busy,
         busy_share=share * span / passed if share and passed else share,
         records=meter.records,
         rate=read / passed if read and passed else read,
@@ -119,7 +122,7 @@ def _read(
         idle=max(0.0, steady - meter.read),
         watermark=watermark,
     )
-    return replace(meter, measures=now, share=taken)
+    return replace(meter, measures=now, share=taken, busy=busy)
 
 
 def _share(snapshot: Snapshot) -> tuple[float | None, bool]:
