@@ -196,7 +196,7 @@ class Aws:
         """Release threads and connections; a thread that still waits ends at its own time-out."""
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
-        for client in self._clients.values():
+        for client in [*self._clients.values()]:  # a thread that still waits may change them
             client.close()
 
     async def prepare(self, service: str) -> None:

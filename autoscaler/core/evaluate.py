@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from types import MappingProxyType
+from typing import TypeGuard
 
 from autoscaler.core.fast_init import creator
 from autoscaler.core.foreign import MAX_TEXT, format_exception, shorten
@@ -147,6 +148,10 @@ def _failed(named: NamedPolicy, detail: str) -> Recommendation:
     return Recommendation(None, Reason.FAILED, {}, detail, named.name)
 
 
+def _whole(size: object) -> TypeGuard[int]:
+    return isinstance(size, int) and not isinstance(size, bool)
+
+
 def _problem(answer: object) -> str | None:
     if not isinstance(answer, Recommendation):
         return f"returned {type(answer).__name__}, expected a Recommendation"
@@ -156,13 +161,11 @@ def _problem(answer: object) -> str | None:
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
+    elif not (type(replicas) is int or _whole(replicas)) or not 0 <= replicas <= MAX_REPLICAS:
         return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MAX_REPLICAS}"
     if not isinstance(answer.detail, str):
         return f"gave a detail of type {type(answer.detail).__name__}, expected a string"
-    numbers = answer.inputs.values()
-    # One that is not finite makes the sum so too: faster than testing each.
-    if not math.isfinite(sum(numbers)) and not all(map(math.isfinite, numbers)):
+    if not all(map(math.isfinite, answer.inputs.values())):
         name, number = next((name, number) for name, number in answer.inputs.items() if not math.isfinite(number))
         return f"used the input {name} = {number}, expected a finite number"
     return None

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import UnionType
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any, NamedTuple, cast
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.foreign import foreign_text, shorten
@@ -25,18 +25,6 @@ _MAX_REMARKS = 100
 _MAX_CONTROLS = 10
 _LONGEST_SHOWN = 60
 _ANSWERS_UNTIL_OVER = 3
-
-_TYPES: Mapping[type, Mapping[str, type | UnionType]] = {
-    TargetStatus: {"desired": int, "ready": int},
-    EngineStatus: {
-        "job": JobState,
-        **dict.fromkeys(("slots", "parallelism", "max_parallelism", "partitions", "restarts"), int | None),
-        **dict.fromkeys(("running_since", "last_checkpoint"), datetime | None),
-        "deadlines": Mapping,
-    },
-    Reading: {"partitions": int | None, "parts": Mapping, "over": timedelta},
-}
-"""Types of fields that are stored as they are: of another type they could not be read again after a restart."""
 
 
 def utc_now() -> datetime:
@@ -169,10 +157,12 @@ class Observer:
                 missing[_short(name)] = why
                 if task.done() and not task.cancelled() and isinstance(task.exception(), NotYetError):
                     awaited.add(_short(name))
-            elif (problem := _wrong_field(task.result())) is not None:
+                continue
+            answer, problem = _storable(task.result())
+            if problem is not None:
                 missing[_short(name)] = problem
             else:
-                answers[name] = task.result()
+                answers[name] = answer
                 self._note_answer(name)
         self.awaited = frozenset(awaited)
         return answers, missing
@@ -218,19 +208,70 @@ class Observer:
             task.exception()  # Too late to be used; reading it keeps the loop from reporting it.
 
 
-def _wrong_field(answer: object) -> str | None:
-    """What is wrong with an answer of which a field has another type than the plug-in's port says, or None."""
-    for name, kind in _TYPES.get(type(answer), {}).items():
+def _whole(value: Any) -> int:  # noqa: ANN401 - whatever a plug-in answers
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        raise TypeError
+    return int(value) if isinstance(value, float) and value.is_integer() else index(value)
+
+
+def _time(value: Any) -> datetime:  # noqa: ANN401 - likewise
+    if isinstance(value, datetime) and value.utcoffset() is not None and TIMES[0] <= value < TIMES[1]:
+        return value
+    raise ValueError
+
+
+def _of(kind: type) -> Callable[[Any], object]:
+    def same(value: Any) -> object:  # noqa: ANN401 - likewise
+        if isinstance(value, kind):
+            return value
+        raise TypeError
+
+    return same
+
+
+def _or_none(convert: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda value: None if value is None else convert(value)
+
+
+_WHOLE = "a whole number"
+_TIME = f"a time with its zone from {TIMES[0].year} on"
+_FIELDS: Mapping[type, Mapping[str, tuple[Callable[[Any], object], str]]] = {
+    TargetStatus: {"desired": (_whole, _WHOLE), "ready": (_whole, _WHOLE)},
+    EngineStatus: {
+        "job": (JobState, f"one of {', '.join(JobState)}"),
+        **dict.fromkeys(
+            ("slots", "parallelism", "max_parallelism", "partitions", "restarts"), (_or_none(_whole), _WHOLE)
+        ),
+        **dict.fromkeys(("running_since", "last_checkpoint"), (_or_none(_time), _TIME)),
+        "deadlines": (_of(Mapping), "a mapping"),
+    },
+    Reading: {
+        "partitions": (_or_none(_whole), _WHOLE),
+        "parts": (_of(Mapping), "a mapping"),
+        "over": (_of(timedelta), "a timedelta"),
+    },
+}
+"""Fields that are stored as they are, with what makes them what they are read as again: a number of numpy an int."""
+
+
+def _storable(answer: object) -> tuple[object, str | None]:
+    """An answer with fields that can be read again after a restart, and what is wrong where that cannot be made."""
+    kind = next((kind for kind in _FIELDS if isinstance(answer, kind)), None)
+    if kind is None:
+        return answer, None
+    changes = {}
+    for name, (convert, expected) in _FIELDS[kind].items():
         value: object = getattr(answer, name)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            expected = getattr(kind, "__name__", kind)
-        elif isinstance(value, datetime) and not (value.tzinfo is not None and TIMES[0] <= value < TIMES[1]):
-            expected = f"a time with its zone from {TIMES[0].year} on"
-        else:
-            continue
-        found = f"{shorten(foreign_text(value), _LONGEST_SHOWN)} ({type(value).__name__})"
-        return f"no {type(answer).__name__}: {name} is {found}, expected {expected}"
-    return None
+        try:
+            fits = convert(value)
+        except Exception:  # noqa: BLE001 - of a foreign object
+            found = f"{shorten(foreign_text(value), _LONGEST_SHOWN)} ({type(value).__name__})"
+            return None, f"no {kind.__name__}: {name} is {found}, expected {expected}"
+        if fits is not value:
+            changes[name] = fits
+    return replace(cast("Any", answer), **changes) if changes else answer, None
 
 
 def _limited(status: TargetStatus) -> TargetStatus:

@@ -66,8 +66,9 @@ MAX_POSITION = 1 << 62
 
 log = logging.getLogger("autoscaler.injob")
 
-RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""What was raised in Python: below a traceback the first line that is not indented."""
+MAX_ERROR = 100_000
+"""Characters of an error's text that are read: a search takes the square of the time."""
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
@@ -535,8 +536,13 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
 
 def reason(exception: str) -> str:
     """Why a query has failed, in one line: of Python's tracebacks the last; the whole text is in the driver's log."""
-    raised = RAISED.findall(exception)
-    return (raised[-1] if raised else exception.strip().partition("\n")[0])[:500] or "no error message"
+    return (raised(exception) or exception.strip().partition("\n")[0])[:500] or "no error message"
+
+
+def raised(text: str) -> str:
+    """What was raised in Python: below the last traceback the first line that is not indented; or nothing."""
+    lines: list[str] = _RAISED.findall(text[:MAX_ERROR])
+    return lines[-1] if lines else ""
 
 
 def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
@@ -179,17 +179,33 @@ def test_a_defect_that_shows_at_times_is_logged_once_until_it_is_over(caplog: py
 NAN = float("nan")
 
 
+class Nowhere(tzinfo):
+    def utcoffset(self, _: datetime | None) -> timedelta | None:
+        return None
+
+    def dst(self, _: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, _: datetime | None) -> str | None:
+        return None
+
+
 @pytest.mark.parametrize(
     ("where", "fields", "problem"),
     [
-        ("target", {"desired": NAN}, "no TargetStatus: desired is nan (float), expected int"),
-        ("target", {"desired": "3"}, "no TargetStatus: desired is 3 (str), expected int"),
-        ("target", {"desired": None}, "no TargetStatus: desired is None (NoneType), expected int"),
-        ("target", {"ready": 2.5}, "no TargetStatus: ready is 2.5 (float), expected int"),
-        ("target", {"ready": True}, "no TargetStatus: ready is True (bool), expected int"),
-        ("engine", {"job": "running"}, "no EngineStatus: job is running (str), expected JobState"),
-        ("engine", {"slots": NAN}, "no EngineStatus: slots is nan (float), expected int | None"),
-        ("engine", {"restarts": 2.5}, "no EngineStatus: restarts is 2.5 (float), expected int | None"),
+        ("target", {"desired": NAN}, "no TargetStatus: desired is nan (float), expected a whole number"),
+        ("target", {"desired": "3"}, "no TargetStatus: desired is 3 (str), expected a whole number"),
+        ("target", {"desired": None}, "no TargetStatus: desired is None (NoneType), expected a whole number"),
+        ("target", {"ready": 2.5}, "no TargetStatus: ready is 2.5 (float), expected a whole number"),
+        ("target", {"ready": True}, "no TargetStatus: ready is True (bool), expected a whole number"),
+        ("engine", {"job": "dozing"}, "no EngineStatus: job is dozing (str), expected one of "),
+        (
+            "engine",
+            {"running_since": datetime(2026, 1, 1, tzinfo=Nowhere())},
+            "no EngineStatus: running_since is 2026-01-01 00:00:00 (datetime), expected a time with its zone",
+        ),
+        ("engine", {"slots": NAN}, "no EngineStatus: slots is nan (float), expected a whole number"),
+        ("engine", {"restarts": 2.5}, "no EngineStatus: restarts is 2.5 (float), expected a whole number"),
         (
             "engine",
             {"last_checkpoint": datetime(2026, 1, 1)},  # noqa: DTZ001 - the zone that lacks is the point
@@ -201,9 +217,9 @@ NAN = float("nan")
             "no EngineStatus: running_since is 2300-01-01 00:00:00+00:00 (datetime), expected a time with its zone",
         ),
         ("engine", {"deadlines": {"soon": timedelta(1)}}, "'soon' has a deadline and is no phase, expected one of"),
-        ("load", {"partitions": NAN}, "no Reading: partitions is nan (float), expected int | None"),
-        ("load", {"over": 30}, "no Reading: over is 30 (int), expected timedelta"),
-        ("load", {"parts": None}, "no Reading: parts is None (NoneType), expected Mapping"),
+        ("load", {"partitions": NAN}, "no Reading: partitions is nan (float), expected a whole number"),
+        ("load", {"over": 30}, "no Reading: over is 30 (int), expected a timedelta"),
+        ("load", {"parts": None}, "no Reading: parts is None (NoneType), expected a mapping"),
     ],
 )
 def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_nothing(
@@ -241,6 +257,39 @@ def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_noth
         state = world.store.states["a"]
         kept = restore(dump_state(state), map(dump_record, world.store.records[-len(state.past) :]))
         assert kept == state
+
+    virtual_time.run(main())
+
+
+def test_what_means_a_whole_number_or_a_state_is_taken_for_it() -> None:
+    class Index:
+        def __index__(self) -> int:
+            return 5
+
+    async def main() -> None:
+        world = World("a", engine=True)
+        target, engine = world.targets["a"], world.engines["a"]
+        target.desired = target.ready = 5
+        sizes: Any = iter([(5.0, Index()), (Index(), 5.0)] * 50)
+
+        async def describe_target() -> TargetStatus:
+            return TargetStatus(*next(sizes))
+
+        async def describe_engine() -> EngineStatus:
+            job: Any = "running"
+            return EngineStatus(job=job, slots=5.0, partitions=12.0)  # type: ignore[arg-type]
+
+        target.describe = describe_target  # type: ignore[method-assign]
+        engine.describe = describe_engine  # type: ignore[method-assign]
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+        last = world.store.records[-1].observation
+        assert not {"target", "engine"} & last.missing.keys()
+        assert (last.desired, last.ready) == (5, 5)
+        assert {type(last.desired), type(last.ready)} == {int}
+        assert last.engine == EngineStatus(job=JobState.RUNNING, slots=5, partitions=12)
+        assert dump_record(world.store.records[-1])
 
     virtual_time.run(main())
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -763,9 +763,9 @@ async def test_a_plug_in_that_cannot_be_compared_is_another_one_after_a_reload(h
 
     await house.ready()
     for count in (1, 2, 3):
-        target = FakeTarget()
-        clusters = {**house.config.clusters, "bad": make_cluster("bad", Incomparable(target))}
-        notifications = {"bad": NotificationSpec(to=Incomparable(target))}
+        target, receiver = Incomparable(FakeTarget()), cast("Any", Incomparable(FakeTarget()))
+        clusters = {**house.config.clusters, "bad": make_cluster("bad", target)}
+        notifications = {"bad": NotificationSpec(to=receiver)}
         config = replace(
             house.config, clusters=clusters, daemon=replace(house.config.daemon, notifications=notifications)
         )

@@ -212,6 +212,10 @@ RuntimeError
         ),
         ("Traceback (most recent call last):\n  cut", "Traceback (most recent call last):"),
         ("x" * 10_000, "x" * 500),
+        (
+            "Traceback (most recent call last):\n" + 30_000 * "  deep\n" + "E: far off",
+            "Traceback (most recent call last):",
+        ),
         ("\n ", "no error message"),
     ],
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from autoscaler.core.wording import count_of
-from autoscaler.injob.report import RAISED
+from autoscaler.injob.report import raised
 
 FAIR = 0.25
 """New executors that have had less than this part of their even share of tasks are taken to be unused."""
@@ -113,7 +113,7 @@ MAX_CAUSE = 1000
 def cause(text: str) -> str:
     """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one's."""
     text = text.partition("=== Streaming Query ===")[0]
-    lines = RAISED.findall(text)[-1:] or [line.strip() for line in text.splitlines()]
+    lines = [raised(text)] if raised(text) else [line.strip() for line in text.splitlines()]
     said = (line for line in lines if line and not line.startswith(("SQLSTATE", "JVM stacktrace")))
     line = next(said, "no error message")
     return line if len(line) <= MAX_CAUSE else line[: MAX_CAUSE - 1] + "…"
