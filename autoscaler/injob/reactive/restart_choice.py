@@ -113,7 +113,8 @@ MAX_CAUSE = 1000
 def cause(text: str) -> str:
     """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one's."""
     text = text.partition("=== Streaming Query ===")[0]
-    lines = [raised(text)] if raised(text) else [line.strip() for line in text.splitlines()]
+    python = raised(text)
+    lines = [python] if python else [line.strip() for line in text.splitlines()]
     said = (line for line in lines if line and not line.startswith(("SQLSTATE", "JVM stacktrace")))
     line = next(said, "no error message")
     return line if len(line) <= MAX_CAUSE else line[: MAX_CAUSE - 1] + "…"
