@@ -485,6 +485,8 @@ def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
 def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="the deadline of absorbed must be above 0s"):
         EngineStatus(job=JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
+    with pytest.raises(ValueError, match="'soon' has a deadline and is no phase, expected one of requested, "):
+        EngineStatus(job=JobState.RUNNING, deadlines={"soon": seconds(9)})  # type: ignore[dict-item]
     for odd in (-1, 2.5, True, "3"):
         with pytest.raises(ValueError, match=f"a bound must be a whole number of replicas, 0 or more, not {odd!r}"):
             Bound(odd, "odd")  # type: ignore[arg-type]
