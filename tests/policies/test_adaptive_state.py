@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.model import MOST_LEARNED, Direction, Learned, Observation, Reading, RescaleTimes, View
+from autoscaler_policies.adaptive.forecast import NORMAL_RATIO
 from autoscaler_policies.adaptive.policy import Adaptive
 from autoscaler_policies.adaptive.state import VERSION, VERSION_NAME, State
 from tests.policies.conftest import NOW, make
@@ -123,6 +124,15 @@ def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[
     expected.climb.size = 4.0
     expected.plateau.rate = 450.0
     assert state == expected
+
+
+def test_swings_that_were_kept_without_their_mean_deviation_are_as_wide_as_they_were() -> None:
+    state = State()
+    state.lasting.weight, state.lasting.square = 100.0, 4.0
+    former = {name: number for name, number in state.dump().items() if name != "lasting.absolute"}
+    found = State.load(former).lasting
+    assert NORMAL_RATIO * found.absolute / found.weight == pytest.approx(math.sqrt(4.0 / 100.0))
+    assert State.load({**former, "lasting.weight": 0.0}).lasting.absolute == 0
 
 
 def test_the_idle_cpu_that_version_1_learned_is_read() -> None:

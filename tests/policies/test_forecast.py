@@ -514,9 +514,9 @@ ENOUGH = 2.02 * TUNING.points
 
 
 def test_how_much_and_how_long_they_swing_is_by_what_was_off_before_and_after() -> None:
-    sums = {"weight": ENOUGH, "total": 100.0 * ENOUGH, "square": 2.0}
+    sums = {"weight": ENOUGH, "total": 100.0 * ENOUGH, "square": 2.0, "absolute": 0.1 * ENOUGH}
     found = Lasting(mean=100.0, **sums, both=1.98 * TUNING.brief_s / forecast.AHEAD_S).swings()
-    assert found == pytest.approx((100.0, math.sqrt(2 / ENOUGH), 0.99 * TUNING.brief_s))
+    assert found == pytest.approx((100.0, math.sqrt(math.pi / 2) * 0.1, 0.99 * TUNING.brief_s))
 
 
 @pytest.mark.parametrize(
@@ -532,6 +532,21 @@ def test_how_much_and_how_long_they_swing_is_by_what_was_off_before_and_after() 
 )
 def test_what_was_not_seen_for_long_or_lasts_too_long_is_no_swing(known: Lasting) -> None:
     assert known.swings() is None
+
+
+def test_one_burst_is_no_usual_swing_an_hour_later() -> None:
+    dice = Random(1)  # noqa: S311 - noise that is the same each time, not a secret
+    lasting, before = Lasting(), None
+    rates: list[tuple[float, float]] = []
+    for minute in range(300):
+        rates.append((60.0 * minute, (2000.0 if 180 <= minute < 182 else 400.0) * dice.gauss(1.0, 0.03)))
+        lasting.learn(rates[-TUNING.points :])
+        if minute == 179:
+            before = lasting.swings()
+    after = lasting.swings()
+    assert before is not None
+    assert after is not None
+    assert before.spread < after.spread < 0.1
 
 
 def test_a_deviation_that_turns_round_at_once_still_lasts_a_little() -> None:

@@ -109,6 +109,7 @@ class Lasting:
         weight: minutes that were looked at, of which earlier ones count less.
         total: the sum of that mean over them.
         square, both: their sums of squares of what was off before, and of products with what was off after.
+        absolute: their sum of what was off before, without its sign.
     """
 
     seen_at: float | None = None
@@ -118,6 +119,7 @@ class Lasting:
     total: float = 0.0
     square: float = 0.0
     both: float = 0.0
+    absolute: float = 0.0
 
     def learn(self, points: Sequence[tuple[float, float]]) -> None:
         """Learn from (seconds since 1970, records/s) about a minute apart, in order of time; at least one."""
@@ -135,6 +137,7 @@ class Lasting:
         self.total = self.total * kept + weight * self.mean
         self.square = self.square * kept + weight * before * before
         self.both = self.both * kept + weight * before * after
+        self.absolute = self.absolute * kept + weight * abs(before)
 
     @property
     def _share(self) -> float | None:
@@ -180,7 +183,8 @@ class Lasting:
         lasts = max(AHEAD_S * share, READING_S)
         if lasts > TUNING.brief_s:
             return None
-        spread = math.sqrt(self.square / self.weight)
+        # By the mean deviation: the squares of one burst would count for ten hours.
+        spread = NORMAL_RATIO * self.absolute / self.weight
         chance = TUNING.significance * spread * math.sqrt(2 * lasts / MEAN_S) * self.mean
         return Swings(self.mean + min(max(self.total / self.weight - self.mean, -chance), chance), spread, lasts)
 

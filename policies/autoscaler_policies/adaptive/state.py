@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from autoscaler_policies.adaptive.capacity_model import Capacity, Idle, Saturation
-from autoscaler_policies.adaptive.forecast import Arrivals, Lasting
+from autoscaler_policies.adaptive.forecast import NORMAL_RATIO, Arrivals, Lasting
 from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.seasonality import Season
 
@@ -86,6 +86,9 @@ class State:
             if place is not None and math.isfinite(number):
                 section, of, kind = place
                 setattr(getattr(state, section), of, number if kind is float else kind(number))
+        lasting = state.lasting
+        if "lasting.absolute" not in memory and lasting.square > 0 and lasting.weight > 0:  # kept before there was one
+            lasting.absolute = math.sqrt(lasting.square / lasting.weight) * lasting.weight / NORMAL_RATIO
         return state
 
     def dump(self) -> dict[str, float]:
