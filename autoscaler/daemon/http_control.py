@@ -22,6 +22,7 @@ from pydantic import (
 
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
+from autoscaler.core.parameters import ParameterError
 from autoscaler.core.wording import list_of
 from autoscaler.daemon.controller import NOT_OBSERVED
 from autoscaler.daemon.controls import RESUME, describe_scope, matches
@@ -170,10 +171,17 @@ async def _add_control(request: web.Request) -> web.Response:
     status, by = request.app[STATUS], request.app[ACCESS].caller(request)
     asked = await body_of(request, ControlRequest)
     clusters = await _matching(status, asked)
-    until = asked.until(status.utc())
-    stored = await status.controls.add(
-        asked.control(by), asked.clusters, asked.fleets, by=by, reason=asked.reason or None, until=until
-    )
+    now = status.utc()
+    try:
+        stored = await status.controls.add(
+            asked.control(by), asked.clusters, asked.fleets, by=by, reason=asked.reason or None, until=asked.until(now)
+        )
+    except ParameterError as error:
+        # The request has been checked: it is the time that no control has, which would be over once the clock is set.
+        shown = f"{now:%Y-%m-%d %H:%M:%S} UTC"
+        raise web.HTTPServiceUnavailable(
+            text=f"nothing is set: the clock of the daemon's machine shows {shown}; set it, and try again"
+        ) from error
     answer = {"id": stored.id, "until": _time(stored.until), "clusters": clusters}
     return web.json_response({**answer, "held_at": _held_at(status, asked.replicas, clusters)}, status=201)
 

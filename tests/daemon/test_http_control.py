@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from autoscaler.config.model import Config, DaemonSpec, Rights, TlsSpec, TokenSp
 from autoscaler.core.model import ControlKind
 from autoscaler.daemon import http_access, http_api
 from autoscaler.daemon.history import History
+from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.http_connections import Connections
@@ -78,7 +79,9 @@ class House:
 
 
 @asynccontextmanager
-async def running(directory: Path, interval: timedelta = timedelta(hours=1), **spec: Any) -> AsyncIterator[House]:
+async def running(
+    directory: Path, interval: timedelta = timedelta(hours=1), utc: Callable[[], datetime] = utc_now, **spec: Any
+) -> AsyncIterator[House]:
     source = FakeSource({"load": 300.0})
     targets = {"a": FakeTarget(), "b": FakeTarget()}
     clusters = {
@@ -95,7 +98,7 @@ async def running(directory: Path, interval: timedelta = timedelta(hours=1), **s
     async with open_state_store(directory, decisions=100) as store, aiohttp.ClientSession() as session:
         history = History(directory / "history", timedelta(days=1))
         await history.start()
-        daemon = Daemon(config, load, store, history)
+        daemon = Daemon(config, load, store, history, utc=utc)
         work = asyncio.create_task(daemon.run())
         async with asyncio.timeout(PATIENCE):
             while len(daemon.controllers) < len(clusters):  # noqa: ASYNC110 - nothing tells
@@ -129,6 +132,15 @@ async def test_an_order_is_in_force_at_the_next_decision_listed_and_audited(hous
     assert (held["by"], held["reason"], held["accepted"]) == ("alice", "load test", True)
     assert "7" in held["detail"]
     assert "a" in held["scope"]
+
+
+async def test_a_control_is_refused_while_the_clock_has_not_been_set(tmp_path: Path) -> None:
+    now = datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC)
+    async with running(tmp_path, utc=lambda: now) as house:
+        answer = await house.order(503, action="pause", clusters=["a"])
+        assert "the clock of the daemon's machine shows 1970-01-01 00:00:07 UTC" in answer["error"]
+        now = utc_now()
+        assert (await house.order(action="pause", clusters=["a"]))["clusters"] == ["a"]
 
 
 async def test_a_hold_says_which_clusters_their_bounds_hold_at_another_size(house: House) -> None:
