@@ -12,6 +12,7 @@ import errno
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,6 +33,9 @@ GRACE = timedelta(minutes=5)
 
 MAX_HOUR_BYTES = 64 * 2**20
 """What one cluster may write in an hour, not compressed: a decision of 18 kB each second, where 1 kB is usual."""
+
+WRITE_TIMEOUT = 5.0
+"""Seconds that a write may take until decisions go on without it, as may the last ones when the history is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class History:
         self._hour = ""
         self._file = -1
         self._path = directory
+        self._begun: float | None = None  # when the write under way began, by the monotonic clock
         self._batcher: WriteBatcher[_Line] = WriteBatcher("history", self._append)
 
     async def start(self) -> None:
@@ -81,16 +86,17 @@ class History:
         """Write a record, or leave it out where its cluster has written `MAX_HOUR_BYTES` in this hour.
 
         Raises:
-            StoreError: it cannot be written; nothing of it is.
+            StoreError: it cannot be written; nothing of it is, unless a disk that hung for a while writes it later.
         """
         at = record.decision.at.astimezone(UTC)
         line = _Line(at, at.strftime(_NAME), dump_record(record) + b"\n")
         if self._is_full(record.decision.cluster, line):
             return
         try:
-            await self._batcher.put(line)
+            await self._put(line)
         except OSError as error:
-            message = f"{self.directory} cannot be written: {error.strerror}"
+            why = error.strerror or f"no answer within {WRITE_TIMEOUT:g} s"  # None: it is our own time-out
+            message = f"{self.directory} cannot be written: {why}"
             if self.failure is None:
                 log.error("cannot write history", extra={"error": message})  # noqa: TRY400 - the message is complete
             self.failure = message
@@ -98,6 +104,14 @@ class History:
         if self.failure is not None:
             log.info("history is written again", extra={"directory": str(self.directory)})
             self.failure = None
+
+    async def _put(self, line: _Line) -> None:
+        """Have it written. Raises OSError, of which TimeoutError is one."""
+        # What waits for a disk that hangs must not fill the memory.
+        if self._begun is not None and time.monotonic() - self._begun > WRITE_TIMEOUT:
+            raise TimeoutError
+        async with asyncio.timeout(WRITE_TIMEOUT):
+            await self._batcher.put(line)
 
     def _is_full(self, cluster: str, line: _Line) -> bool:
         written = self._written.get(cluster)
@@ -117,9 +131,13 @@ class History:
         return written.full
 
     async def close(self) -> None:
-        """Write what waits and close the file; a compression in progress is given up."""
-        await self._batcher.close(self._close_file)
-        await asyncio.to_thread(self._compressor.close)
+        """Write what waits and close the file; a compression in progress is given up, and so is a disk that hangs."""
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT):
+                await self._batcher.close(self._close_file)
+                await asyncio.to_thread(self._compressor.close)
+        except TimeoutError:
+            log.warning("history is not closed: its disk hangs", extra={"directory": str(self.directory)})
 
     def _prepare(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,16 +148,20 @@ class History:
                 log.warning("incomplete line removed", extra={"path": str(path), "bytes": lost})
 
     def _append(self, lines: Sequence[_Line]) -> None:
-        start = 0
-        while start < len(lines):
-            end = start + 1
-            while end < len(lines) and lines[end].hour == lines[start].hour:
-                end += 1
-            self._open_file(lines[start].hour)
-            self._write(b"".join([line.text for line in lines[start:end]]))
-            start = end
-        if self.compress:
-            self._compress(lines[-1].at)
+        self._begun = time.monotonic()
+        try:
+            start = 0
+            while start < len(lines):
+                end = start + 1
+                while end < len(lines) and lines[end].hour == lines[start].hour:
+                    end += 1
+                self._open_file(lines[start].hour)
+                self._write(b"".join([line.text for line in lines[start:end]]))
+                start = end
+            if self.compress:
+                self._compress(lines[-1].at)
+        finally:
+            self._begun = None
 
     def _write(self, text: bytes) -> None:
         before = os.fstat(self._file).st_size

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import os
 import resource
 import shutil
@@ -51,6 +52,39 @@ async def test_hours_are_those_of_utc(tmp_path: Path) -> None:
     await history.write(a_record(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))))
     await history.close()
     assert [path.name for path in tmp_path.iterdir()] == ["2026-01-31T17.jsonl"]
+
+
+async def test_a_disk_that_hangs_delays_a_decision_once_and_the_end_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("autoscaler.daemon.history.WRITE_TIMEOUT", 0.3)
+    file = tmp_path / "2026-01-31T17.jsonl"
+    history = History(tmp_path, timedelta(days=7), compress=False)
+    await history.start()
+    os.mkfifo(file)  # to open one waits until somebody reads it
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            with pytest.raises(StoreError, match="no answer within"):
+                await history.write(a_record(AT))
+        assert history.failure is not None
+        reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+        with suppress(StoreError):  # the first one may still be too early
+            await history.write(a_record(AT))
+        while history.failure is not None:
+            with suppress(StoreError):
+                await history.write(a_record(AT))
+            await asyncio.sleep(0.01)
+        assert [line.message for line in caplog.records] == ["cannot write history", "history is written again"]
+        os.close(reader)
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(StoreError, match="no answer within"):
+            await history.write(a_record(AT))
+        caplog.clear()
+        await history.close()
+    assert [line.message for line in caplog.records] == ["history is not closed: its disk hangs"]
+    os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))  # lets the writer's thread end
 
 
 async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp_path: Path) -> None:
