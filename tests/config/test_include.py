@@ -83,6 +83,9 @@ def test_the_file_itself_needs_no_section_of_its_own(write: Write) -> None:
         ("[conf.d/b.yaml, conf.d/a.yaml]", ["b", "a"]),
         ("[conf.d/a.yaml, conf.d]", ["a", "b"]),
         ("'**/b.yaml'", ["b"]),
+        ("'conf.d/**/b.yaml'", ["b"]),
+        ("'*/[!b].yaml'", ["a"]),
+        ("'./conf.d/../*.d/./?.yaml'", ["a", "b"]),
         ("'*.yaml'", []),
         ("nothing/*.yaml", []),
     ],
@@ -172,6 +175,37 @@ def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
         (path.parent / "conf.d" / "a.yaml").unlink()
         (path.parent / "conf.d" / "a.yaml").touch(mode=0)
         assert problems(path)[0].startswith("conf.d/a.yaml:1: (file): cannot be read")
+
+
+@pytest.mark.parametrize("text", ["conf.d", "conf.d/*.yaml", "'*/b.yaml'", "'**/b.yaml'", "conf.d/b.yaml"])
+def test_a_folder_that_cannot_be_read_is_not_one_without_files(write: Write, text: str) -> None:
+    path = write(MAIN.replace("conf.d", text) + "clusters:\n" + cluster("own"), b="clusters:\n" + cluster("b"))
+    assert list(accepted(path).clusters) == ["own", "b"]
+    for parent in (path.parent, *list(path.parent.parents)[:2]):
+        parent.chmod(0o755)
+    (path.parent / "conf.d").chmod(0)
+    found = Problems(str(path))
+    if not os.getuid():  # who may read everything
+        os.seteuid(65534)
+    try:
+        include.read(path, found)
+    finally:
+        os.seteuid(os.getuid())
+        (path.parent / "conf.d").chmod(0o755)
+    [problem] = found
+    assert (problem.line, problem.path) == (1, "include")
+    assert problem.message.startswith(f"{path.parent}/conf.d")
+    assert problem.message.endswith(" cannot be read: Permission denied")
+
+
+def test_the_name_of_the_folder_with_the_configuration_is_no_pattern(write: Write, tmp_path: Path) -> None:
+    main = MAIN.replace("conf.d", "conf.d/*.yaml") + "clusters:\n" + cluster("own")
+    write(main, b="clusters:\n" + cluster("b"))
+    folder = tmp_path / "[1]"
+    folder.mkdir()
+    for name in ("conf.d", "autoscaler.yaml"):
+        (tmp_path / name).rename(folder / name)
+    assert list(accepted(folder / "autoscaler.yaml").clusters) == ["own", "b"]
 
 
 def test_a_problem_at_the_same_line_of_two_files_is_two_problems(write: Write) -> None:
