@@ -95,10 +95,16 @@ class Connections:
         try:
             yield
         finally:
-            # It is not there when it was closed or lost meanwhile.
-            if connection in self._busy:
-                self.forget(connection)
+            self.forget(connection)
+            transport = connection.transport
+            if transport is not None and not transport.is_closing():  # else it was closed or lost meanwhile
                 self._add(self._idle, connection, KEEP_ALIVE)
+
+    def extend(self, connection: web.RequestHandler, seconds: float) -> None:
+        """Give a request so many seconds more, once the whole of it is there."""
+        if connection in self._busy:
+            self.forget(connection)
+            self._add(self._busy, connection, seconds + ANSWER_TIMEOUT)
 
     def opened(self, connection: _Counted) -> None:
         """Count a new one."""

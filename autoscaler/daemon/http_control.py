@@ -29,6 +29,7 @@ from autoscaler.daemon.controls import RESUME, describe_scope, matches
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.http_access import ACCESS
 from autoscaler.daemon.http_requests import (
+    CONNECTIONS,
     STATUS,
     body_of,
     control_document,
@@ -233,6 +234,7 @@ async def _decide(request: web.Request) -> web.Response:
         reason=asked.reason or None,
     )
     await status.add_audit(entry)
+    request.app[CONNECTIONS].extend(request.protocol, DECIDE_TIMEOUT)
     before = controller.decision
     try:
         async with asyncio.timeout(DECIDE_TIMEOUT):

@@ -74,12 +74,12 @@ class WhatIfRequest(BaseModel):
 
 async def what_if(request: web.Request) -> web.Response:
     """The endpoint."""
-    request.app[CONNECTIONS].forget(request.protocol)  # it takes longer than others may
     status, lock = request.app[STATUS], request.app[BUSY]
     controller = controller_of(status, request.match_info["name"])
     asked = await body_of(request, WhatIfRequest)
     if lock.locked():
         raise web.HTTPServiceUnavailable(text="another one is being simulated: ask again in a moment")
+    request.app[CONNECTIONS].extend(request.protocol, TIME_LIMIT)
     async with lock:
         now = status.utc()
         until = min(asked.until or now, now)
@@ -98,11 +98,9 @@ async def what_if(request: web.Request) -> web.Response:
     objective = None if found["objective"] is None else timedelta(seconds=found["objective"])
     figures = {**found["figures"], "happened": figures_of(rows, width, objective, len(happened["decisions"]))}
     answer = {"cluster": controller.name, "simulated": True, "notes": [CAVEAT, *notes]}
-    response = web.json_response(
+    return web.json_response(
         {**answer, "what": found["what"], "happened": happened, "objective": found["objective"], "figures": figures}
     )
-    response.force_close()
-    return response
 
 
 def _happened(series: Series, rows: Sequence[Row], begin: float, end: float, width: float) -> dict[str, Any]:

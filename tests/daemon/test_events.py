@@ -19,6 +19,7 @@ import pytest
 
 from autoscaler.daemon import events, http_api
 from autoscaler.daemon.observer import utc_now
+from autoscaler.http_connections import Connections
 from autoscaler.ports import UnavailableError
 
 from .test_http_control import PATIENCE, READ, TOKENS, WRITE, House, running
@@ -192,6 +193,18 @@ async def test_one_listener_too_many_is_told_so(tmp_path: Path, monkeypatch: pyt
                 await asyncio.sleep(0.01)
         for each in opened:
             each.close()
+
+
+async def test_the_connection_of_a_listener_too_many_counts_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_LISTENERS", 1)
+    connections = Connections()
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    async with running(tmp_path) as house, listening(house.session, house.daemon.url):
+        assert not connections._idle
+        await house.ask("GET", "/api/v1/events", status=503)
+        assert len(connections._idle) == 1
 
 
 async def test_a_slow_reader_is_cut_off_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

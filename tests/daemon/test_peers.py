@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import trustme
 
+from autoscaler import http_connections
 from autoscaler.config.model import Rights, TlsSpec, TokenSpec
 from autoscaler.core.model import ClusterState
 from autoscaler.daemon.history import History
@@ -147,6 +148,22 @@ async def test_a_cluster_of_another_copy_is_shown_explained_and_decided_about(tw
     status, answer = await two.ask(asked, "/api/v1/clusters/nobody")
     assert status == 404
     assert all(known in answer["error"] for known in NAMES)
+
+
+async def test_a_decision_that_takes_long_is_answered_by_any_copy(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, owner = two.daemons
+    name = next(iter(owner.controllers))
+    decide = owner.controllers[name].decide_now
+
+    async def slowly() -> None:
+        await asyncio.sleep(1)
+        await decide()
+
+    monkeypatch.setattr(owner.controllers[name], "decide_now", slowly)
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.5)
+    for daemon in (owner, asked):
+        status, answer = await two.ask(daemon, f"/api/v1/clusters/{name}/decide", "POST")
+        assert (status, answer["cluster"]) == (200, name)
 
 
 async def test_the_token_of_who_asks_is_passed_on(two: Two) -> None:

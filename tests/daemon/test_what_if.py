@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from autoscaler import http_connections
 from autoscaler.config.model import Metric
 from autoscaler.core.model import CapacitySpec, ClusterState, Decision, NamedPolicy, Observation, Reading, Reason
 from autoscaler.daemon import http_what_if, what_if
@@ -19,7 +21,7 @@ from autoscaler.ports import Record
 from autoscaler.testing.fakes import FakeQuery
 from autoscaler_policies.adaptive.policy import Adaptive
 
-from .test_http_control import House, running
+from .test_http_control import PATIENCE, House, running
 
 HOUR = 3600.0
 PATH = "/api/v1/clusters/a/what-if"
@@ -138,6 +140,24 @@ async def test_one_that_takes_too_long_is_ended(house: House, monkeypatch: pytes
     monkeypatch.setattr(http_what_if, "TIME_LIMIT", 0.05)
     answer = await house.ask("POST", PATH, status=503, json={"objective": "30s"})
     assert "took longer than 0.05 s" in answer["error"]
+
+
+async def test_a_client_that_sends_half_a_request_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int((house.daemon.url or "").rpartition(":")[2]))
+    writer.write(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode())
+    writer.write(b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
+    async with asyncio.timeout(PATIENCE):
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_simulation_may_take_longer_than_other_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.1)  # a process takes longer to start
+    assert (await house.ask("POST", PATH, json={"objective": "30s"}))["simulated"]
 
 
 async def test_a_process_that_fails_is_reported(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
