@@ -41,9 +41,8 @@ _BACKLOG = 1024
 
 # A client that does not speak HTTP gets an answer; neither that one nor one that leaves can fill the log.
 _protocol = logging.getLogger("autoscaler.http_connections.protocol")
-_protocol.addFilter(
-    lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError | ConnectionError))
-)
+_OF_CLIENTS = HttpProcessingError | web.RequestPayloadError | ConnectionError
+_protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], _OF_CLIENTS)))
 
 
 class Connections:

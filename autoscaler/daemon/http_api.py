@@ -205,6 +205,9 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return web.json_response({"error": error.text or error.reason}, status=error.status, headers=headers)
     except StoreError as error:
         return web.json_response({"error": str(error)}, status=503)
+    except (web.RequestPayloadError, ConnectionResetError):
+        why = "the body of the request cannot be read: it was cut off, or is not encoded as its headers say"
+        return web.json_response({"error": why}, status=400)
     except Exception:
         log.exception("HTTP request failed", extra={"path": request.path})
         return web.json_response({"error": "internal error; the daemon's log has it"}, status=500)

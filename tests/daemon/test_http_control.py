@@ -143,6 +143,32 @@ async def test_a_control_is_refused_while_the_clock_has_not_been_set(tmp_path: P
         assert (await house.order(action="pause", clusters=["a"]))["clusters"] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ("Content-Encoding: gzip\r\nContent-Length: 4", b"{}{}"),
+        ("Transfer-Encoding: chunked", b"5\r\n{}"),
+        ("Content-Length: 50", b"{"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_no_defect_of_ours(
+    house: House, caplog: pytest.LogCaptureFixture, headers: str, body: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int((house.daemon.url or "").rpartition(":")[2]))
+    head = f"POST /api/v1/controls HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {WRITE}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n{headers}\r\n\r\n".encode() + body)
+    if "gzip" not in headers:
+        writer.write_eof()
+    async with asyncio.timeout(PATIENCE):
+        answer = await reader.read()
+    if "gzip" in headers:
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"the body of the request cannot be read" in answer
+    writer.close()
+    await house.ask("GET", "/healthz")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 async def test_a_hold_says_which_clusters_their_bounds_hold_at_another_size(house: House) -> None:
     assert (await house.order(action="hold", clusters=["*"], replicas=10))["held_at"] == {}
     assert (await house.order(action="hold", clusters=["*"], replicas=50))["held_at"] == {"a": 10, "b": 10}
