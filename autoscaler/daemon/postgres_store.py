@@ -10,7 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -274,7 +274,7 @@ class PostgresStateStore:
     Attributes:
         copy: the id of this copy.
         place: where the database is, without user and password.
-        failure: why the last save or renewal failed, or None.
+        failure: why the last save failed, or None.
         decisions: how many decisions of each cluster are kept.
     """
 
@@ -479,9 +479,10 @@ class PostgresStateStore:
             found = {key: Copy(key, name, url) for key, name, url, _ in copies}
             return Leases(found, dict(terms), max(age for *_, age in copies))
 
-        with self._logged_failure():
-            leases = await self._renewer.use(write)
+        leases = await self._renewer.use(write)
         self._set_terms(leases.terms)
+        if not leases.terms:
+            self._succeed()  # nothing is to be saved
         return leases
 
     async def take(self, clusters: Collection[str]) -> dict[str, int]:
@@ -558,11 +559,13 @@ class PostgresStateStore:
             if not ours:
                 continue
             try:
-                with self._logged_failure():
-                    await self._writer.use(lambda connection, ours=ours: self._write(connection, ours))  # type: ignore[misc]
+                await self._writer.use(lambda connection, ours=ours: self._write(connection, ours))  # type: ignore[misc]
             except StoreError as error:
+                self._fail(error)
                 for save in ours:
                     save.error = error
+            else:
+                self._succeed()
 
     async def _write(self, connection: AsyncConnection[Any], saves: Sequence[_Save]) -> None:
         unknown = [save.cluster for save in saves if save.cluster not in self._numbers]
@@ -676,14 +679,8 @@ class PostgresStateStore:
     def _unreadable(self, what: str, error: ValueError) -> StoreError:
         return StoreError(f"{self.place}: {what} cannot be read: {error}")
 
-    @contextmanager
-    def _logged_failure(self) -> Iterator[None]:
-        """Log when it fails first, and when it works again."""
-        try:
-            yield
-        except StoreError as error:
-            self._fail(error)
-            raise
+    def _succeed(self) -> None:
+        """Log that saves work again, where they failed."""
         if self.failure is not None:
             log.info("state is persisted again", extra={"database": self.place})
             self.failure = None

@@ -430,6 +430,31 @@ async def test_what_was_let_go_is_taken_in_a_new_term(copies: Copies) -> None:
         assert await times(copies.first) == [2, 0]
 
 
+async def test_of_saves_and_renewals_each_says_itself_that_it_fails(
+    copies: Copies, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with copies:
+        await copies.first.take(["a"])
+        copies.execute("ALTER TABLE autoscaler.copy RENAME COLUMN url TO address")
+        for second in range(3):
+            with pytest.raises(StoreError):
+                await copies.first.renew("first", "")
+            await save(copies.first, second)
+        copies.execute("ALTER TABLE autoscaler.copy RENAME COLUMN address TO url")
+        assert messages(caplog) == []
+        copies.execute("ALTER TABLE autoscaler.decision RENAME TO elsewhere")
+        for second in range(3):
+            with pytest.raises(StoreError):
+                await save(copies.first, second)
+            await copies.first.renew("first", "")
+        assert messages(caplog) == ["cannot persist state"]
+        await copies.first.let_go(["a"])
+        await copies.first.renew("first", "")
+        assert copies.first.failure is None
+        assert messages(caplog) == ["cannot persist state", "state is persisted again"]
+
+
 async def test_a_copy_that_leaves_gives_up_all(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
