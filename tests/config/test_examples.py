@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.config import load
-from autoscaler.config.model import DaemonSpec
+from autoscaler.config.model import DaemonSpec, NotificationSpec, TlsSpec, TokenSpec
 from autoscaler.config.sections import ClusterSection, FileSections
 from autoscaler.core.model import Behaviour, CapacitySpec, Rate, SettleSpec
 from autoscaler.plugins import installed
@@ -43,7 +43,8 @@ def test_the_spark_example_says_what_it_means() -> None:
 def test_the_spark_example_shows_every_key_of_the_frame() -> None:
     text = (ROOT / "examples" / "spark-local.yaml").read_text()
     shown = set(re.findall(r"(\w+):", text))
-    for cls in (FileSections, ClusterSection, DaemonSpec, Behaviour, Rate, SettleSpec, CapacitySpec):
+    of_daemon = (DaemonSpec, TokenSpec, TlsSpec, NotificationSpec)
+    for cls in (FileSections, *of_daemon, ClusterSection, Behaviour, Rate, SettleSpec, CapacitySpec):
         assert {field.name for field in dataclasses.fields(cls)} <= shown
 
 
