@@ -99,6 +99,21 @@ class Connections:
             if transport is not None and not transport.is_closing():  # else it was closed or lost meanwhile
                 self._add(self._idle, connection, KEEP_ALIVE)
 
+    @contextmanager
+    def receiving(self, connection: web.RequestHandler) -> Iterator[None]:
+        """While the rest of a request is waited for: half a request keeps no other out."""
+        if connection not in self._busy:
+            yield
+            return
+        self.forget(connection)
+        self._add(self._idle, connection, IDLE_TIMEOUT)
+        try:
+            yield
+        finally:
+            if connection in self._idle:  # else it was closed or lost meanwhile
+                self.forget(connection)
+                self._add(self._busy, connection, ANSWER_TIMEOUT)
+
     def extend(self, connection: web.RequestHandler, seconds: float) -> None:
         """Give a request so many seconds more, once the whole of it is there."""
         if connection in self._busy:

@@ -99,13 +99,19 @@ def control_document(control: Control) -> dict[str, object]:
     }
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The body of a request. Raises HTTPRequestEntityTooLarge, RequestPayloadError and ConnectionResetError."""
+    with request.app[CONNECTIONS].receiving(request.protocol):
+        return await request.read()
+
+
 async def body_of(request: web.Request, model: type[Model]) -> Model:
     """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
     if request.content_type != "application/json":
         shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
         raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
     try:
-        return model.model_validate_json(await request.read())
+        return model.model_validate_json(await read_body(request))
     except ValidationError as error:
         raise web.HTTPBadRequest(text="; ".join(map(_problem, error.errors(include_url=False)))) from error
 

@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from autoscaler.daemon.http_access import ACCESS
-from autoscaler.daemon.http_requests import CONNECTIONS, STATUS
+from autoscaler.daemon.http_requests import CONNECTIONS, STATUS, read_body
 from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import Copy
 
@@ -82,7 +82,7 @@ class Peers:
             raise web.HTTPServiceUnavailable(
                 text=f"no copy of the daemon controls cluster {name!r} at the moment: try again"
             )
-        await request.read()
+        await read_body(request)
         request.app[CONNECTIONS].extend(request.protocol, FORWARD_TIMEOUT)
         try:
             status, content_type, body = await self._send(copy, request, FORWARD_TIMEOUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -142,17 +143,34 @@ async def test_one_that_takes_too_long_is_ended(house: House, monkeypatch: pytes
     assert "took longer than 0.05 s" in answer["error"]
 
 
-async def test_a_client_that_sends_half_a_request_is_disconnected(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.2)
+async def half_a_request(house: House) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", int((house.daemon.url or "").rpartition(":")[2]))
     writer.write(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode())
     writer.write(b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
+    return reader, writer
+
+
+async def test_a_client_that_sends_half_a_request_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
+    reader, writer = await half_a_request(house)
     async with asyncio.timeout(PATIENCE):
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
     writer.close()
+
+
+async def test_clients_that_send_half_a_request_do_not_keep_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))  # a quarter of them may be connected
+    async with running(tmp_path) as house:
+        opened = [await half_a_request(house) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        await house.ask("GET", "/healthz", None)
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_a_simulation_may_take_longer_than_other_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
