@@ -7,7 +7,8 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -51,6 +52,14 @@ NOT_OBSERVED = "not observed yet"
 UNANSWERED = "the daemon was stopped, or handed the cluster over, before the target showed the new size"
 
 EXPIRED = "the lease may have expired: another copy of the daemon may control this cluster"
+
+SILENCE = 15.0
+"""Seconds without an answer of the state store after which that is said, and a decision is too old to be acted on.
+
+A database answers, or is given up, sooner.
+"""
+
+LATE = "the decision is out of date, as the state store or this process stood still: the next tick decides anew"
 
 SHORTEST_PAUSE = 1.0
 """Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
@@ -332,7 +341,9 @@ class Controller:
         A tick whose state cannot be persisted has no effect: the next one starts from the last persisted state.
         """
         try:
-            state = await self._state()
+            with self._noticed_silence():
+                state = await self._state()
+            begun = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(None) as self._observing:
                     with span("poll", self.name):
@@ -350,7 +361,8 @@ class Controller:
                 after = call_withheld(after)
             failed = "" if state.rescale is None else state.rescale.error
             record = Record(observation, decision, dry_run=self.dry_run, failed=failed)
-            await self._store.save(self.name, after, record)
+            with self._noticed_silence():
+                await self._store.save(self.name, after, record)
         except LeaseLost as error:
             self.problem = str(error)  # what has become of the lease is logged where it is renewed
             self._ownership.doubt()
@@ -368,7 +380,7 @@ class Controller:
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
-            await self._scale(decision.desired)
+            await self._scale(decision.desired, begun)
         await written
 
     async def _state(self) -> ClusterState:
@@ -386,18 +398,20 @@ class Controller:
         except StoreError:
             log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
-    async def _scale(self, replicas: int) -> None:
+    async def _scale(self, replicas: int, begun: float) -> None:
         self._scaling = True
         limit = asyncio.timeout(SCALE_TIMEOUT)
         try:
             with contained(), span("scale", self.name, replicas=replicas):
                 async with limit:
-                    if not self._ownership.valid(self.name):
-                        raise EdgeError(EXPIRED)  # noqa: TRY301 - it is a call that fails
+                    took = asyncio.get_running_loop().time() - begun
+                    late = took > self.cluster.timeout.total_seconds() + SILENCE
+                    if late or not self._ownership.valid(self.name):
+                        raise EdgeError(LATE if late else EXPIRED)  # noqa: TRY301 - it is a call that fails
                     await self.connections.target().scale(replicas)
         except TimeoutError as error:
-            late = limit.expired()  # else it is the plug-in's own
-            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s" if late else format_error(error))
+            ours = limit.expired()  # else it is the plug-in's own
+            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s" if ours else format_error(error))
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
@@ -427,6 +441,16 @@ class Controller:
             self._ownership.doubt()
         except StoreError as store_error:
             self._set_problem(str(store_error))
+
+    @contextmanager
+    def _noticed_silence(self) -> Iterator[None]:
+        """While the store is waited for, which may be as long as a disk hangs."""
+        text = f"the state store has not answered for {SILENCE:g} s: nothing is scaled until it does"
+        late = asyncio.get_running_loop().call_later(SILENCE, self._set_problem, text)
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def _set_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self._logged_problem:

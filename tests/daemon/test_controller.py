@@ -14,6 +14,7 @@ import pytest
 from autoscaler.core.model import (
     Behaviour,
     Bound,
+    ClusterState,
     Decision,
     EngineStatus,
     JobState,
@@ -24,9 +25,9 @@ from autoscaler.core.model import (
     Reading,
     Reason,
 )
-from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, Refusal, splay
+from autoscaler.daemon.controller import NOT_OBSERVED, SCALE_TIMEOUT, SILENCE, UNANSWERED, Refusal, splay
 from autoscaler.plugins import Kind, load
-from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
+from autoscaler.ports import EdgeError, Record, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.targets.advice import Advice
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeTarget
@@ -423,6 +424,63 @@ def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterw
     caplog.set_level(logging.INFO, "autoscaler")
     virtual_time.run(main())
     assert len([r for r in caplog.records if "cannot persist state" in r.message]) == 1
+
+
+@pytest.mark.parametrize(("method", "what"), [("load", "read"), ("save", "persist")])
+def test_a_store_that_does_not_answer_is_said_while_it_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str, what: str
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        inner, back = getattr(world.store, method), asyncio.Event()
+
+        async def hangs(*arguments: object) -> object:
+            await back.wait()
+            return await inner(*arguments)
+
+        monkeypatch.setattr(world.store, method, hangs)
+        await world.start()
+        controller = world.fleet.controllers["a"]
+        await world.until(SILENCE - 0.1)
+        assert controller.problem == NOT_OBSERVED
+        await world.until(100)
+        assert "has not answered for 15 s" in str(controller.problem)
+        back.set()
+        await world.until(130)
+        assert controller.problem is None
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog)[:2] == [f"decision skipped: cannot {what} state", "decisions resumed"]
+
+
+def test_a_decision_is_not_acted_on_after_the_store_has_not_answered_for_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        await world.start()
+        await world.until(20)
+        save, back = world.store.save, asyncio.Event()
+
+        async def hangs(cluster: str, state: ClusterState, record: Record | None) -> None:
+            await back.wait()
+            await save(cluster, state, record)
+
+        monkeypatch.setattr(world.store, "save", hangs)
+        world.source.values["load"] = 900.0
+        await world.until(600)
+        world.source.values["load"] = 300.0
+        back.set()
+        await world.until(630)
+        await world.fleet.stop()
+        assert world.targets["a"].requests == [3]
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    [failed] = [record for record in caplog.records if record.message == "scale call failed"]
+    assert "out of date" in failed.__dict__["error"]
 
 
 def test_a_state_that_cannot_be_read_is_not_reported_as_one_that_cannot_be_persisted(
