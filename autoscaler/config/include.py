@@ -20,6 +20,9 @@ OWN = "x-"
 """Top-level keys that begin so are for the user's own anchors."""
 
 MAX_FILES = 1000
+LOST_AND_FOUND = "lost+found"
+"""A folder of ext4 at the root of a volume, which root alone may read."""
+
 ENDINGS = (".yaml", ".yml")
 """Of the files that are read of a folder."""
 
@@ -108,7 +111,7 @@ def _found(folder: Path, parts: abc.Sequence[str]) -> Iterator[Path]:
     if part == "**" and rest:
         yield from _found(folder, rest)
     for path in folder.iterdir() if stat.S_ISDIR(_mode(folder)) else ():
-        if path.name.startswith(".") and not part.startswith("."):
+        if (path.name.startswith(".") and not part.startswith(".")) or path.name == LOST_AND_FOUND:
             continue
         if part == "**" and stat.S_ISDIR(_mode(path)):
             yield from _found(path, parts)

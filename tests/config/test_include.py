@@ -95,6 +95,8 @@ def test_files_folders_and_patterns_are_included_by_name(write: Write, text: str
     path = write(main, a="clusters:\n" + cluster("a"), b="clusters:\n" + cluster("b"))
     (path.parent / "conf.d" / ".hidden.yaml").write_text("is not read")
     (path.parent / "conf.d" / "a.yaml~").write_text("is not read")
+    (path.parent / "lost+found").mkdir()
+    (path.parent / "lost+found" / "b.yaml").write_text("is not read")
     assert list(accepted(path).clusters) == ["own", *names]
 
 
