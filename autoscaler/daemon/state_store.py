@@ -106,6 +106,7 @@ class SqliteStateStore:
         self._batcher: WriteBatcher[_Save] = WriteBatcher("state-store", self._commit)
         self._numbers: dict[str, tuple[int, int]] = {}
         self._members: dict[str, Mapping[str, Member]] = {}
+        self._controls: Sequence[StoredControl] | None = None  # as they were last read or written
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The state last saved, its past included, or None. Raises StoreError."""
@@ -173,7 +174,7 @@ class SqliteStateStore:
 
     async def load_controls(self) -> list[StoredControl]:
         """The controls, oldest first. Raises StoreError."""
-        return await self._read(lambda: _load_controls(self._connection), "the manual controls")
+        return list(await self._read(self._read_controls, "the manual controls"))
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
         """Persist both together, and delete what is not needed any more. Raises StoreError, and then neither is."""
@@ -231,6 +232,21 @@ class SqliteStateStore:
         self._file = None
         self._connection.close()
         self._open()
+        if self._controls is None:
+            return
+        try:
+            # They are in force: another file must neither end them nor give their ids to others.
+            rows = [(each.id, dump_control(each)) for each in self._controls]
+            with self._transaction() as connection:
+                connection.execute("DELETE FROM control")
+                connection.executemany("INSERT INTO control VALUES (?, ?)", rows)
+        except BaseException:
+            self._file = None  # once more at the next time
+            raise
+
+    def _read_controls(self) -> Sequence[StoredControl]:
+        self._controls = _load_controls(self._connection)
+        return self._controls
 
     def _commit(self, saves: Sequence[_Save]) -> None:
         self._reopen_if_gone()
@@ -318,6 +334,7 @@ class SqliteStateStore:
             gone = unneeded(_load_controls(connection), stored.at)
             connection.executemany("DELETE FROM control WHERE id = ?", [(identity,) for identity in gone])
             _insert_audit(connection, audit)
+        self._read_controls()
         return replace(stored, id=int(cursor.lastrowid or 0))
 
     def _write_audit(self, entry: AuditEntry) -> None:

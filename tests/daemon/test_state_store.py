@@ -20,6 +20,8 @@ from autoscaler.core.model import (
     Bound,
     Cause,
     ClusterState,
+    Control,
+    ControlKind,
     Decision,
     Direction,
     EngineStatus,
@@ -38,6 +40,8 @@ from autoscaler.core.model import (
     Verdict,
 )
 from autoscaler.core.step import step
+from autoscaler.daemon import state_store
+from autoscaler.daemon.controls import Controls
 from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_store, read_state
 from autoscaler.ports import Member, Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
@@ -403,6 +407,35 @@ async def test_a_deleted_state_is_noticed_and_written_anew(
     assert [record.message for record in caplog.records] == [
         "the state file was deleted or replaced: state is written anew"
     ]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_controls_outlast_a_state_file_that_is_deleted_or_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    now = datetime(2026, 1, 31, tzinfo=UTC)
+    hold = Control(kind=ControlKind.HOLD, by="", replicas=3)
+    async with open_state_store(tmp_path / "backup", decisions=5) as store:
+        await Controls(store, lambda: now).add(hold, ["c"], by="bob")
+    async with open_state_store(tmp_path / "var", decisions=5) as store:
+        controls = Controls(store, lambda: now)
+        await controls.load()
+        for cluster in ("a", "b"):
+            await controls.add(hold, [cluster], by="ann", until=now + timedelta(hours=1))
+        known = controls.listing(now)
+        (tmp_path / "var" / FILE).unlink()
+        if replaced:
+            shutil.copy(tmp_path / "backup" / FILE, tmp_path / "var")
+        with monkeypatch.context() as patched:
+            patched.setattr(state_store, "dump_control", lambda _: "no bytes")
+            with pytest.raises(StoreError):
+                await store.save("a", a_state(), a_record())
+        await store.save("a", a_state(), a_record())
+        assert await store.load_controls() == list(known)
+        await controls.add(hold, ["a"], by="ann", until=now + timedelta(hours=2))
+        assert [each.clusters for each in controls.listing(now)] == [("b",), ("a",)]
+    async with open_state_store(tmp_path / "var", decisions=5) as store:
+        assert tuple(await store.load_controls()) == controls.listing(now)
 
 
 async def test_nothing_is_kept_until_a_deleted_directory_can_be_made_again(tmp_path: Path) -> None:
