@@ -15,15 +15,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import logging
 import re
-import traceback
 from collections import Counter, abc
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
-from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points, version
 from importlib.util import find_spec
 from typing import Any
@@ -31,8 +28,6 @@ from typing import Any
 from autoscaler.core.durations import format_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.ports import PluginError
-
-log = logging.getLogger("autoscaler.plugins")
 
 
 class Kind(StrEnum):
@@ -331,21 +326,6 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
     if isinstance(default, timedelta):
         return format_duration(default)
     return str(default.value) if isinstance(default, Enum) else str(default)
-
-
-def equal(one: object, other: object) -> bool:
-    """Whether plug-ins, or what holds some, are equal. Where one of them cannot be compared they are not."""
-    try:
-        return bool(one == other)
-    except Exception as error:  # noqa: BLE001 - a plug-in's __eq__
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        _warn_of_comparison(f"{format_exception(error)} ({place.filename}:{place.lineno})")
-        return False
-
-
-@lru_cache(maxsize=100)  # once: each reload compares them all
-def _warn_of_comparison(error: str) -> None:
-    log.warning("a plug-in cannot be compared: each reload starts what uses it anew", extra={"error": error})
 
 
 def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
+from functools import lru_cache
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -186,6 +188,21 @@ class Connection:
         return None
 
 
+def equal(one: object, other: object) -> bool:
+    """Whether plug-ins, or what holds some, are equal. Where one of them cannot be compared they are not."""
+    try:
+        return bool(one == other)
+    except Exception as error:  # noqa: BLE001 - a plug-in's __eq__
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _warn_of_comparison(f"{format_exception(error)} ({place.filename}:{place.lineno})")
+        return False
+
+
+@lru_cache(maxsize=100)  # once: each reload compares them all
+def _warn_of_comparison(error: str) -> None:
+    log.warning("a plug-in cannot be compared: each reload starts what uses it anew", extra={"error": error})
+
+
 class Connections:
     """All connections of a daemon, and the `Shared` that its plug-ins are given.
 
@@ -250,7 +267,7 @@ class Connections:
         """The same key for equal plug-ins."""
         # Of those that cannot be hashed, different ones may have the same hash key.
         keys = ((of, type(plugin), plugins.hash_key(plugin), number) for number in count())
-        return next(key for key in keys if key not in self._open or plugins.equal(self._open[key].plugin, plugin))
+        return next(key for key in keys if key not in self._open or equal(self._open[key].plugin, plugin))
 
 
 class _Holder:

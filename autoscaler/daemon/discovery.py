@@ -22,6 +22,7 @@ from autoscaler.daemon.connections import (
     Connection,
     Connections,
     contained,
+    equal,
     format_error,
     sleep_until_stopped,
 )
@@ -31,7 +32,6 @@ from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Changes, Fleet
 from autoscaler.daemon.membership import Membership, accept
 from autoscaler.daemon.observer import FoundControls
 from autoscaler.daemon.reports import Known, Reporter
-from autoscaler.plugins import equal
 from autoscaler.ports import (
     ConfigurationError,
     EdgeError,

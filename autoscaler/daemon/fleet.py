@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import ClusterConnections, Connections
+from autoscaler.daemon.connections import ClusterConnections, Connections, equal
 from autoscaler.daemon.controller import Controller, Ticked, TickRecorder
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership, SoleOwnership
 from autoscaler.daemon.observer import FindControls, no_controls, utc_now
-from autoscaler.plugins import equal
 from autoscaler.ports import ClusterStore, DecisionSink
 
 CANCEL_TIMEOUT = 1.0

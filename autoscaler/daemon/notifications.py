@@ -24,11 +24,17 @@ from autoscaler.core.explain import describe_control, describe_rescale, outcome
 from autoscaler.core.foreign import shorten
 from autoscaler.core.model import Cause, Control, Decision, Observation, Reason, Rescale
 from autoscaler.core.wording import format_span
-from autoscaler.daemon.connections import Connection, Connections, contained, format_error, sleep_until_stopped
+from autoscaler.daemon.connections import (
+    Connection,
+    Connections,
+    contained,
+    equal,
+    format_error,
+    sleep_until_stopped,
+)
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, LogState, trouble
 from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.workload import backlog_time
-from autoscaler.plugins import equal
 from autoscaler.ports import (
     EdgeTimeoutError,
     Notification,

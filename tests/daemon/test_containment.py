@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
+from autoscaler.daemon.connections import equal
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.stored import restore
 from autoscaler.ports import EdgeError, Shared, TargetStatus
@@ -425,3 +427,19 @@ def test_reasons_are_still_those_of_the_core() -> None:
         assert (asked.reason, asked.detail) == (Reason.FAILED, "raised SystemExit: 3")
 
     virtual_time.run(main())
+
+
+def test_plug_ins_that_cannot_be_compared_are_different_which_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Incomparable:
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("an array has no truth value")
+
+        __hash__ = object.__hash__
+
+    for _ in range(3):
+        assert not equal((Incomparable(), 1), (Incomparable(), 1))
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    error = record.__dict__["error"]
+    assert error.startswith("RuntimeError: an array has no truth value (")
+    assert f"{Path(__file__).name}:" in error
