@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import botocore.session
@@ -406,8 +408,11 @@ async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str,
 async def test_credentials_that_have_expired_are_read_again(
     proxy: Proxy, parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.groups.ERROR_REUSE", 0.1)
-    monkeypatch.setattr("autoscaler.clients.aws.RENEWAL_INTERVAL", 0.0)
+    """At most once a minute: a thousand groups of an account whose key was deleted do not all read files again."""
+    passed = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr(aws, "time", clock)
+    monkeypatch.setattr(groups, "ERROR_REUSE", 0.0)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
 
@@ -416,16 +421,30 @@ async def test_credentials_that_have_expired_are_read_again(
         (tmp_path / "aws-credentials").write_text(text)
 
     async def spoil(request: web.Request, forward: Forward) -> web.Response:
-        return await forward() if proxy.calls[-1].key == "NEW" else failure(request, "ExpiredToken", "expired", 400)
+        expired = proxy.calls[-1].key != valid
+        return failure(request, "ExpiredToken", "expired", 400) if expired else await forward()
 
-    write("OLD")
-    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
-        assert (await target.describe()).desired == 2
-        proxy.rule(DESCRIBE, spoil, times=None)
-        write("NEW")
+    async def refused(key: str) -> None:
         with pytest.raises(RefusedError, match="ExpiredToken"):
             await target.describe()
-        await asyncio.sleep(0.2)
+        assert proxy.made(DESCRIBE)[-1].key == key
+
+    write("FIRST")
+    valid = "FIRST"
+    proxy.rule(DESCRIBE, spoil, times=None)
+    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
+        assert (await target.describe()).desired == 2
+        write("SECOND")
+        valid = "THIRD"
+        passed = 60.0
+        await refused("FIRST")  # has the next call read them again
+        await refused("SECOND")
+        write("THIRD")
+        passed = 119.0
+        await refused("SECOND")  # 59 s after they were read
+        await refused("SECOND")
+        passed = 121.0
+        await refused("SECOND")
         assert (await target.describe()).desired == 2
 
 
@@ -728,6 +747,50 @@ def test_spread_ticks_share_calls_and_no_answer_is_older_than_allowed(count: int
     assert max(len(names) for _, names in aws.names) <= 100
     assert sum(1 for at, _ in aws.names if at < interval) <= max(1, count // 100)
     assert len(aws.names) <= most * rounds + 2
+
+
+@dataclass
+class AtOnce(InMemory):
+    """It answers before its loop's time goes on, with an error if there is one, and only as often as is needed."""
+
+    error: EdgeError | None = None
+
+    async def pages(self, *what: Any) -> list[dict[str, Any]]:
+        self.names.append((asyncio.get_running_loop().time(), [what[0]]))
+        assert len(self.names) <= 2, "a read that does not end"
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return [{"AutoScalingGroupName": "g", "MinSize": 0, "MaxSize": 9, "DesiredCapacity": 1}]
+
+
+def test_an_error_ends_a_read_whether_or_not_others_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "ERROR_REUSE", 0.0)
+    aws = AtOnce(Place(REGION, None, None, None, LONG), error=UnavailableError("Throttling"))
+
+    async def main() -> None:
+        shared = groups.Groups(cast("Any", aws))
+        with shared.member("g"):
+            for requests in (1, 2):
+                with pytest.raises(UnavailableError, match="Throttling"):
+                    await shared.get("g", 0.0)
+                assert len(aws.names) == requests
+
+    virtual_time.run(main())
+
+
+def test_one_request_shows_a_change_also_where_the_clock_has_not_moved_since() -> None:
+    aws = AtOnce(Place(REGION, None, None, None, LONG))
+
+    async def main() -> None:
+        shared = groups.Groups(cast("Any", aws))
+        with shared.member("g"):
+            for requests in (1, 2):
+                shared.invalidate("g")
+                assert (await shared.get("g", 0.0)).desired == 1
+                assert len(aws.names) == requests
+
+    virtual_time.run(main())
 
 
 async def test_a_failed_request_is_sent_once_for_all_its_groups(proxy: Proxy, parameters: dict[str, Any]) -> None:

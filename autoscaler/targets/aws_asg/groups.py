@@ -9,6 +9,7 @@ an answer is never older than `fresh`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -147,10 +148,20 @@ def _weighted(answer: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A group, or None when AWS has none of the name, and the loop time at which it was requested."""
+    """A group, or None when AWS has none of the name; when it was requested, and after how many changes of ours."""
 
     group: Group | None
     requested_at: float
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a group could not be read, when that was known, and after how many changes of ours it was requested."""
+
+    error: EdgeError
+    at: float
+    changes: int
 
 
 @dataclass(slots=True)
@@ -170,19 +181,21 @@ class _Member:
     Attributes:
         last_read: when it was last read.
         period: seconds between the last two reads; None until there were two.
-        changed_at: the time of our last change: an answer must have been requested later.
+        changes: how many changes of ours have ended: an answer must have been requested after the last of them. They
+            are counted, as two times of a clock may be equal.
         request: the request under way, or the last one, that includes it.
+        requested_after: the changes before that request.
     """
 
     name: str
     users: int = 0
     last_read: float | None = None
     period: float | None = None
-    changed_at: float = -math.inf
+    changes: int = 0
     snapshot: Snapshot | None = None
-    failure: tuple[EdgeError, float] | None = None
+    failure: _Failure | None = None
     request: asyncio.Task[EdgeError | None] | None = None
-    started: float = -math.inf
+    requested_after: int = 0
     refresh: _Detail = field(default_factory=lambda: _Detail("refresh", REFRESH_MAX_AGE))
     activity: _Detail = field(default_factory=lambda: _Detail("activity", ACTIVITY_MAX_AGE))
 
@@ -203,12 +216,17 @@ class _Member:
     def usable(self, fresh: float, at: float) -> bool:
         """Whether the snapshot will still be usable at this time."""
         seen = self.snapshot
-        return seen is not None and seen.requested_at > self.changed_at and at - seen.requested_at <= fresh
+        return seen is not None and seen.changes == self.changes and at - seen.requested_at <= fresh
+
+    @property
+    def pending(self) -> bool:
+        """Whether a request is under way whose answer will show all changes of ours up to now."""
+        return self.request is not None and not self.request.done() and self.requested_after == self.changes
 
 
-def _fail(members: Iterable[_Member], error: EdgeError) -> None:
-    for member in members:
-        member.failure = (error, asyncio.get_running_loop().time())
+def _fail(members: Iterable[tuple[_Member, int]], error: EdgeError) -> None:
+    for member, changes in members:
+        member.failure = _Failure(error, asyncio.get_running_loop().time(), changes)
 
 
 async def shared_groups(shared: Shared, place: Place) -> Groups:
@@ -263,7 +281,7 @@ class Groups:
     def invalidate(self, name: str) -> None:
         """Drop what was requested up to now: it may not show a change of ours."""
         if name in self._members:
-            self._members[name].changed_at = asyncio.get_running_loop().time()
+            self._members[name].changes += 1
 
     async def get(self, name: str, fresh: float) -> Group:
         """The group, as it was at most `fresh` seconds ago and after our last change of it.
@@ -277,17 +295,16 @@ class Groups:
         max_age = fresh if member.last_read is not None else max(fresh, DEFAULT_PERIOD)
         member.note_read(loop.time())
         self._period = member.period or self._period  # most clusters have the same
+        reuse = ERROR_REUSE
+        # Only a change of ours while a request is under way makes another one necessary.
         while not member.usable(max_age, loop.time()):
-            max_age = fresh
-            if member.failure is not None and member.failure[1] > max(member.changed_at, loop.time() - ERROR_REUSE):
-                error = member.failure[0]
-                raise type(error)(*error.args)  # a new one each time: a shared one would collect all their tracebacks
-            request = member.request
-            if request is None or request.done() or member.started <= member.changed_at:
-                request = self._request(member, fresh, loop.time())
-            await outcome_of(request, "the connection to AWS was closed")
-            if member.failure is None:
-                max_age = math.inf  # however long the request took
+            failure = member.failure
+            if failure is not None and failure.changes == member.changes and loop.time() - failure.at < reuse:
+                raise copy.copy(failure.error)  # a shared one would collect all their tracebacks
+            request = member.request if member.pending else None
+            await outcome_of(request or self._request(member, fresh, loop.time()), "the connection to AWS was closed")
+            reuse = math.inf  # its outcome counts, however long ago it came
+            max_age = math.inf if member.failure is None else fresh  # and however long it took
         assert member.snapshot is not None  # noqa: S101 - for the type checker: it is usable
         return self._scalable(name, member.snapshot.group)
 
@@ -309,16 +326,15 @@ class Groups:
         due_soon = []
         for other in self._members.values():
             due = other.due(now, self._period)
-            pending = other.request is not None and not other.request.done() and other.started > other.changed_at
             max_age = fresh if other.last_read is not None else max(fresh, DEFAULT_PERIOD)
-            if other is not member and due <= now + fresh and not pending and not other.usable(max_age, due):
+            if other is not member and due <= now + fresh and not other.pending and not other.usable(max_age, due):
                 due_soon.append((due, other.name))
         names = [member.name, *(name for _, name in sorted(due_soon))][:MAX_NAMES]
         members = [self._members[name] for name in names]
         task: asyncio.Task[EdgeError | None] = asyncio.get_running_loop().create_task(self._fetch(members, now))
         self._track(task)
         for included in members:
-            included.request, included.started = task, now
+            included.request, included.requested_after = task, included.changes
         return task
 
     def _track(self, task: asyncio.Task[Any]) -> None:
@@ -328,6 +344,7 @@ class Groups:
     async def _fetch(self, members: Sequence[_Member], requested_at: float) -> None:
         """Request several groups. An error is kept with each of them."""
         names = [member.name for member in members]
+        asked = [(member, member.changes) for member in members]
         seconds = self.aws.place.timeout.total_seconds()
         try:
             try:
@@ -347,20 +364,20 @@ class Groups:
                 halves = members[:middle], members[middle:]
                 await asyncio.gather(*(self._fetch(half, requested_at) for half in halves))
                 return
-            _fail(members, error)
+            _fail(asked, error)
         except EdgeError as error:
-            _fail(members, error)
+            _fail(asked, error)
         else:
             found = {str(answer.get("AutoScalingGroupName")): answer for answer in answers}
-            for member in members:
+            for member, changes in asked:
                 try:
                     group = read_group(found[member.name]) if member.name in found else None
                 except AnswerError as error:
-                    _fail((member,), error)
+                    _fail([(member, changes)], error)
                     continue
                 member.failure = None
-                if member.snapshot is None or member.snapshot.requested_at < requested_at:
-                    member.snapshot = Snapshot(group, requested_at)
+                if member.snapshot is None or member.snapshot.requested_at <= requested_at:
+                    member.snapshot = Snapshot(group, requested_at, changes)
 
     # ------------------------------------------------------------------------------------------------------
     # requests about single groups, and about other controllers of their size
