@@ -121,6 +121,16 @@ def test_a_release_of_another_name_refers_to_its_own_objects_only() -> None:
     assert (claim["resources"]["requests"]["storage"], claim["storageClassName"]) == ("5Gi", "fast")
 
 
+def test_releases_of_one_name_in_two_namespaces_share_nothing_that_is_in_none() -> None:
+    for namespace in ("streaming", "team-b"):
+        made = render("--set=rbac.watchCluster=true", f"--namespace={namespace}")
+        name = f"autoscaler-watch-{namespace}"
+        assert {name for kind, _, name in made if kind.startswith("Cluster")} == {name}
+        binding = made["ClusterRoleBinding", "streaming", name]  # as `by_name` calls those that are in none
+        assert binding["roleRef"]["name"] == name
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "autoscaler", "namespace": namespace}]
+
+
 def test_the_monitor_has_the_labels_and_the_scheme_that_the_values_say() -> None:
     values = "enabled=true,serviceMonitor.labels.release=prometheus,serviceMonitor.endpoint.scheme=https"
     made = render(f"--set=serviceMonitor.{values}", release="b")

@@ -175,6 +175,23 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     assert made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
 
 
+def test_daemons_in_two_namespaces_share_nothing_that_is_in_none(tmp_path: Path, build: list[str]) -> None:
+    """Else the one that is applied last is the only one that may watch, and deleting one takes it from the other."""
+    shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "example" / "kustomization.yaml"
+    text = re.sub(r"^# (components:|  - \.\./components/watch)", r"\1", overlay.read_text(), flags=re.MULTILINE)
+    names: list[str] = []
+    for namespace in ("streaming", "team-b"):
+        overlay.write_text(text.replace("namespace: streaming", f"namespace: {namespace}"))
+        built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
+        found = [one for one in yaml.safe_load_all(built) if one["kind"].startswith("ClusterRole")]
+        names += [one["metadata"]["name"] for one in found]
+        binding = next(one for one in found if one["kind"] == "ClusterRoleBinding")
+        assert binding["roleRef"]["name"] == names[-1]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "autoscaler", "namespace": namespace}]
+    assert names == ["autoscaler-watch-streaming"] * 2 + ["autoscaler-watch-team-b"] * 2
+
+
 def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Path, build: list[str]) -> None:
     shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
     overlay = tmp_path / "example" / "kustomization.yaml"

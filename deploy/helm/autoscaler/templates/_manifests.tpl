@@ -21,15 +21,17 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* A manifest with the names and labels of this release. Takes: the root, its path in deploy/kubernetes. */}}
+{{/* A manifest with the names and labels of this release. Those of a ClusterRole and its binding have the namespace in them, as
+they are in none: releases of one name in several namespaces have one each. Takes: the root, its path in deploy/kubernetes. */}}
 {{- define "autoscaler.manifest" -}}
 {{- $root := first . }}
 {{- $found := $root.Files.Get (printf "kubernetes/%s" (last .)) | required (printf "deploy/kubernetes/%s is missing" (last .)) | fromYaml }}
 {{- $name := include "autoscaler.name" $root }}
-{{- $_ := set $found.metadata "name" (regexReplaceAll "^autoscaler" $found.metadata.name $name) }}
+{{- $of := hasPrefix "Cluster" $found.kind | ternary (printf "-%s" $root.Release.Namespace) "" }}
+{{- $_ := set $found.metadata "name" (print (regexReplaceAll "^autoscaler" $found.metadata.name $name) $of) }}
 {{- $_ := set $found.metadata "labels" (include "autoscaler.labels" $root | fromYaml) }}
 {{- if hasKey $found "roleRef" }}
-{{- $_ := set $found.roleRef "name" (regexReplaceAll "^autoscaler" $found.roleRef.name $name) }}
+{{- $_ := set $found.roleRef "name" (print (regexReplaceAll "^autoscaler" $found.roleRef.name $name) $of) }}
 {{- $_ := set (first $found.subjects) "name" (include "autoscaler.account" $root) }}
 {{- $_ := set (first $found.subjects) "namespace" $root.Release.Namespace }}
 {{- end }}
