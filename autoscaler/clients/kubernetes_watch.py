@@ -223,10 +223,10 @@ class Collection:
         absent = isinstance(error, NotFoundError)
         newly_denied = not self.denied and self._refusals >= (MAX_ABSENCES if absent else MAX_REFUSALS)
         self.denied = self.denied or newly_denied
-        if newly_denied or not (refused or routine or self._logged):
+        usual = self.scope.optional and absent  # such as ScaledObjects where there is no KEDA
+        if not usual and (newly_denied or not (refused or routine or self._logged)):
             self._logged = True
-            level = logging.INFO if self.scope.optional and absent else logging.WARNING
-            _log.log(level, "cannot watch", extra={**self._log_extra, "error": str(error)})
+            _log.warning("cannot watch", extra={**self._log_extra, "error": str(error)})
         if not routine:
             self.error = error
         if not (self.scope.optional and refused) or self.denied:

@@ -321,6 +321,20 @@ async def test_an_hpa_on_the_same_target_is_named_and_nothing_is_scaled(any_clus
         await held.scale(4)
 
 
+async def test_that_there_is_no_keda_is_not_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """On most clusters there is none, and a line about a CRD that is not installed looks like something to be done."""
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    with caplog.at_level(logging.DEBUG, "autoscaler.clients"):
+        async with connected(cluster.target("tm")) as [target]:
+            await target.scale(2)
+            keda = next(others for others in target._others if others.scope.resource.group == SCALED_OBJECTS.group)
+            assert keda.denied
+            cluster.define(SCALED_OBJECTS)
+            await watching(cluster, SCALED_OBJECTS)
+            await until(lambda: _true(not keda.denied))
+    assert [record.message for record in caplog.records] == []
+
+
 @pytest.mark.parametrize(
     ("reference", "annotations", "held"),
     [
