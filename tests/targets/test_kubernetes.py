@@ -789,6 +789,28 @@ def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> Non
     assert not is_worker(other, Worker("w", frozenset({host})))
 
 
+async def test_pods_are_read_beyond_the_first_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a StatefulSet of more than 1,000 pods seems to lack some, and the others would never be chosen or explained."""
+    monkeypatch.setattr("autoscaler.targets.kubernetes.pods.PAGE_SIZE", 2)
+    await cluster.workload(DEPLOYMENTS, "tm", 5)
+    pods = await cluster.pods("tm", 5)
+    await cluster.ready(pods)
+    names = [pod["metadata"]["name"] for pod in pods]
+    workers = [
+        Worker(name, frozenset({name}), cost) for name, cost in zip(names, (9.0, 5.0, 8.0, 7.0, 1.0), strict=True)
+    ]
+    async with connected(cluster.target("tm", choose_pods=True)) as [target]:
+        target.attach(lambda: Engine(*workers))
+        await shows(target, lambda status: status.ready == 5)
+        await target.scale(4)
+        left = await cluster.pods("tm", 4)
+        assert {pod["metadata"]["name"] for pod in left} == set(names[:4])
+        assert len(cluster.server.asked("list", PODS)) == 3
+        await cluster.pod_status(left[3], {"conditions": [], "phase": "Failed", "reason": "Evicted"})
+        status = await shows(target, lambda status: status.ready == 3)
+        assert status.remarks[-1] == "1 pod failed: Evicted"
+
+
 def _pod(pods: Sequence[Json], name: str) -> Json:
     return next(pod for pod in pods if pod["metadata"]["name"] == name)
 

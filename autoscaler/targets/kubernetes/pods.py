@@ -15,7 +15,8 @@ from autoscaler.ports import Worker
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 SHOWN = 200  # characters of a message from Kubernetes in a remark
-MAX_PODS = 1000  # in one answer
+PAGE_SIZE = 1000  # pods in one answer
+MAX_EVENTS = 1000  # those of one object: Kubernetes counts equal ones
 CONCURRENT_PATCHES = 10
 
 _CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"})
@@ -58,8 +59,15 @@ def keep_pod(pod: Json) -> Json:
 
 async def pods_of(api: Api, namespace: str, selector: str) -> list[Json]:
     """The pods that a selector matches. Raises EdgeError."""
-    answer = await api.call(Request("list", PODS, namespace), {"labelSelector": selector, "limit": MAX_PODS})
-    return list(answer.get("items") or ())
+    found: list[Json] = []
+    following = ""
+    while True:
+        query = {"labelSelector": selector, "limit": PAGE_SIZE, **({"continue": following} if following else {})}
+        answer = await api.call(Request("list", PODS, namespace), query)
+        found += answer.get("items") or ()
+        following = (answer.get("metadata") or {}).get("continue") or ""
+        if not following:
+            return found
 
 
 def not_ready_reasons(pods: Iterable[Json]) -> list[str]:
@@ -109,7 +117,7 @@ async def failed_create(api: Api, namespace: str, name: str, kind: str, pods: It
         EdgeError: the events cannot be read.
     """
     fields = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
-    answer = await api.call(Request("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MAX_PODS})
+    answer = await api.call(Request("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MAX_EVENTS})
     events = sorted(answer.get("items") or (), key=_last_time)
     if not events:
         return None
