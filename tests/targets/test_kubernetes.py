@@ -789,6 +789,26 @@ def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> Non
     assert not is_worker(other, Worker("w", frozenset({host})))
 
 
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+async def test_pods_that_have_ended_are_not_chosen_in_place_of_those_that_run(cluster: Cluster, phase: str) -> None:
+    """An evicted pod stays for days after it was replaced, and a ReplicaSet does not count it: there is none to delete."""
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    pods = await cluster.pods("tm", 3)
+    await cluster.ready(pods)
+    names = [pod["metadata"]["name"] for pod in pods]
+    ended = {name: pods[0]["metadata"][name] for name in ("labels", "ownerReferences") if name in pods[0]["metadata"]}
+    await cluster.create(PODS, {"metadata": {**ended, "name": "tm-evicted"}, "spec": pods[0]["spec"]})
+    evicted = await cluster.get(PODS, "tm-evicted")
+    await cluster.pod_status(evicted, {"phase": phase, "reason": "Evicted"})
+    workers = [Worker(name, frozenset({name}), cost) for name, cost in zip(names, (9.0, 5.0, 1.0), strict=True)]
+    async with connected(cluster.target("tm", choose_pods=True)) as [target]:
+        target.attach(lambda: Engine(*workers))
+        await target.describe()
+        await target.scale(2)
+        marked = [asked.name for asked in cluster.server.asked("patch", PODS)]
+    assert marked == [names[2]]
+
+
 async def test_pods_are_read_beyond_the_first_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a StatefulSet of more than 1,000 pods seems to lack some, and the others would never be chosen or explained."""
     monkeypatch.setattr("autoscaler.targets.kubernetes.pods.PAGE_SIZE", 2)

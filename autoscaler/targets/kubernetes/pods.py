@@ -169,7 +169,7 @@ async def mark_cheapest(api: Api, pods: Sequence[Json], workers: Sequence[Worker
     Raises:
         EdgeError: a pod could not be marked. Others may have been.
     """
-    staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    staying = [pod for pod in pods if _counts(pod)]
     costs = {id(pod): worker.cost for pod in staying for worker in workers if is_worker(pod, worker)}
     if not costs:
         return "no pod is one of the engine's workers (compared by address and name), so Kubernetes chooses"
@@ -195,6 +195,12 @@ async def mark_cheapest(api: Api, pods: Sequence[Json], workers: Sequence[Worker
         if isinstance(result, BaseException):
             raise result
     return None
+
+
+def _counts(pod: Json) -> bool:
+    """Whether a ReplicaSet counts a pod: one that was evicted, or has ended, stays for days beside its replacement."""
+    phase = (pod.get("status") or {}).get("phase")
+    return "deletionTimestamp" not in pod["metadata"] and phase not in {"Failed", "Succeeded"}
 
 
 def is_worker(pod: Json, worker: Worker) -> bool:
