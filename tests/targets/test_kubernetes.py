@@ -954,6 +954,21 @@ async def test_pods_are_counted_once_the_custom_resource_has_a_selector(flink: C
         assert (status.desired, status.ready) == (2, 0)
 
 
+async def test_a_custom_resource_that_is_made_anew_has_the_pods_of_its_new_selector(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        await flink.ready(await flink.pods("clicks", 2))
+        await shows(target, lambda status: status.ready == 2)
+        await flink.delete(FLINK, "clicks")
+        await flink.workload(DEPLOYMENTS, "second", 1)
+        await flink.up("second", 1)
+        made = await flink.create(FLINK, _flink(2))
+        status = {"taskManager": {"replicas": 2, "labelSelector": "app=second"}}
+        flink.server.put(FLINK, {**made, "status": status})
+        await until(lambda: _describes(target))
+        await shows(target, lambda status: status.ready == 1)
+
+
 async def test_a_custom_resource_may_report_itself_how_many_are_ready(flink: Cluster) -> None:
     plugin = flink.target(
         "clicks",

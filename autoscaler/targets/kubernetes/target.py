@@ -205,6 +205,7 @@ class Target:
         self._pods: Collection | None = None
         self._selector = ""
         self._compared_version = ""
+        self._compared_uid: str | None = None
         self._shown: int | None = None
         self._reported: int | None = None
         self._requested: int | None = None
@@ -383,13 +384,17 @@ class Target:
     async def _compare_scale(self, found: Json, desired: int) -> None:
         """Compare `replicas_path` with the scale subresource, and read the selector of the pods from it.
 
-        This is done once, or, while it has no selector (the operator has not started the job), after each change.
+        This is done once for each object of the name, or, while it has no selector (the operator has not started the
+        job), after each change.
         """
+        uid = found["metadata"].get("uid")
+        if uid != self._compared_uid:
+            self._compared_uid, self._selector = uid, ""
         if self._selector or self._compared_version == version_of(found):
             return
         scale = await self._api.call(self._request("get", "scale"))
         if version_of(scale) != version_of(found):
-            if self._pods is None and not self._spec.ready_path:
+            if not self._spec.ready_path:
                 raise UnavailableError(f"{self._label} is changing too fast to be compared with its scale subresource")
             return
         size = _scale_size(scale)
@@ -423,7 +428,7 @@ class Target:
                 f"the scale subresource of {self._label} has no selector of its pods: its controller sets it later; if "
                 "it never does, set ready_path to where it shows how many replicas are ready"
             )
-        if self._pods is None:
+        if self._pods is None or self._pods.scope.labels != self._selector:
             scope = Scope(resource=PODS, keep=pods.keep_pod, namespace=self._key[0], labels=self._selector)
             self._pods = await self._stack.enter_async_context(self._watches.lease(scope))
         await self._pods.fresh()
