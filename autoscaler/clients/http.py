@@ -410,6 +410,8 @@ class JsonClient:
                         raise AnswerError(f"{url} answered more than {endpoint.max_bytes:,} bytes, the limit max_bytes")
         except aiohttp.ClientSSLError as error:
             trusted = endpoint.ca_file or "the system"
+            if endpoint.ca_file:  # the file may have been renewed with the server's certificate
+                self._tls = await asyncio.to_thread(endpoint.tls)
             raise AnswerError(f"{url}: TLS failed: {error}; certificates are trusted by {trusted}") from None
         except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
             raise AnswerError(f"{url} cannot be requested: {error}") from None

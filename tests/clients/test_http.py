@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -594,6 +594,40 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
     with pytest.raises(AnswerError, match=r"ca_file .*none\.pem cannot be used: "):
         async with found.client(ca_file=tmp_path / "none.pem"):
             pass
+
+
+async def test_an_authority_that_is_renewed_is_trusted_without_a_restart(tmp_path: Path, unused_tcp_port: int) -> None:
+    trusted, found = tmp_path / "ca.pem", Server()
+    found.url = f"https://127.0.0.1:{unused_tcp_port}"
+
+    async def job(_: web.Request) -> web.Response:
+        response = web.json_response(JOB_JSON)
+        response.force_close()  # the next request makes a connection of its own
+        return response
+
+    @asynccontextmanager
+    async def served(name: str) -> AsyncIterator[None]:
+        (tmp_path / name).mkdir()
+        authority = Authority.make(tmp_path / name)
+        trusted.write_bytes(authority.ca.read_bytes())
+        application = web.Application()
+        application.router.add_get("/job", job)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", unused_tcp_port, ssl_context=authority.context()).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    async with AsyncExitStack() as stack:
+        async with served("before"):
+            client = await stack.enter_async_context(found.client(ca_file=trusted))
+            assert await client.get("/job", fresh=0) == JOB_JSON
+        async with served("after"):
+            with pytest.raises(AnswerError, match=r"TLS failed: .*certificates are trusted by .*ca\.pem"):
+                await client.get("/job", fresh=0)
+            assert await client.get("/job", fresh=0) == JOB_JSON
 
 
 @pytest.mark.parametrize(
