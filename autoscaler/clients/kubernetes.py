@@ -15,7 +15,7 @@ import os
 import re
 import urllib.request
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -290,6 +290,8 @@ class Api:
         except TimeoutError as error:
             raise EdgeTimeoutError(self._late(request)) from error
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, aiohttp.ClientSSLError):
+                await self._renew_credentials()  # for the next request, if the authority was renewed
             text = _PASSWORD.sub("//***@", " ".join(str(error).split())) or type(error).__name__
             raise UnavailableError(f"the API server {self.server} cannot be reached for {request}: {text}") from error
 
@@ -328,7 +330,7 @@ class Api:
                 try:
                     async with asyncio.timeout(RENEWAL_TIMEOUT):
                         await self._renew()
-                except PluginError as error:
+                except (PluginError, OSError) as error:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()
                 _log.info("credentials renewed", extra={"server": self.server})
@@ -442,20 +444,20 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
     settings.connection_pool_maxsize = 0  # no limit: each watch uses a connection
     settings.disable_strict_ssl_verification = True  # like kubectl, which accepts cluster CAs that Python 3.13 does not
 
-    async def renew() -> None:
-        await _credentials(access, config, settings)
-
-    await renew()
+    await _credentials(access, config, settings)
     settings.proxy = settings.proxy or proxy_of(settings.host)
-    try:
-        client = library.ApiClient(settings)
-    except (OSError, ValueError) as error:
-        raise PluginError(f"the certificates for {settings.host} cannot be used: {error}") from error
-    client.user_agent = MANAGER
-    # The library's session reads .netrc before each request, and aiohttp refuses to send both that and a token.
-    session = client.rest_client.pool_manager
-    client.rest_client.pool_manager = aiohttp.ClientSession(connector=session.connector, read_bufsize=READ_BUFFER)
-    session.detach()
+    client, used = _client(library, settings)
+
+    async def renew() -> None:
+        nonlocal used
+        await _credentials(access, config, settings)
+        if _certificates(settings) != used:
+            # Connections keep those that they were made with.
+            before = client.rest_client.pool_manager
+            made, used = _client(library, settings)
+            client.rest_client = made.rest_client
+            await before.close()
+
     async with client:
         yield Api(access, client, renew, _namespace(access, config))
     await asyncio.sleep(0)  # closed connections are cleaned up
@@ -484,6 +486,27 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             f"no credentials for Kubernetes ({where}{chosen}): {_redacted(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
         ) from None  # see _redacted
+
+
+def _client(library: Any, settings: Any) -> tuple[Any, Sequence[bytes]]:  # noqa: ANN401 - see Api
+    """The library's client, and the certificates that it uses. Raises PluginError when they cannot be used."""
+    try:
+        used = _certificates(settings)
+        client = library.ApiClient(settings)
+    except (OSError, ValueError) as error:
+        raise PluginError(f"the certificates for {settings.host} cannot be used: {error}") from error
+    client.user_agent = MANAGER
+    # The library's session reads .netrc before each request, and aiohttp refuses to send both that and a token.
+    session = client.rest_client.pool_manager
+    client.rest_client.pool_manager = aiohttp.ClientSession(connector=session.connector, read_bufsize=READ_BUFFER)
+    session.detach()
+    return client, used
+
+
+def _certificates(settings: Any) -> Sequence[bytes]:  # noqa: ANN401 - see Api
+    """Those of the authority and of the user, and the user's key. Raises OSError."""
+    files = (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
+    return [Path(file).read_bytes() if file else b"" for file in files]
 
 
 def _check_exists(paths: str) -> None:

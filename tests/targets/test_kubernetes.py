@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import logging
 import os
@@ -10,13 +11,16 @@ import re
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import trustme
 import yaml
+from aiohttp import web
 
 from autoscaler.clients import kubernetes
 from autoscaler.clients import kubernetes_watch as watch
@@ -52,6 +56,7 @@ from tests.clients.kubernetes_server import (
     REPLICA_SETS,
     SCALED_OBJECTS,
     STATEFUL_SETS,
+    ApiServer,
     Grants,
     Json,
     Kind,
@@ -791,7 +796,7 @@ def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> Non
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 async def test_pods_that_have_ended_are_not_chosen_in_place_of_those_that_run(cluster: Cluster, phase: str) -> None:
-    """An evicted pod stays for days after it was replaced, and a ReplicaSet does not count it: there is none to delete."""
+    """One that was evicted stays for days after it was replaced, and a ReplicaSet that shrinks deletes another one."""
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     pods = await cluster.pods("tm", 3)
     await cluster.ready(pods)
@@ -810,7 +815,7 @@ async def test_pods_that_have_ended_are_not_chosen_in_place_of_those_that_run(cl
 
 
 async def test_pods_are_read_beyond_the_first_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a StatefulSet of more than 1,000 pods seems to lack some, and the others would never be chosen or explained."""
+    """Else a StatefulSet of more than 1,000 pods seems to lack some, and the others are never chosen or explained."""
     monkeypatch.setattr("autoscaler.targets.kubernetes.pods.PAGE_SIZE", 2)
     await cluster.workload(DEPLOYMENTS, "tm", 5)
     pods = await cluster.pods("tm", 5)
@@ -1240,6 +1245,82 @@ async def test_expired_credentials_are_renewed(cluster: Cluster) -> None:
         cluster.server.users["next"] = None
         await target.scale(2)
         assert (await target.describe()).desired == 2
+
+
+@asynccontextmanager
+async def secured(server: ApiServer, authority: trustme.CA, port: int) -> AsyncIterator[None]:
+    """The test server behind TLS, where it knows a user by a certificate instead of by a token."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_OPTIONAL
+
+    async def forward(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        subject = dict(pair for [pair] in request.transport.get_extra_info("peercert")["subject"])
+        headers = {"Authorization": f"Bearer {subject['commonName']}", "Content-Type": request.content_type}
+        if "watch" in request.query:
+            return web.json_response({}, status=503)
+        async with session.request(
+            request.method, f"{server.url}{request.rel_url}", data=await request.read(), headers=headers
+        ) as answer:
+            return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("renewed", ["of the user", "of all"])
+async def test_certificates_of_a_kubeconfig_that_are_renewed_are_used(
+    cluster: Cluster, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, renewed: str
+) -> None:
+    """Those of the user alone, when they expire; those of the authority too, when a cluster is made anew."""
+    monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_INTERVAL", 0.0)
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    first, second = trustme.CA(), trustme.CA()
+
+    def configure(authority: trustme.CA, user: str) -> None:
+        certificate = authority.issue_cert(f"{user}@example.com", common_name=user)
+        chain = b"".join(part.bytes() for part in certificate.cert_chain_pems)
+        given = {
+            "client-certificate-data": base64.b64encode(chain).decode(),
+            "client-key-data": base64.b64encode(certificate.private_key_pem.bytes()).decode(),
+        }
+        trusted = base64.b64encode(authority.cert_pem.bytes()).decode()
+        at = {"server": f"https://127.0.0.1:{unused_tcp_port}", "certificate-authority-data": trusted}
+        users, clusters = [{"name": "daemon", "user": given}], [{"name": "test", "cluster": at}]
+        _change_config(cluster, users=users, clusters=clusters)
+
+    configure(first, "daemon")
+    async with AsyncExitStack() as stack:
+        async with secured(cluster.server, first, unused_tcp_port):
+            [target] = await stack.enter_async_context(connected(cluster.target("tm")))
+            assert (await target.describe()).desired == 1
+            await target.scale(2)
+        later = first if renewed == "of the user" else second
+        cluster.server.users["next"] = cluster.server.users.pop("daemon")
+        async with secured(cluster.server, later, unused_tcp_port):
+            with pytest.raises(EdgeError):
+                await target.scale(3)
+            configure(later, "next")
+
+            async def scaled() -> bool | None:
+                try:
+                    await target.scale(3)
+                except EdgeError:  # over a connection that was made before
+                    return None
+                return True
+
+            await until(scaled)
+    assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 3
 
 
 # -- watches
