@@ -424,7 +424,8 @@ class Aws:
         details = error.response.get("Error") or {}
         code = str(details.get("Code") or "")
         status = (error.response.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
-        text = f"{what}: {code}: {one_line(details.get('Message') or 'no message')}"
+        # What stands between may answer with a page of its own.
+        text = f"{what}: {code or f'HTTP {status}'}: {one_line(details.get('Message') or 'no message')}"
         if code in THROTTLED:
             return UnavailableError(f"{text} (throttled)")
         if code in BUSY or status >= 500:  # noqa: PLR2004 - the HTTP statuses

@@ -398,6 +398,15 @@ async def test_a_missing_permission_is_named_with_its_resource(proxy: Proxy, par
     assert group in str(caught.value)
 
 
+async def test_a_page_of_a_proxy_is_reported_with_its_status(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    async def forbid(_: web.Request, __: Forward) -> web.Response:
+        return web.Response(status=403, text="<html>not from here</html>", content_type="text/html")
+
+    proxy.rule(DESCRIBE, forbid, times=None)
+    with pytest.raises(RefusedError, match=f"{DESCRIBE}: HTTP 403: no message"):
+        await described(AwsAsg(group="group", **parameters))
+
+
 @pytest.mark.parametrize(("code", "status"), [("InvalidClientTokenId", 403), ("ExpiredToken", 400)])
 async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str, Any], code: str, status: int) -> None:
     proxy.error(DESCRIBE, code, status=status, times=None)
