@@ -38,7 +38,7 @@ from autoscaler.ports import (
 ATTEMPTS = 3
 THREADS = 4
 ATTEMPT_SHARE = 0.45  # of the time-out: a second attempt fits in
-RENEWAL_INTERVAL = 60.0  # seconds between two renewals of credentials that were not accepted
+RENEWAL_INTERVAL = 60.0  # seconds between two renewals of credentials that were not accepted, or not there
 
 THROTTLED = frozenset(
     {
@@ -328,7 +328,8 @@ class Aws:
     def _forget_identity(self) -> None:
         """Have the next call read the credentials again: temporary ones in a file are replaced before they expire.
 
-        boto3 renews those of a machine or of a role by itself, and keeps those of a file as long as its session.
+        boto3 renews those of a machine or of a role by itself, and keeps those of a file as long as its session. Where
+        it has found none, as when the metadata of a machine that starts do not answer yet, it does not look again.
         """
         with self._lock:
             if time.monotonic() - self._identified_at >= RENEWAL_INTERVAL:
@@ -412,6 +413,7 @@ class Aws:
             | errors.SSOError
             | errors.InvalidConfigError,
         ):
+            self._forget_identity()
             return RefusedError(
                 f"{what}: no credentials: {text}; give the machine an instance profile, or set profile, or the "
                 "environment variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"

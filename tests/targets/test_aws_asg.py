@@ -457,6 +457,25 @@ async def test_credentials_that_have_expired_are_read_again(
         assert (await target.describe()).desired == 2
 
 
+async def test_credentials_that_come_after_the_start_are_found(
+    proxy: Proxy, parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of a machine whose metadata did not answer yet when the daemon was started with it."""
+    passed = 0.0
+    monkeypatch.setattr(aws, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    monkeypatch.setattr(groups, "ERROR_REUSE", 0.0)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
+        with pytest.raises(RefusedError, match="no credentials: Unable to locate credentials"):
+            await target.describe()
+        passed = 61.0
+        with pytest.raises(RefusedError, match="no credentials: Unable to locate credentials"):
+            await target.describe()
+        (tmp_path / "aws-credentials").write_text("[default]\naws_access_key_id = k\naws_secret_access_key = s\n")
+        assert (await target.describe()).desired == 2
+
+
 # ----------------------------------------------------------------------------------------------------------
 # faults between
 
