@@ -333,7 +333,6 @@ class Api:
                 except (PluginError, OSError) as error:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()
-                _log.info("credentials renewed", extra={"server": self.server})
 
     async def _object(self, request: Request, response: aiohttp.ClientResponse) -> Json:
         try:
@@ -450,6 +449,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
 
     async def renew() -> None:
         nonlocal used
+        known = used, dict(settings.api_key)
         await _credentials(access, config, settings)
         if _certificates(settings) != used:
             # Connections keep those that they were made with.
@@ -457,6 +457,8 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
             made, used = _client(library, settings)
             client.rest_client = made.rest_client
             await before.close()
+        if known != (used, settings.api_key):
+            _log.info("credentials renewed", extra={"server": settings.host})
 
     async with client:
         yield Api(access, client, renew, _namespace(access, config))

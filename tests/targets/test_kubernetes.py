@@ -1236,15 +1236,23 @@ async def test_an_object_that_keeps_changing_is_an_error_after_some_attempts(clu
         assert len(cluster.server.asked("patch")) == 5
 
 
-async def test_expired_credentials_are_renewed(cluster: Cluster) -> None:
+async def test_expired_credentials_are_renewed_and_that_is_logged_once_it_is_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_INTERVAL", 0.0)
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    async with connected(cluster.target("tm")) as [target]:
-        await target.describe()
-        del cluster.server.users["daemon"]
-        kubeconfig(Path(cluster.kubeconfig), cluster.server, "next")
-        cluster.server.users["next"] = None
-        await target.scale(2)
-        assert (await target.describe()).desired == 2
+    with caplog.at_level(logging.INFO, "autoscaler.clients"):
+        async with connected(cluster.target("tm")) as [target]:
+            await target.describe()
+            del cluster.server.users["daemon"]
+            with pytest.raises(RefusedError, match="does not accept the credentials"):
+                await target.scale(2)
+            assert caplog.messages == []
+            kubeconfig(Path(cluster.kubeconfig), cluster.server, "next")
+            cluster.server.users["next"] = None
+            await target.scale(2)
+            assert (await target.describe()).desired == 2
+    assert caplog.messages == ["credentials renewed"]
 
 
 @asynccontextmanager
