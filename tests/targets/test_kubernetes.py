@@ -1225,6 +1225,20 @@ async def test_a_web_page_is_an_error(cluster: Cluster) -> None:
             await target.scale(2)
 
 
+async def test_an_object_of_another_server_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(*_: Any) -> Json:
+        return {"error": "log in first"}
+
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        with monkeypatch.context() as changed:
+            changed.setattr(target._api, "fetch", answer)
+            with pytest.raises(AnswerError, match=r"answered with another object: .*log in first"):
+                await target.scale(0)
+        await target.scale(2)
+
+
 async def test_an_object_that_keeps_changing_is_an_error_after_some_attempts(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     async with connected(cluster.target("tm")) as [target]:

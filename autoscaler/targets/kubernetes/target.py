@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from autoscaler.clients.kubernetes import (
     EVENTS,
@@ -32,7 +32,7 @@ from autoscaler.clients.kubernetes import (
 from autoscaler.clients.kubernetes_annotations import keep_controls, read_controls
 from autoscaler.clients.kubernetes_events import event
 from autoscaler.clients.kubernetes_watch import Collection, Key, Scope, Watches, shared_watches, version_of
-from autoscaler.clients.shared_requests import cancel_all
+from autoscaler.clients.shared_requests import cancel_all, one_line
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -392,19 +392,17 @@ class Target:
             self._compared_uid, self._selector = uid, ""
         if self._selector or self._compared_version == version_of(found):
             return
-        scale = await self._api.call(self._request("get", "scale"))
-        if version_of(scale) != version_of(found):
+        scale = _read_scale(await self._api.call(self._request("get", "scale")))
+        if scale.version != version_of(found):
             if not self._spec.ready_path:
                 raise UnavailableError(f"{self._label} is changing too fast to be compared with its scale subresource")
             return
-        size = _scale_size(scale)
-        if size != desired:
+        if scale.size != desired:
             raise AnswerError(
                 f"{self._label} has the size {desired} at {self._spec.replicas_path}, but its scale subresource has "
-                f"{size}; set replicas_path to its CRD's specReplicasPath"
+                f"{scale.size}; set replicas_path to its CRD's specReplicasPath"
             )
-        self._selector = str((scale.get("status") or {}).get("selector") or "")
-        self._compared_version = version_of(scale)
+        self._selector, self._compared_version = scale.selector, scale.version
 
     async def _ready(self, found: Json, desired: int) -> int:
         if not self._custom:
@@ -525,24 +523,22 @@ class Target:
             try:
                 self._requested = replicas  # until there is an answer; it may be accepted without one
                 body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
-                scale = await self._api.call(self._request("patch", "scale"), body=body)
-                size = _scale_size(scale)
-                if size != replicas:
+                scale = _read_scale(await self._api.call(self._request("patch", "scale"), body=body))
+                if scale.size != replicas:
                     raise AnswerError(
-                        f"{self._label}: {replicas} replicas were requested and {size} were set: check for an "
+                        f"{self._label}: {replicas} replicas were requested and {scale.size} were set: check for an "
                         "admission webhook that changes the size"
                     )
             except ConflictError:
                 # The object has changed, but maybe not its size; or our own change was accepted and its answer lost.
-                scale = await self._api.call(self._request("get", "scale"))
-                size = _scale_size(scale)
-                version = version_of(scale)
+                scale = _read_scale(await self._api.call(self._request("get", "scale")))
+                version, size, _ = scale
                 if size != replicas:
                     self._requested = None
                     self._objects.wrote(self._key, version, size)  # the watch may not have reached it
                     continue
             self._requested = None
-            self._objects.wrote(self._key, version_of(scale), replicas)
+            self._objects.wrote(self._key, scale.version, replicas)
             self._shown = self._reported = replicas
             return
         raise UnavailableError(
@@ -625,12 +621,24 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _scale_size(scale: Json) -> int:
-    """The desired size in a Scale, which leaves out 0."""
-    size = (scale.get("spec") or {}).get("replicas", 0)
+class _Scale(NamedTuple):
+    """A scale subresource: its version, the desired size, and the selector of the pods, where it has one."""
+
+    version: str
+    size: int
+    selector: str
+
+
+def _read_scale(answer: Json) -> _Scale:
+    """A Scale, which leaves out a size of 0. Raises AnswerError."""
+    try:
+        version, size = version_of(answer), (answer.get("spec") or {}).get("replicas", 0)
+        selector = str((answer.get("status") or {}).get("selector") or "")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AnswerError(f"a scale subresource was answered with another object: {one_line(answer, 120)}") from error
     if not _is_size(size):
         raise AnswerError(f"a scale subresource has {size!r} as spec.replicas, expected a number")
-    return int(size)
+    return _Scale(version, size, selector)
 
 
 def _rollout(found: Json) -> Sequence[str]:
