@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.ports import EdgeError, RefusedError, TargetStatus, Worker
+from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableError, Worker
 from autoscaler.targets.local import pool as local_pool
 from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import Pool, locked, request_size, stop_workers
@@ -175,6 +176,29 @@ async def test_a_worker_that_keeps_failing_is_not_restarted_at_full_speed(pools:
     assert [place.number for place in kind.places] == [1, 2, 3, 4]
     waited = [after - before for before, after in pairwise(kind.starts)]
     assert all(each >= least for each, least in zip(waited, (0.2, 0.4, 0.8), strict=True)), waited
+
+
+@pytest.mark.parametrize(("name", "size"), [("find", 2), ("send", 0)])
+async def test_a_pool_goes_on_once_there_are_files_to_open(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    """Processes are read and signalled by files: a daemon may for a time have too many open."""
+    pool = await pools()
+    await settle(pool, 1)
+    usual = getattr(processes, name)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(processes, name, fail)
+    await pool.scale(size)
+    await until(lambda: pool._failure is not None)
+    assert "Too many open files" in str(pool._failure)
+    if name == "find":
+        with pytest.raises(UnavailableError, match="Too many open files"):
+            await pool.describe()
+    monkeypatch.setattr(processes, name, usual)
+    await settle(pool, size)
 
 
 async def test_a_recovered_pool_resets_its_failures(pools: Pools) -> None:

@@ -153,7 +153,10 @@ class Pool:
         """Return the size last requested, and how many workers are up and not being drained."""
         self._check()
         serving = self._serving()
-        alive = [self._place(worker) for worker in serving if self._lives(worker)]
+        try:
+            alive = [self._place(worker) for worker in serving if self._lives(worker)]
+        except OSError as error:
+            raise UnavailableError(f"the processes of the pool in {self._directory} cannot be read: {error}") from error
         registered = await self._kind.registered(alive) if alive else 0
         remarks = []
         if waiting := len(alive) - registered:
@@ -191,9 +194,12 @@ class Pool:
             async with asyncio.timeout(self._delay):
                 await self._wake.wait()
         while True:
-            self._notice_losses()
-            self._start_missing()
-            await self._drain_surplus()
+            try:
+                self._notice_losses()
+                self._start_missing()
+                await self._drain_surplus()
+            except OSError as error:  # it may pass, as when too many files are open
+                self._back_off(f"the workers cannot be looked after: {error}")
             while self._ended:
                 await asyncio.to_thread(self._clean, self._ended.pop())
             try:
@@ -321,6 +327,14 @@ class Pool:
 
     async def _drain(self, worker: Worker) -> None:
         """Let the worker finish its work, then end it and all processes that it started."""
+        while True:
+            try:
+                return await self._try_to_drain(worker)
+            except OSError as error:  # likewise
+                self._back_off(f"worker {worker.number} cannot be drained: {error}")
+                await asyncio.sleep(self._not_before - self._now())
+
+    async def _try_to_drain(self, worker: Worker) -> None:
         begun = self._now()
         if self._kind.drain_signal is not None and self._signal(worker, self._kind.drain_signal):
             # Time for the signal to arrive: the worker may be about to start an executor.
