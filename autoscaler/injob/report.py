@@ -68,7 +68,9 @@ log = logging.getLogger("autoscaler.injob")
 
 MAX_ERROR = 100_000
 """Characters of an error's text that are read: a search takes the square of the time."""
-_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?(\S.*)")
+_MARGIN = re.compile(r"^ *\|", re.MULTILINE)
+"""What Python begins the lines of an exception group with; Spark removes it from most texts, but not the space after."""
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
@@ -540,8 +542,11 @@ def reason(exception: str) -> str:
 
 
 def raised(text: str) -> str:
-    """What was raised in Python: below the last traceback the first line that is not indented; or nothing."""
-    lines: list[str] = _RAISED.findall(text[:MAX_ERROR])
+    """What was raised in Python: below the last traceback the first line that is not indented; or nothing.
+
+    Of an exception group it is the last of its exceptions that has a traceback, else the group.
+    """
+    lines: list[str] = _RAISED.findall(_MARGIN.sub("", text[:MAX_ERROR]))
     return lines[-1] if lines else ""
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -200,10 +201,43 @@ RuntimeError
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
 
+# Spark removes the margins of a group's lines.
+GROUP = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker:   + Exception Group Traceback (most recent \
+call last):
+   File "/job.py", line 9, in price
+     raise ExceptionGroup("two prices", [ValueError("a"), TypeError("b")])
+     ^^^^^^^^^^^^^^^^^^^^^
+ ExceptionGroup: two prices (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+ ValueError: a
+    +---------------- 2 ----------------
+ TypeError: b
+    +------------------------------------
+ SQLSTATE: 38000
+=== Streaming Query ===
+"""
+
+
+def group_of_raised() -> str:
+    """The text of a group whose exceptions were raised, as Python writes it."""
+
+    def raised(error: Exception) -> Exception:
+        try:
+            raise error
+        except Exception as caught:  # noqa: BLE001 - with its traceback
+            return caught
+
+    try:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [raised(ValueError("a")), raised(OSError("disk | full"))])
+    except ExceptionGroup as group:
+        return "".join(traceback.format_exception(group))
+
 
 @pytest.mark.parametrize(
     ("exception", "why"),
     [
+        (GROUP, "ExceptionGroup: two prices (2 sub-exceptions)"),
+        (group_of_raised(), "OSError: disk | full"),
         (PYTHON_WORKER, "ValueError: key 7 has no price"),
         (FOREACH_BATCH, "RuntimeError"),
         (
