@@ -161,7 +161,11 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of one query; times are the driver's, in seconds since 1970."""
+    """One run of one query; times are the driver's, in seconds since 1970.
+
+    Attributes:
+        working: whether a batch with data ran when the report answered; None: not known.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -174,6 +178,7 @@ class Run:
     idle: Instant | None = None
     terminated: Instant | None = None
     exception: str | None = None
+    working: bool | None = None
     progress: tuple[Batch, ...] = ()
 
     @property

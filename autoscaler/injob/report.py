@@ -212,8 +212,9 @@ class _Run:
     def prepare(self) -> None:
         self.prepared = json.dumps(self.head)
 
-    def body(self) -> str:
-        return f'{self.prepared[:-1]}, "progress": [{", ".join(tuple(self.progress))}]}}'
+    def body(self, working: bool | None = None) -> str:
+        progress = ", ".join(tuple(self.progress))
+        return f'{self.prepared[:-1]}, "working": {json.dumps(working)}, "progress": [{progress}]}}'
 
 
 class Reporter:
@@ -312,7 +313,10 @@ class Reporter:
     def body(self) -> bytes:
         """The report as it is served."""
         with self._lock:
-            runs = ", ".join(run.body() for run in self._runs.values())
+            active = [run.head for run in self._runs.values() if run.head["terminated"] is None]
+        working = {head["runId"]: is_working(self.spark, head["id"]) for head in active}
+        with self._lock:
+            runs = ", ".join(run.body(working.get(key)) for key, run in self._runs.items())
         clocks = f'"now": {time.time():.3f}, "steady": {time.monotonic():.3f}'
         return f'{{{clocks}, {self._head[1:-1]}, "queries": [{runs}]}}'.encode()
 
@@ -534,6 +538,20 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
     except Exception:
         log.debug("the trigger of query %s cannot be read", query, exc_info=True)
         return "unknown"
+
+
+def is_working(spark: Any, query: str) -> bool | None:  # noqa: ANN401 - see report
+    """Whether a batch with data runs at this moment; None: not known.
+
+    Work that `foreachBatch` does in the driver or in other threads is in none of the query's Spark jobs. A trigger alone
+    may only be looking for data.
+    """
+    try:
+        status = spark.streams.get(query).status
+        return bool(status["isTriggerActive"] and status["isDataAvailable"])
+    except Exception:
+        log.debug("the status of query %s cannot be read", query, exc_info=True)
+        return None
 
 
 def reason(exception: str) -> str:

@@ -191,7 +191,7 @@ class SparkSource:
         return Reading(BATCH_METRICS[metric](work, self._memory), at)
 
     async def _driver(self, run: Run) -> tuple[bool | None, tuple[float, ...]]:
-        """Whether a job of the query runs, and when executors changed. The report alone must do without the UI."""
+        """Whether a batch runs, and when executors changed. The report alone must do without the UI."""
         try:
             jobs, changes = await asyncio.gather(self._api.running_jobs(), self._executors())
         except EdgeError as error:
@@ -201,11 +201,11 @@ class SparkSource:
                     extra={"app": self._api.parameters.app, "error": str(error)},
                 )
             self._blind = str(error)
-            return None, ()
+            return run.working or None, ()
         if self._blind:
             log.info("the driver's UI can be reached again", extra={"app": self._api.parameters.app})
             self._blind = ""
-        return any(job.group == run.run for job in jobs), changes
+        return run.working or any(job.group == run.run for job in jobs), changes
 
     async def _executors(self) -> tuple[float, ...]:
         try:

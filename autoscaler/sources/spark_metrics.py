@@ -69,7 +69,7 @@ class Snapshot:
         now: the driver's clock.
         steady: the same on a clock that is never set; None when it is not reported.
         window: seconds over which is averaged.
-        working: whether a job of the query is running; None when the driver could not be reached.
+        working: whether a batch is running; None: not known, as when the driver could not be reached.
         changes: when executors were added and removed, in any order.
         idle_every: after this many seconds without data Spark reports that the query is idle.
     """

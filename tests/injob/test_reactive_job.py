@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.injob import JobFailedError, ReactiveJob
+from autoscaler.injob import JobFailedError, ReactiveJob, report
 from autoscaler.injob.reactive import OptionsError
 from autoscaler.injob.reactive.cluster import Executors
 from autoscaler.injob.reactive.job import _share, _takes
@@ -101,6 +102,26 @@ def run_two_batches(job: ReactiveJob, end: Callable[[], object]) -> None:
     finally:
         end()
         thread.join(60)
+
+
+@pytest.mark.e2e
+def test_the_report_shows_that_a_batch_works_in_the_driver_alone(spark: Any, tmp_path: Path) -> None:
+    reporter = report(spark, port=0)
+    go_on = threading.Event()
+    writer = rate(spark).foreachBatch(lambda *_: go_on.wait(60)).option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(processingTime="1 hour").start()
+
+    def working() -> list[Any]:
+        return [one["working"] for one in json.loads(reporter.body())["queries"]]
+
+    try:
+        until(lambda: working() == [True])
+        go_on.set()
+        until(lambda: working() == [False])
+    finally:
+        go_on.set()
+        query.stop()
+        reporter.stop()
 
 
 QUICK = {"restart-strategy.exponential-delay.initial-backoff": "10 ms"}

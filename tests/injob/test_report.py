@@ -36,6 +36,7 @@ PROGRESS = json.loads((DATA / "progress_stateful.json").read_text())
 class Streams:
     def __init__(self) -> None:
         self.listeners: list[Any] = []
+        self.status: dict[str, bool] = {}
 
     def addListener(self, listener: Any) -> None:  # noqa: N802 - Spark's name
         self.listeners.append(listener)
@@ -45,7 +46,7 @@ class Streams:
 
     def get(self, _: str) -> Any:
         execution = SimpleNamespace(trigger=lambda: SimpleNamespace(toString=lambda: "ProcessingTimeTrigger(2000)"))
-        return SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: execution))
+        return SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: execution), status=self.status)
 
 
 class Session:
@@ -120,6 +121,27 @@ def test_the_progress_of_spark_is_served(start: Callable[..., Reporter]) -> None
     (query,) = get(reporter)["queries"]
     assert query["exception"] == "boom"
     assert query["terminated"] >= before
+
+
+@pytest.mark.parametrize(
+    ("status", "working"),
+    [
+        ({"isTriggerActive": True, "isDataAvailable": True}, True),
+        ({"isTriggerActive": True, "isDataAvailable": False}, False),
+        ({"isTriggerActive": False, "isDataAvailable": True}, False),
+        ({}, None),
+    ],
+)
+def test_a_query_works_while_a_batch_with_data_runs_and_no_longer_when_it_has_ended(
+    start: Callable[..., Reporter], status: dict[str, bool], working: bool | None
+) -> None:
+    session = Session()
+    reporter = start(session)
+    session.streams.status = status
+    reporter.on_started("q", "r", "orders")
+    assert get(reporter)["queries"][0]["working"] is working
+    reporter.on_terminated("q", "r", None)
+    assert get(reporter)["queries"][0]["working"] is None
 
 
 FILES = json.loads((DATA / "progress_files.json").read_text())

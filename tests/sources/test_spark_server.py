@@ -550,6 +550,24 @@ async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilizat
         await rig.collect("utilization", driver=None)
 
 
+@pytest.mark.parametrize("ui", [True, False])
+async def test_a_long_batch_without_spark_jobs_is_not_taken_for_a_pause(
+    rig: Rig, ui: bool, unused_tcp_port: int
+) -> None:
+    report = rig.spark.answers["/v1/progress"]
+    batches = report_query(rig)["progress"]
+    for batch in batches:
+        batch["sources"][0]["latest"] = batch["sources"][0]["end"]
+    report["now"] += 8
+    report_query(rig)["idle"] = batches[-1]["received"] + 1
+    rig.spark.answers[f"{APP}/jobs?status=running"] = []
+    driver = rig.url if ui else f"http://127.0.0.1:{unused_tcp_port}"
+    assert (await rig.collect("lag", driver=driver)).value == 0
+    report_query(rig).update(working=True, idle=None)
+    rig.forget()
+    assert (await rig.collect("lag", driver=driver)).value > 1000
+
+
 async def test_the_doctor_examines_a_live_job(rig: Rig) -> None:
     async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
         assert isinstance(engine, Doctor)
