@@ -29,6 +29,9 @@ FORMAT = 1
 """Version of the report's format that is understood."""
 
 LARGEST_ANSWER = 16 * 1024 * 1024
+LATE_END = 5.0
+"""Seconds after the end of a query within which Spark says so: another may have been started meanwhile."""
+
 SHARE = 0.45  # of the time-out for one answer: the driver is polled after the report
 
 
@@ -411,16 +414,29 @@ def find_run(report: Report, query: str | None) -> Run | None:
     """The run of the query with that name or id, the newest if it was restarted, or None if there is none yet.
 
     Raises:
-        AnswerError: no name is given and several queries are active, or the name is of none.
+        AnswerError: no name is given and several queries run, or did at the same time, or the name is of none.
     """
     runs = [run for run in report.queries if query is None or query in {run.name, run.query}]
-    active = [run for run in runs if run.terminated is None]
-    if len({run.query for run in active}) > 1:
-        names = ", ".join(sorted({run.name or run.query for run in active}))
-        raise AnswerError(
-            f"application {report.application.name!r} has several active queries ({names}); give query: <name>"
-        )
     if not runs and query is not None and report.queries:
         names = ", ".join(sorted({run.name or run.query for run in report.queries}))
         raise AnswerError(f"application {report.application.name!r} has no query {query!r}; it has {names}")
-    return max(active or runs, key=lambda run: run.started, default=None)
+    active = [run for run in runs if run.terminated is None]
+    found = max(active or runs, key=lambda run: run.started, default=None)
+    if found is None or query is not None:
+        return found
+    # Of two queries one is not taken for the job because the other has ended.
+    beside = {run.name or run.query for run in runs if _ran_beside(run, found)}
+    if beside:
+        names = ", ".join(sorted(beside | {found.name or found.query}))
+        raise AnswerError(
+            f"application {report.application.name!r} has several queries at a time ({names}); give query: <name>"
+        )
+    return found
+
+
+def _ran_beside(one: Run, other: Run) -> bool:
+    """Whether two runs are of different queries, and were active at the same time."""
+    if one.query == other.query or (one.name is not None and one.name == other.name):
+        return False
+    ends = [run.terminated for run in (one, other) if run.terminated is not None]
+    return not ends or min(ends) - max(one.started, other.started) > LATE_END

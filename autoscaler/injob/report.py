@@ -70,7 +70,7 @@ MAX_ERROR = 100_000
 """Characters of an error's text that are read: a search takes the square of the time."""
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?(\S.*)")
 _MARGIN = re.compile(r"^ *\|", re.MULTILINE)
-"""What Python begins the lines of an exception group with; Spark removes it from most texts, but not the space after."""
+"""What begins the lines of an exception group; Spark removes it from most texts, but not the space after it."""
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
@@ -543,8 +543,8 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
 def is_working(spark: Any, query: str) -> bool | None:  # noqa: ANN401 - see report
     """Whether a batch with data runs at this moment; None: not known.
 
-    Work that `foreachBatch` does in the driver or in other threads is in none of the query's Spark jobs. A trigger alone
-    may only be looking for data.
+    What `foreachBatch` does in the driver or in other threads is in none of the query's Spark jobs. A trigger alone may
+    only be looking for data.
     """
     try:
         status = spark.streams.get(query).status

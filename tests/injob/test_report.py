@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -224,8 +223,8 @@ RuntimeError
 """
 
 # Spark removes the margins of a group's lines.
-GROUP = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker:   + Exception Group Traceback (most recent \
-call last):
+GROUP = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
+  + Exception Group Traceback (most recent call last):
    File "/job.py", line 9, in price
      raise ExceptionGroup("two prices", [ValueError("a"), TypeError("b")])
      ^^^^^^^^^^^^^^^^^^^^^
@@ -240,26 +239,28 @@ call last):
 """
 
 
-def group_of_raised() -> str:
-    """The text of a group whose exceptions were raised, as Python writes it."""
-
-    def raised(error: Exception) -> Exception:
-        try:
-            raise error
-        except Exception as caught:  # noqa: BLE001 - with its traceback
-            return caught
-
-    try:
-        raise ExceptionGroup("unhandled errors in a TaskGroup", [raised(ValueError("a")), raised(OSError("disk | full"))])
-    except ExceptionGroup as group:
-        return "".join(traceback.format_exception(group))
+TASK_GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/job.py", line 12, in write
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/job.py", line 5, in send
+    | ValueError: a
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/job.py", line 7, in send
+    |     save()
+    |     ^^^^^^
+    | OSError: disk | full
+    +------------------------------------
+"""
 
 
 @pytest.mark.parametrize(
     ("exception", "why"),
     [
         (GROUP, "ExceptionGroup: two prices (2 sub-exceptions)"),
-        (group_of_raised(), "OSError: disk | full"),
+        (TASK_GROUP, "OSError: disk | full"),
         (PYTHON_WORKER, "ValueError: key 7 has no price"),
         (FOREACH_BATCH, "RuntimeError"),
         (

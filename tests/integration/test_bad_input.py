@@ -296,7 +296,7 @@ CORRUPTED: dict[str, tuple[Callable[[World], Any], str]] = {
     "no batch": (lambda w: w.run.update(progress=[]), "has not completed a batch"),
     "two queries": (
         lambda w: w.report["queries"].append(w.run | {"id": "b", "runId": "b", "name": "b"}),
-        "several active queries",
+        "several queries at a time",
     ),
     "the report of another job": (
         lambda w: w.report.update(application={"id": "app-9", "name": "other"}),

@@ -382,11 +382,42 @@ async def test_the_report_of_a_former_driver_is_not_believed(rig: Rig) -> None:
 async def test_several_queries_need_a_name(rig: Rig) -> None:
     other = report_query(rig) | {"id": "other", "runId": "other", "name": "q2"}
     rig.spark.answers["/v1/progress"]["queries"].append(other)
-    with pytest.raises(AnswerError, match=r"several active queries \(q1, q2\); give query"):
+    with pytest.raises(AnswerError, match=r"several queries at a time \(q1, q2\); give query"):
         await rig.collect("lag")
     assert (await rig.collect("lag", query="q2")).value == pytest.approx(4500)
     with pytest.raises(AnswerError, match="has no query 'q3'; it has q1, q2"):
         await rig.collect("lag", query="q3")
+
+
+@pytest.mark.parametrize("exception", ["boom", None])
+async def test_when_one_of_two_queries_has_ended_the_other_is_not_taken_for_the_job(
+    rig: Rig, exception: str | None
+) -> None:
+    first = report_query(rig)
+    rig.spark.answers["/v1/progress"]["queries"].append(
+        first | {"id": "other", "runId": "other", "name": None, "started": first["started"] + 1}
+    )
+    first |= {"terminated": first["started"] + 20, "exception": exception}
+    for both in (False, True):
+        rig.spark.answers["/v1/progress"]["queries"][1]["terminated"] = first["terminated"] + 10 if both else None
+        rig.forget()
+        for ask in (rig.collect("lag"), rig.describe()):
+            with pytest.raises(AnswerError, match=r"several queries at a time \(other, q1\); give query"):
+                await ask
+    assert (await rig.describe(query="q1")).job is (JobState.FAILED if exception else JobState.STOPPED)
+
+
+@pytest.mark.parametrize("name", ["q1", "q2"])
+async def test_a_query_that_follows_another_is_the_only_one_although_spark_tells_late_that_that_has_ended(
+    rig: Rig, name: str
+) -> None:
+    first = report_query(rig)
+    started = first["started"] + 20
+    last = first | {"id": "other", "runId": "other", "name": name, "started": started}
+    first |= {"terminated": started + 2, "progress": []}
+    rig.spark.answers["/v1/progress"]["queries"].append(last)
+    assert (await rig.describe()).job is JobState.RUNNING
+    assert (await rig.collect("lag")).value == pytest.approx(4500)
 
 
 @pytest.mark.parametrize(
@@ -565,7 +596,7 @@ async def test_a_long_batch_without_spark_jobs_is_not_taken_for_a_pause(
     assert (await rig.collect("lag", driver=driver)).value == 0
     report_query(rig).update(working=True, idle=None)
     rig.forget()
-    assert (await rig.collect("lag", driver=driver)).value > 1000
+    assert (await rig.collect("lag", driver=driver)).value == pytest.approx(400 * 11)
 
 
 async def test_the_doctor_examines_a_live_job(rig: Rig) -> None:
