@@ -23,7 +23,15 @@ from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
 from autoscaler.sources.spark_batch import BATCH_METRICS, BatchMetric
-from autoscaler.sources.spark_metrics import METRICS, MIN_TRUSTED, TRUSTED_WINDOWS, Metric, Snapshot, saturation
+from autoscaler.sources.spark_metrics import (
+    METRICS,
+    MIN_TRUSTED,
+    TRUSTED_WINDOWS,
+    Metric,
+    Snapshot,
+    check_active,
+    saturation,
+)
 
 log = logging.getLogger("autoscaler.sources")
 
@@ -162,6 +170,7 @@ class SparkSource:
         if run is None:
             raise AnswerError(f"application {report.application.name!r} has not started a streaming query yet")
         metric = Metric(query.metric)
+        check_active(run, report.now)
         if metric is Metric.UTILIZATION:
             share, age = await self._utilization(run, report)
             return Reading(share, now - timedelta(seconds=age))

@@ -83,6 +83,13 @@ class Snapshot:
     steady: float | None = None
 
 
+def check_active(run: Run, now: float) -> None:
+    """Raise AnswerError when the query has ended: nothing that is read of it then is a load."""
+    if run.terminated is not None:
+        why = f": {run.exception}" if run.exception else ""
+        raise AnswerError(f"{run.label} ended {now - run.terminated:.0f} s ago{why}")
+
+
 def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
     """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
 
@@ -91,9 +98,7 @@ def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
             driver's clock was set since.
     """
     run = snapshot.run
-    if run.terminated is not None:
-        why = f": {run.exception}" if run.exception else ""
-        raise AnswerError(f"{run.label} ended {snapshot.now - run.terminated:.0f} s ago{why}")
+    check_active(run, snapshot.now)
     kept: list[Batch] = []
     before: Batch | None = None
     for batch in run.progress:

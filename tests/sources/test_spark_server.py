@@ -7,7 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,15 @@ from autoscaler.core.model import EngineStatus, JobState, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.injob.report import trim
-from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.ports import (
+    AnswerError,
+    Doctor,
+    EdgeError,
+    EdgeTimeoutError,
+    NotYetError,
+    RefusedError,
+    UnavailableError,
+)
 from autoscaler.sources.spark import Spark, SparkQuery
 from autoscaler.sources.spark_batch import BatchMetric
 from autoscaler.sources.spark_metrics import Metric
@@ -211,6 +219,17 @@ async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
         assert isinstance(reading.value, float)
         # How long it was between the two polls, at most and at least.
         assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
+
+
+@pytest.mark.parametrize("metric", Metric)
+async def test_a_query_that_has_ended_is_not_a_cluster_without_load(rig: Rig, metric: str) -> None:
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        with suppress(NotYetError):
+            await source.collect(SparkQuery("utilization"), NOW)
+        report_query(rig).update(terminated=rig.spark.answers["/v1/progress"]["now"] - 4, exception="boom")
+        rig.forget()
+        with pytest.raises(AnswerError, match="q1 ended 4 s ago: boom"):
+            await source.collect(SparkQuery(metric), NOW)
 
 
 async def test_an_executor_that_is_excluded_after_failures_is_not_idle(rig: Rig) -> None:
