@@ -352,7 +352,7 @@ def left_backlog(batch: Batch, rate: float) -> bool:
 def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
     """Choose the batches that represent the present.
 
-    Those that ended within the window (at least the last), but not across a change of the executors: the
+    Those that ended within the window (at least the last, unless the query is idle since), but not across a change of the executors: the
     first batch that ends after a change is slow (cold processes) and ran on two sets of slots, so it is left
     out; until a later one has ended, the batches before the change are taken, dated accordingly. With triggers as
     fast as possible the newest batches that agree on whether they left work behind are taken alone when there
@@ -362,7 +362,9 @@ def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
     waiting = is_idle(snapshot, last)
     since = (snapshot.now if waiting else last.end) - snapshot.window
     recent = tuple(batch for batch in known if batch.end > since)
-    if not recent and waiting:
+    # Until its trigger's interval is over, the last batch is what the query has to do.
+    over = paused_at(snapshot, last) is not None or snapshot.now >= last.start + snapshot.run.interval
+    if not recent and waiting and over:
         return Selection((), snapshot.now, settled=True)
     recent = recent or (last,)
     until = snapshot.now if waiting else last.end

@@ -152,6 +152,19 @@ def test_a_fixed_trigger_is_as_saturated_as_its_interval_is_filled() -> None:
     assert saturation(seen).value == pytest.approx((0.25 + 200 / 400) / 2, rel=0.1)
 
 
+@pytest.mark.parametrize("waited", [0.3, 0.6, 0.99])
+@pytest.mark.parametrize("interval", [60.0, 600.0])
+def test_a_query_that_waits_for_its_trigger_is_not_idle(interval: float, waited: float) -> None:
+    seen, _ = Query(steady(50), interval=interval).until((4 + waited) * interval)
+    assert throughput(seen).value == pytest.approx(50, rel=0.01)
+    assert saturation(seen).value == pytest.approx(50 / 400, rel=0.1)
+    # The next trigger finds nothing.
+    last = seen.run.progress[-1]
+    later = replace(seen, now=last.start + interval + 2)
+    for idle in (later, replace(later, working=None, run=replace(seen.run, idle=later.now - 1))):
+        assert (throughput(idle).value, saturation(idle).value) == (0, 0)
+
+
 @pytest.mark.parametrize("most", [None, 800])
 @pytest.mark.parametrize("rate", [5, 20, 100, 300, 1000])
 def test_arrivals_are_the_offered_rate_not_the_admitted_one(rate: float, most: int | None) -> None:
