@@ -68,7 +68,10 @@ log = logging.getLogger("autoscaler.injob")
 
 MAX_ERROR = 100_000
 """Characters of an error's text that are read: a search takes the square of the time."""
-_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?(\S.*)")
+_RAISED = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?(?:py4j\.protocol\.Py4JJavaError: .*\n ?: )?(\S.*)"
+)
+"""What Java raised is in the line after py4j's own, which tells only what was called."""
 _MARGIN = re.compile(r"^ *\|", re.MULTILINE)
 """What begins the lines of an exception group; Spark removes it from most texts, but not the space after it."""
 

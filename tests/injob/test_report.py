@@ -222,6 +222,16 @@ RuntimeError
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
 
+JAVA = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "/job.py", line 15, in write
+    rows = df.count()
+           ^^^^^^^^^^
+py4j.protocol.Py4JJavaError: An error occurred while calling o658.count.
+: org.apache.spark.SparkException: [CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Error writing state store files
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.failedToCommitStateFileError(QueryExecutionErrors.scala:2310)
+Caused by: java.io.IOException: No space left on device
+"""
+
 # Spark removes the margins of a group's lines.
 GROUP = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
   + Exception Group Traceback (most recent call last):
@@ -259,6 +269,10 @@ TASK_GROUP = """  + Exception Group Traceback (most recent call last):
 @pytest.mark.parametrize(
     ("exception", "why"),
     [
+        (
+            JAVA,
+            "org.apache.spark.SparkException: [CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] Error writing state store files",
+        ),
         (GROUP, "ExceptionGroup: two prices (2 sub-exceptions)"),
         (TASK_GROUP, "OSError: disk | full"),
         (PYTHON_WORKER, "ValueError: key 7 has no price"),
