@@ -158,8 +158,8 @@ def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
     """The session's SparkContext. Raises _UnusableError when there is none here."""
     if ".connect." in type(spark).__module__:
         raise _UnusableError(
-            "the session is one of Spark Connect, whose driver is another process; call report(spark) in the "
-            "driver, with a session that has a sparkContext"
+            "the session is one of Spark Connect, whose driver is another process, and a session there does not see its "
+            "queries; start the queries in the driver, with a session that has a sparkContext"
         )
     context = spark.sparkContext
     if getattr(context, "_jsc", context) is None:

@@ -454,7 +454,7 @@ def test_the_error_for_spark_connect_names_where_to_call_it(
 ) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     assert start(connect).stopped
-    assert "one of Spark Connect, whose driver is another process; call report(spark) in the driver" in caplog.text
+    assert "whose driver is another process, and a session there does not see its queries; start the queries in" in caplog.text
     assert "Traceback" not in caplog.text
 
 
