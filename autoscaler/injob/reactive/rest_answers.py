@@ -342,8 +342,12 @@ def config(_: Question) -> object:
 
 
 def cluster_config(question: Question) -> object:
-    """The settings under Flink's names."""
-    settings = {"jobmanager.scheduler": "adaptive", **question.job.settings}
+    """The settings under Flink's names.
+
+    None of Flink's services keeps the job when its driver is lost: the next one goes on from the checkpoint.
+    """
+    kept = {"jobmanager.scheduler": "adaptive", "high-availability.type": "checkpoint"}
+    settings = kept | dict(question.job.settings)
     return [{"key": key, "value": value} for key, value in settings.items()]
 
 
