@@ -106,7 +106,7 @@ _GUARDS = {
     Reason.BOUNDS: "the bounds",
 }
 
-_FITS = "because the current size fits the load"
+_FITS = "because the policies ask for no other size"
 _NONE_UP = "because the policies asked for no more"
 
 _QUIET = {

@@ -209,6 +209,17 @@ def test_a_fleet_or_those_in_trouble_are_listed(daemon: Answers, capsys: pytest.
     assert "there is no fleet nobody; there are: streaming, batch" in capsys.readouterr().err
 
 
+def test_a_cluster_that_the_page_shows_in_trouble_has_a_problem(
+    daemon: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_maximum = "at its maximum of 8, with 400 s of backlog"
+    daemon.clusters = [row("well", None, trouble=None), row("full", None, trouble=at_maximum)]
+    assert f"3 s ago  {at_maximum}" in status(daemon, capsys)
+    text = status(daemon, capsys, "--troubled")
+    assert "full" in text
+    assert "well" not in text
+
+
 def test_before_there_is_any_member_status_says_so(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.fleets = [fleet("f", age=None, problem="the discovery has not answered yet")]
     text = status(daemon, capsys)

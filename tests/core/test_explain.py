@@ -162,7 +162,7 @@ def test_why_it_was_not_scaled_down_yet() -> None:
 def test_why_nothing_changes_when_all_is_well() -> None:
     explained = explanation(spec(Says(3, Reason.STEADY, "3 fit")), observation())
     assert explained.startswith(
-        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because the current size fits the load."
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because the policies ask for no other size."
     )
 
 
