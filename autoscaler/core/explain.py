@@ -321,7 +321,10 @@ def _why(decision: Decision) -> str:
     if decision.rescale:
         if last is None or decision.desired == decision.proposed:
             return "as the policies asked"
-        return f"not to {decision.proposed} as the policies asked, because of {_guard(last)}{_detail(last.detail)}"
+        why = f"because of {_guard(last)}{_detail(last.detail)}"
+        if all(recommendation.replicas is None for recommendation in decision.recommendations):
+            return why
+        return f"not to {decision.proposed} as the policies asked, {why}"
     if decision.proposed != decision.current and last is not None:
         way = "more" if decision.proposed > decision.current else "fewer"
         return (

@@ -141,6 +141,13 @@ def test_a_rescale_that_the_guards_cut_short() -> None:
     assert "  - The useful sizes kept 5: " in explained
 
 
+def test_a_rescale_that_no_policy_asked_for() -> None:
+    a_spec = replace(spec(Says(None, Reason.LEARNING, "capacity not known yet")), limits=Limits(5, 10))
+    assert explanation(a_spec, observation()).startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 5, because of the bounds: 5 to 10 is allowed.\n"
+    )
+
+
 def test_why_it_was_not_scaled_down_yet() -> None:
     a_spec = spec(Says(2, Reason.BELOW, "2 would do"))
     state = ClusterState(
