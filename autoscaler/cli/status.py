@@ -315,8 +315,8 @@ def _problems(row: dict[str, Any]) -> str:
     found = [f"{name}: {why}" for name, why in row["missing"].items()]
     if row["problem"] and row["problem"] not in found:
         found.insert(0, row["problem"])
-    # What the page calls trouble and is not the daemon's: a rescale that is stuck, a backlog at the maximum. A daemon of an
-    # earlier version does not say.
+    # What the page calls trouble: also a rescale that is stuck, a backlog at the maximum. A daemon of an earlier
+    # version does not say.
     if not found and row.get("trouble"):
         found.append(row["trouble"])
     return "; ".join(found)

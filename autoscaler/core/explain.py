@@ -319,12 +319,7 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
 def _why(decision: Decision) -> str:
     last = _last_word(decision)
     if decision.rescale:
-        if last is None or decision.desired == decision.proposed:
-            return "as the policies asked"
-        why = f"because of {_guard(last)}{_detail(last.detail)}"
-        if all(recommendation.replicas is None for recommendation in decision.recommendations):
-            return why
-        return f"not to {decision.proposed} as the policies asked, {why}"
+        return _why_rescaled(decision, last)
     if decision.proposed != decision.current and last is not None:
         way = "more" if decision.proposed > decision.current else "fewer"
         return (
@@ -345,6 +340,15 @@ def _why(decision: Decision) -> str:
     if decision.recommendations and any(r.replicas is not None for r in decision.recommendations):
         return "because the policies asked for the current size"
     return "because no policy asked for anything"
+
+
+def _why_rescaled(decision: Decision, last: Verdict | None) -> str:
+    if last is None or decision.desired == decision.proposed:
+        return "as the policies asked"
+    why = f"because of {_guard(last)}{_detail(last.detail)}"
+    if all(recommendation.replicas is None for recommendation in decision.recommendations):
+        return why
+    return f"not to {decision.proposed} as the policies asked, {why}"
 
 
 def _last_word(decision: Decision) -> Verdict | None:

@@ -69,7 +69,8 @@ log = logging.getLogger("autoscaler.injob")
 MAX_ERROR = 100_000
 """Characters of an error's text that are read: a search takes the square of the time."""
 _RAISED = re.compile(
-    r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?(?:py4j\.protocol\.Py4JJavaError: .*\n ?: )?(\S.*)"
+    r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?"
+    r"(?:py4j\.protocol\.Py4JJavaError: .*\n ?: )?(\S.*)"
 )
 """What Java raised is in the line after py4j's own, which tells only what was called."""
 _MARGIN = re.compile(r"^ *\|", re.MULTILINE)
@@ -158,8 +159,8 @@ def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
     """The session's SparkContext. Raises _UnusableError when there is none here."""
     if ".connect." in type(spark).__module__:
         raise _UnusableError(
-            "the session is one of Spark Connect, whose driver is another process, and a session there does not see its "
-            "queries; start the queries in the driver, with a session that has a sparkContext"
+            "the session is one of Spark Connect, whose driver is another process, and a session there does not see "
+            "its queries; start the queries in the driver, with a session that has a sparkContext"
         )
     context = spark.sparkContext
     if getattr(context, "_jsc", context) is None:

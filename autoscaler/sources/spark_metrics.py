@@ -352,11 +352,11 @@ def left_backlog(batch: Batch, rate: float) -> bool:
 def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
     """Choose the batches that represent the present.
 
-    Those that ended within the window (at least the last, unless the query is idle since), but not across a change of the executors: the
-    first batch that ends after a change is slow (cold processes) and ran on two sets of slots, so it is left
-    out; until a later one has ended, the batches before the change are taken, dated accordingly. With triggers as
-    fast as possible the newest batches that agree on whether they left work behind are taken alone when there
-    are two.
+    Those that ended within the window (at least the last, unless the query is idle since), but not across a change
+    of the executors: the first batch that ends after a change is slow (cold processes) and ran on two sets of slots,
+    so it is left out; until a later one has ended, the batches before the change are taken, dated accordingly. With
+    triggers as fast as possible the newest batches that agree on whether they left work behind are taken alone when
+    there are two.
     """
     last = known[-1]
     waiting = is_idle(snapshot, last)
