@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import glob
-import stat
-from collections import abc
+import os
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from autoscaler.config import document
@@ -78,55 +75,35 @@ def _patterns(node: Node, problems: Problems) -> Iterator[tuple[Scalar, str]]:
 def _matching(directory: Path, node: Scalar, where: str, problems: Problems) -> list[str]:
     """The files of a pattern, by name. One without a wildcard must exist; hidden files are not matched."""
     given = Path(node.text).expanduser()
-    base, parts = (Path(given.anchor), given.parts[1:]) if given.is_absolute() else (directory, given.parts)
+    path = directory / given
     try:
         if glob.has_magic(node.text):
-            return _files(base, parts)
-        mode = _mode(base / given)
-        if stat.S_ISDIR(mode):
-            return sorted(file for ending in ENDINGS for file in _files(base / given, (f"*{ending}",)))
+            return _files(directory, given)
+        if path.is_dir():
+            return sorted(file for ending in ENDINGS for file in _files(path, Path(f"*{ending}")))
+        if path.exists():
+            return [str(path)]
     except OSError as error:
         # The clusters in it must not be taken for ones that are gone.
         problems.add(node.line, where, f"{error.filename} cannot be read: {error.strerror}")
         return []
-    if not mode:
-        problems.add(node.line, where, f"there is no file or folder {base / given}")
-        return []
-    return [str(base / given)]
+    problems.add(node.line, where, f"there is no file or folder {path}")
+    return []
 
 
-def _files(folder: Path, parts: abc.Sequence[str]) -> list[str]:
-    return sorted({str(path) for path in _found(folder, parts) if stat.S_ISREG(_mode(path))})
+def _files(base: Path, pattern: Path) -> list[str]:
+    """Raises OSError where a folder that the pattern matches cannot be read, which `glob` takes for an empty one."""
+    for parent in reversed(pattern.parents):
+        for name in ("", *_glob(base, parent)):
+            if (base / name).is_dir():
+                os.scandir(base / name).close()
+    return sorted({str(base / name) for name in _glob(base, pattern) if (base / name).is_file()})
 
 
-def _found(folder: Path, parts: abc.Sequence[str]) -> Iterator[Path]:
-    """What the parts of a pattern match below a folder. Raises OSError where that is not known: `glob` skips such."""
-    if not parts:
-        yield folder
-        return
-    part, *rest = parts
-    if not glob.has_magic(part):
-        yield from _found(folder / part, rest) if _mode(folder / part) else ()
-        return
-    if part == "**" and rest:
-        yield from _found(folder, rest)
-    for path in folder.iterdir() if stat.S_ISDIR(_mode(folder)) else ():
-        if (path.name.startswith(".") and not part.startswith(".")) or path.name == LOST_AND_FOUND:
-            continue
-        if part == "**" and stat.S_ISDIR(_mode(path)):
-            yield from _found(path, parts)
-        elif fnmatchcase(path.name, part) and not (part == "**" and rest):
-            yield from _found(path, rest)
-
-
-def _mode(path: Path) -> int:
-    """What a path leads to; 0: nothing. Raises OSError where that is not known."""
-    try:
-        return path.stat().st_mode
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return 0
-        raise
+def _glob(base: Path, pattern: Path) -> list[str]:
+    # `Path.glob` matches hidden files too, such as what an editor leaves.
+    found = glob.glob(str(pattern), root_dir=base, recursive=True)  # noqa: PTH207
+    return [name for name in found if LOST_AND_FOUND not in Path(name).parts]
 
 
 def _merge(root: Mapping, included: Node, file: str, problems: Problems) -> None:
