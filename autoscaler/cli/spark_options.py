@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import print_error
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - PySpark is loaded when a command runs: `--help` is quick, and goes without it
 
 _OPTIONS = "spark.driver.extraJavaOptions"
+_END_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,8 +111,14 @@ def open_session(
         print_error("Starting Spark ...")
     name = f"autoscaler {command}"
     settings = _settings(dict(options.conf), little=little)
+    _log_nothing()
+    interrupts = _Interrupts()
     try:
-        with session(name, master=options.master, remote=options.remote, settings=settings) as spark:
+        with (
+            interrupts.caught(),
+            session(name, master=options.master, remote=options.remote, settings=settings) as spark,
+        ):
+            interrupts.end(spark)
             print_ui_url(spark)
             with little_data(spark, dict(options.conf)) if little else nullcontext():
                 yield spark
@@ -131,6 +142,70 @@ def _settings(given: dict[str, str], *, little: bool) -> dict[str, str]:
     ours = [f"-Dlog4j2.configurationFile={log.as_uri()}", *([LITTLE_JAVA] if little else [])]
     given[_OPTIONS] = " ".join([*ours, given.get(_OPTIONS, "")]).strip()
     return given
+
+
+def _log_nothing() -> None:
+    """Silence what PySpark logs with pages of stack: the command reports its errors."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    # Py4J logs to the root that a call was interrupted by Ctrl-C.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+
+
+class _Interrupts:
+    """Has SIGINT and SIGTERM end the command by KeyboardInterrupt, and what Spark does for it.
+
+    PySpark only tries that: its handler of SIGINT calls Java within another call, and the result of the job is waited
+    for.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: list[SparkSession] = []
+        self._handlers: dict[int, Any] = {}
+        self._received = threading.Event()
+        self._over = threading.Event()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch signals until the end of the block, unless the command itself does."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handle()
+        try:
+            yield
+        except Exception as error:
+            if self._received.is_set():  # Spark's error is that its work was ended
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            self._over.set()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def end(self, spark: SparkSession) -> None:
+        """End also what a session does, which has installed PySpark's handler."""
+        self._sessions.append(spark)
+        self._handle()
+
+    def _handle(self) -> None:
+        for number in self._handlers:
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, _: int, __: FrameType | None) -> None:
+        if not self._received.is_set():
+            self._received.set()
+            # In another thread, as a call may be waiting in this one.
+            threading.Thread(target=self._end_jobs, daemon=True).start()
+        raise KeyboardInterrupt
+
+    def _end_jobs(self) -> None:
+        while not self._over.wait(_END_S):
+            for spark in self._sessions:
+                with suppress(Exception):  # Spark may have ended
+                    spark.interruptAll()
 
 
 def _hint(error: BaseException) -> str:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import urllib.parse
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -157,6 +159,7 @@ def session(
             embedded = EMBEDDED if LOCAL.fullmatch(master or _submitted_master()) else {}
             chosen = {"spark.driver.memory": "1g", _WHERE_DEFINED: "false", **embedded, **chosen}
             chosen[_OPTIONS] = _with_ours(chosen.get(_OPTIONS, ""), chosen.get(_DEFAULTS, ""))
+            _start_java({**chosen, "spark.app.name": name, **({} if master is None else {"spark.master": master})})
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
@@ -169,6 +172,26 @@ def session(
             if before is None:
                 with suppress(OSError, Py4JError):  # if its Java has ended, the first error is reported, not this one
                     spark.stop()
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start Spark's Java, and act on SIGINT and SIGTERM only then.
+
+    PySpark interrupted before removes the directory in which Java leaves its address. Without that Java fails and runs
+    on, without end.
+    """
+    received: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda one, _: received.append(one))
+    try:
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))  # noqa: SLF001 - the only way
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for one in received:
+        signal.raise_signal(one)
 
 
 @contextmanager

@@ -6,12 +6,14 @@ import argparse
 import csv
 import io
 import json
+import logging
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.logger import PySparkLogger
 
 from autoscaler.cli import history_query
 from autoscaler.core.model import Decision, Observation, Reading, Reason
@@ -117,6 +119,15 @@ def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says:
     assert "\n" not in line
     assert line.startswith("history query: ")
     assert re.search(says, line), line
+
+
+def test_what_is_wrong_with_a_query_is_not_logged_as_well(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[logging.LogRecord] = []
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    monkeypatch.setattr(logger, "handle", logged.append)
+    with pytest.raises(ConfigurationError):
+        ask(dataset, "SELECT lagg FROM observations")
+    assert logged == []
 
 
 def test_the_plan_is_printed_beside_the_result(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

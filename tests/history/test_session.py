@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from autoscaler.history.dataset import open_dataset
 from autoscaler.history.session import little_data
 
 pytestmark = pytest.mark.e2e
@@ -103,6 +106,45 @@ def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of
     # Py4J's, the driver's and the block manager's ports, and Python's for the batches.
     assert len(places) >= 3 + uis
     assert {address for address, _ in places} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("when", ["Java starts", "a query runs"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_leaves_neither_java_nor_files_and_logs_nothing(
+    when: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    open_dataset(tmp_path / "dataset", make=True)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    asked = "SELECT count(a.id + b.id) FROM range(1000000) a, range(1000000) b"
+    with subprocess.Popen(
+        [sys.executable, "-m", "autoscaler", "history", "query", str(tmp_path / "dataset"), asked, "--explain"],
+        env={**os.environ, "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        started = list[psutil.Process]()
+        while [each.name() for each in started] != ["java"]:
+            assert process.poll() is None
+            started = psutil.Process(process.pid).children()
+        if when == "a query runs":
+            assert process.stderr.readline() == "The plan of the query:\n"
+            time.sleep(1)  # the query begins after its plan
+        process.send_signal(number)
+        try:
+            code = process.wait(30)
+        finally:
+            process.kill()
+        assert code == 130
+        _, running = psutil.wait_procs(started, 30)
+        for each in running:
+            each.kill()
+        assert not running
+        logged = process.stderr.read()
+    assert "Traceback" not in logged
+    assert list(temporary.iterdir()) == []
 
 
 def test_settings_for_little_data_are_those_of_before_when_it_is_done(spark: SparkSession) -> None:
