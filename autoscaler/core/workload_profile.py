@@ -76,8 +76,8 @@ class Summary:
     """Cost and lateness in the time of a profile.
 
     Attributes:
-        replica_hours: paid for.
-        needed_hours: replica-hours that the arrivals needed at each moment, by the curve; None: not known.
+        replica_hours: paid for, while the size was known.
+        needed_hours: replica-hours that the arrivals needed at each moment of that time, by the curve; None: not known.
         violation: share of the time in which the oldest record was older than the objective; None: lag is not known.
         rescales_per_hour: changes of size.
     """

@@ -251,13 +251,14 @@ def _summary(minutes: Minutes, rescales: Sequence[Rescaled], needed: Numbers) ->
         return None
     bought = float((hours * minutes.paid)[paid].sum())
     both = paid & np.isfinite(needed)
-    share = float(hours[both].sum()) / whole
+    # Of the time in which the size is known, as what was paid: else more would seem to be needed than was paid.
+    share = float(hours[both].sum()) / float(hours[paid].sum())
     late = np.isfinite(minutes.late)
     known = float(hours[late].sum())
     changes = sum(1 for each in rescales if each.cause != Cause.LOSS) or _changes(minutes)
     return Summary(
         bought,
-        float((hours * needed)[both].sum()) / share if share >= MIN_KNOWN else None,
+        float((hours * needed)[both].sum()) / share if hours[both].sum() >= MIN_KNOWN * whole else None,
         float((hours * minutes.late)[late].sum()) / known if known >= MIN_KNOWN * whole else None,
         changes / whole,
     )

@@ -127,6 +127,19 @@ def test_what_was_paid_needed_and_late_is_what_the_simulation_says(day: tuple[li
     assert done.rescales_per_hour == pytest.approx(score.rescales_per_hour, rel=0.1)
 
 
+def test_what_was_paid_and_needed_are_of_the_same_time_where_the_size_is_not_always_known() -> None:
+    arrivals, size = np.full(8 * 1440, 300.0), np.full(8 * 1440, 4.0)
+    size[:2880] = math.nan  # the target could not be read for two days
+    arrivals[-1440:] = math.nan
+
+    steady = _steady(arrivals=300.0)
+    done = build_profile("it", replace(steady, arrivals=arrivals, paid=size, least=size, most=size), [], OPTIONS).done
+
+    assert done is not None
+    assert done.replica_hours == pytest.approx(4 * 6 * 24)
+    assert done.needed_hours == pytest.approx(4 * 6 * 24)  # 300/s need 4 of 100 n^0.9
+
+
 def test_the_profile_scales_with_the_records(day: tuple[list[Record], Run]) -> None:
     once = minutes(day[0])
     more = replace(once, **{name: 1000 * getattr(once, name) for name in ("arrivals", "throughput", "lag")})
