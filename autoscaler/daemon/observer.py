@@ -15,8 +15,8 @@ from autoscaler.core.foreign import foreign_text, shorten
 from autoscaler.core.guards import newest_controls
 from autoscaler.core.model import Bound, Control, EngineStatus, JobState, Observation, Reading, no_entries
 from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
-from autoscaler.daemon.stored import TIMES
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
+from autoscaler.trace.codec import TIMES
 
 log = logging.getLogger("autoscaler.daemon.observer")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.state import rebase
 from autoscaler.ports import Member
-from autoscaler.trace.codec import load_record, load_state
+from autoscaler.trace.codec import check_times, load_record, load_state
 
 MAX_BYTES = 16 * 2**20
 """Bytes of decisions of one cluster that are kept, except for those that its state needs."""
@@ -18,17 +18,11 @@ MAX_BYTES = 16 * 2**20
 PAGE = 64 * 1024
 """Bytes of decisions that are read at once."""
 
-TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""The range of times in a sound state. A clock that has not been set yet shows 1970, and what was before is older."""
-
 
 def restore(state: bytes, records: Iterable[bytes]) -> ClusterState:
     """A state with its past, the observations of these records, oldest first. Raises ValueError if they are no such."""
     loaded, past = load_state(state), tuple(load_record(record).observation for record in records)
-    for time in _times((loaded, past)):
-        # With others the core cannot calculate.
-        if time.tzinfo is None or not TIMES[0] <= time < TIMES[1]:
-            raise ValueError(f"it has the time {time.isoformat()}, expected one from {TIMES[0].year} on, with its zone")
+    check_times(_times((loaded, past)))
     return replace(loaded, past=_past(past))
 
 

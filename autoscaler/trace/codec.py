@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
@@ -93,6 +95,9 @@ _state = _State.__pydantic_serializer__
 VERSION = 1
 """Version of the trace format."""
 
+TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
+"""The range of times in a sound state. A clock that has not been set yet shows 1970, and what was before is older."""
+
 
 def dump_record(record: Record) -> bytes:
     """One record as a line of JSON, without the line's end."""
@@ -115,6 +120,13 @@ def load_record(text: bytes | str) -> Record:
     values["verdicts"] = restored(line.decision.guards, values["verdicts"], values["proposed"])
     decision = Decision(**values)
     return Record(line.observation, decision, VERSION, line.dry_run, line.failed)
+
+
+def check_times(times: Iterable[datetime | None]) -> None:
+    """Raise ValueError if one of the times of a record or a state is one with which the core cannot calculate."""
+    for time in times:
+        if time is not None and (time.tzinfo is None or not TIMES[0] <= time < TIMES[1]):
+            raise ValueError(f"it has the time {time.isoformat()}, expected one from {TIMES[0].year} on, with its zone")
 
 
 def call_failure(record: Record, newer: Record | None) -> str | None:

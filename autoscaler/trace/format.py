@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
 from autoscaler.ports import Record
-from autoscaler.trace.codec import load_record
+from autoscaler.trace.codec import check_times, load_record
 
 SUFFIX = ".jsonl"
 """How the name of a trace ends, in a directory of them..."""
@@ -167,8 +167,16 @@ def _record(line: bytes, where: str, complain: Callable[[str], object]) -> Recor
     if not line.strip():
         return None
     try:
-        return load_record(line)
+        record = load_record(line)
+        check_times(_times(record))
     except ValueError as error:
         torn = not line.endswith(b"\n")
         complain(f"{where}: is cut off; a daemon may still be writing it" if torn else f"{where}: {error}")
         return None
+    return record
+
+
+def _times(record: Record) -> list[datetime | None]:
+    seen = record.observation
+    times: list[datetime | None] = [seen.at, record.decision.at, *(reading.at for reading in seen.metrics.values())]
+    return times if seen.engine is None else [*times, seen.engine.running_since, seen.engine.last_checkpoint]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.model import Decision, Observation, Reading, Reason
+from autoscaler.core.model import Decision, EngineStatus, JobState, Observation, Reading, Reason
 from autoscaler.ports import Record
 from autoscaler.trace.codec import call_failure, dump_record
 from autoscaler.trace.format import TraceError, file_name, files, read, read_back
@@ -45,6 +45,25 @@ def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -
         "2026-01-31T18.jsonl",
     ]
     assert list(read(tmp_path)) == [_record(0), _record(1), _record(2)]
+
+
+@pytest.mark.parametrize(
+    "time", [AT.replace(tzinfo=None), AT.replace(year=9999), AT.replace(year=1)], ids=["no zone", "9999", "1"]
+)
+def test_a_line_with_a_time_with_which_nothing_can_be_calculated_is_left_out(time: datetime, tmp_path: Path) -> None:
+    path = tmp_path / "2026-01-31T17.jsonl"
+    good = _record(0)
+    for observation in (
+        replace(good.observation, at=time),
+        replace(good.observation, metrics={"lag": Reading(1.0, time)}),
+        replace(good.observation, engine=EngineStatus(job=JobState.RUNNING, running_since=time)),
+    ):
+        decision = replace(good.decision, at=observation.at)
+        path.write_bytes(_line(0) + dump_record(Record(observation, decision)) + b"\n" + _line(1))
+        complaints: list[str] = []
+        assert list(read(path, complaints.append)) == [_record(0), _record(1)]
+        (complaint,) = complaints
+        assert complaint == (f"{path}:2: it has the time {time.isoformat()}, expected one from 1900 on, with its zone")
 
 
 def test_further_files_of_an_hour_follow_it_and_one_that_is_there_twice_is_read_once(
