@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,20 +185,21 @@ def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
 def test_a_folder_that_cannot_be_read_is_not_one_without_files(write: Write, text: str) -> None:
     path = write(MAIN.replace("conf.d", text) + "clusters:\n" + cluster("own"), b="clusters:\n" + cluster("b"))
     assert list(accepted(path).clusters) == ["own", "b"]
-    for parent in (path.parent, *list(path.parent.parents)[:2]):
-        parent.chmod(0o755)
-    (path.parent / "conf.d").chmod(0)
     found = Problems(str(path))
-    if not os.getuid():  # who may read everything
-        os.seteuid(65534)
-    try:
-        include.read(path, found)
-    finally:
-        os.seteuid(os.getuid())
-        (path.parent / "conf.d").chmod(0o755)
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter those of pytest
+        shutil.copytree(path.parent, folder, dirs_exist_ok=True)
+        Path(folder).chmod(0o755)
+        (Path(folder) / "conf.d").chmod(0)
+        if not os.getuid():  # who may read everything
+            os.seteuid(65534)
+        try:
+            include.read(Path(folder) / path.name, found)
+        finally:
+            os.seteuid(os.getuid())
+            (Path(folder) / "conf.d").chmod(0o755)
     [problem] = found
     assert (problem.line, problem.path) == (1, "include")
-    assert problem.message.startswith(f"{path.parent}/conf.d")
+    assert problem.message.startswith(f"{folder}/conf.d")
     assert problem.message.endswith(" cannot be read: Permission denied")
 
 
