@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -199,6 +199,40 @@ async def test_a_pool_goes_on_once_there_are_files_to_open(
             await pool.describe()
     monkeypatch.setattr(processes, name, usual)
     await settle(pool, size)
+
+
+async def test_a_pool_goes_on_after_what_a_worker_left_could_not_be_removed(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Iterator[int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pool = await pools()
+    await settle(pool, 1)
+    with monkeypatch.context() as changed:
+        changed.setattr(pool, "_numbers", fail)  # it reads a folder
+        await pool.scale(0)
+        await until(lambda: "Too many open files" in str(pool._failure))
+    await settle(pool, 1)
+
+
+async def test_an_error_of_the_system_that_lasts_is_logged_as_rarely_as_it_is_tried_again(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = 0
+
+    def fail(*_: object) -> None:
+        nonlocal tried
+        tried += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pool = await pools(backoff=timedelta(minutes=1))
+    await settle(pool, 1)
+    monkeypatch.setattr(processes, "find", fail)
+    await until(lambda: pool._failure is not None)
+    await asyncio.sleep(20 * pool._poll)
+    assert tried == 1
+    assert len([record for record in caplog.records if "Too many open files" in record.message]) == 1
 
 
 async def test_a_recovered_pool_resets_its_failures(pools: Pools) -> None:

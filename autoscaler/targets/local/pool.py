@@ -194,16 +194,18 @@ class Pool:
             async with asyncio.timeout(self._delay):
                 await self._wake.wait()
         while True:
+            pause = self._poll
             try:
                 self._notice_losses()
                 self._start_missing()
                 await self._drain_surplus()
+                while self._ended:
+                    await asyncio.to_thread(self._clean, self._ended.pop())
             except OSError as error:  # it may pass, as when too many files are open
                 self._back_off(f"the workers cannot be looked after: {error}")
-            while self._ended:
-                await asyncio.to_thread(self._clean, self._ended.pop())
+                pause = self._not_before - self._now()
             try:
-                async with asyncio.timeout(self._poll):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -269,10 +271,9 @@ class Pool:
             worker.draining = True
             try:
                 self._record(worker)
-            except OSError as error:
+            except OSError:
                 worker.draining = False
-                self._back_off(f"the drain of worker {worker.number} cannot be recorded: {error}")
-                return
+                raise
         for worker in self._workers.values():
             if worker.draining and worker.number not in self._drains:
                 self._drains[worker.number] = asyncio.create_task(self._drain(worker), name=f"drain {worker.number}")
