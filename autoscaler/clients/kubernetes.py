@@ -330,6 +330,11 @@ class Api:
                 try:
                     async with asyncio.timeout(RENEWAL_TIMEOUT):
                         await self._renew()
+                except TimeoutError as error:
+                    raise RefusedError(
+                        f"the credentials for {self.server} were not renewed within {RENEWAL_TIMEOUT:g} s: a plug-in of "
+                        "the kubeconfig may wait for a user to log in"
+                    ) from error
                 except (PluginError, OSError) as error:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()

@@ -1694,6 +1694,24 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_no_long
         os.kill(int((tmp_path / "hung").read_text()), 0)
 
 
+async def test_a_plugin_that_hangs_when_credentials_are_renewed_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    (tmp_path / "token").write_text("daemon")
+    program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
+    version = "client.authentication.k8s.io/v1"
+    plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
+    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=20))) as [target]:
+        await target.describe()
+        monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_TIMEOUT", 0.2)
+        del cluster.server.users["daemon"]
+        (tmp_path / "hangs").touch()
+        with pytest.raises(RefusedError, match=r"not renewed within 0\.2 s: a plug-in of the kubeconfig may wait"):
+            await target.scale(2)
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
