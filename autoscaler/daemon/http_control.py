@@ -233,8 +233,8 @@ async def _decide(request: web.Request) -> web.Response:
         scope=describe_scope([controller.name], ()),
         reason=asked.reason or None,
     )
-    await status.add_audit(entry)
     request.app[CONNECTIONS].extend(request.protocol, DECIDE_TIMEOUT)
+    await status.add_audit(entry)
     before = controller.decision
     try:
         async with asyncio.timeout(DECIDE_TIMEOUT):

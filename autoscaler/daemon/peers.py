@@ -77,13 +77,13 @@ class Peers:
             StoreError: it is not known which.
         """
         name = request.match_info["name"]
+        await read_body(request)
+        request.app[CONNECTIONS].extend(request.protocol, FORWARD_TIMEOUT)
         copy = await self._ownership.owner(name)
         if copy is None or copy.id == self._ownership.me:
             raise web.HTTPServiceUnavailable(
                 text=f"no copy of the daemon controls cluster {name!r} at the moment: try again"
             )
-        await read_body(request)
-        request.app[CONNECTIONS].extend(request.protocol, FORWARD_TIMEOUT)
         try:
             status, content_type, body = await self._send(copy, request, FORWARD_TIMEOUT)
         except (aiohttp.ClientError, OSError, ValueError) as error:

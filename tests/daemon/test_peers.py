@@ -153,13 +153,19 @@ async def test_a_cluster_of_another_copy_is_shown_explained_and_decided_about(tw
 async def test_a_decision_that_takes_long_is_answered_by_any_copy(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
-    decide = owner.controllers[name].decide_now
 
-    async def slowly() -> None:
-        await asyncio.sleep(1)
-        await decide()
+    def delay(of: object, method: str) -> None:
+        usual = getattr(of, method)
 
-    monkeypatch.setattr(owner.controllers[name], "decide_now", slowly)
+        async def slowly(*arguments: object) -> object:
+            await asyncio.sleep(0.6)
+            return await usual(*arguments)
+
+        monkeypatch.setattr(of, method, slowly)
+
+    delay(owner.controllers[name], "decide_now")
+    delay(SqliteStateStore, "add_audit")
+    delay(SharedOwnership, "owner")
     monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.5)
     for daemon in (owner, asked):
         status, answer = await two.ask(daemon, f"/api/v1/clusters/{name}/decide", "POST")
