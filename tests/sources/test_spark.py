@@ -165,6 +165,13 @@ def test_a_query_that_waits_for_its_trigger_is_not_idle(interval: float, waited:
         assert (throughput(idle).value, saturation(idle).value) == (0, 0)
 
 
+def test_a_trigger_that_found_nothing_before_the_interval_was_over_ends_the_wait() -> None:
+    """The first batch begins with the query, and triggers fire at multiples of the interval."""
+    seen, _ = Query(steady(50), interval=60.0).until(4.6 * 60)
+    idle = replace(seen, working=None, run=replace(seen.run, idle=seen.now - 1))
+    assert (throughput(idle).value, saturation(idle).value) == (0, 0)
+
+
 @pytest.mark.parametrize("most", [None, 800])
 @pytest.mark.parametrize("rate", [5, 20, 100, 300, 1000])
 def test_arrivals_are_the_offered_rate_not_the_admitted_one(rate: float, most: int | None) -> None:

@@ -613,7 +613,11 @@ async def test_a_long_batch_without_spark_jobs_is_not_taken_for_a_pause(
     rig.spark.answers[f"{APP}/jobs?status=running"] = []
     driver = rig.url if ui else f"http://127.0.0.1:{unused_tcp_port}"
     assert (await rig.collect("lag", driver=driver)).value == 0
-    report_query(rig).update(working=True, idle=None)
+    report_query(rig).update(working=True)
+    rig.forget()
+    with pytest.raises(AnswerError, match="had nothing to do 8 s ago and has now"):
+        await rig.collect("lag", driver=driver)
+    report_query(rig).update(idle=None)
     rig.forget()
     assert (await rig.collect("lag", driver=driver)).value == pytest.approx(400 * 11)
 

@@ -821,6 +821,23 @@ def test_one_request_shows_a_change_also_where_the_clock_has_not_moved_since() -
     virtual_time.run(main())
 
 
+def test_reads_after_a_change_share_a_request_and_no_error_from_before_it() -> None:
+    aws = AtOnce(Place(REGION, None, None, None, LONG), error=UnavailableError("Throttling"))
+
+    async def main() -> None:
+        shared = groups.Groups(cast("Any", aws))
+        with shared.member("g"):
+            with pytest.raises(UnavailableError, match="Throttling"):
+                await shared.get("g", 0.0)
+            aws.error = None
+            shared.invalidate("g")
+            found = await asyncio.gather(*(shared.get("g", 0.0) for _ in range(3)))
+            assert [group.desired for group in found] == [1, 1, 1]
+            assert len(aws.names) == 2
+
+    virtual_time.run(main())
+
+
 async def test_a_failed_request_is_sent_once_for_all_its_groups(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.error(DESCRIBE, "AccessDenied", status=403, times=None)
     async with AsyncExitStack() as stack:
