@@ -972,6 +972,7 @@ async def test_a_custom_resource_that_is_made_anew_has_the_pods_of_its_new_selec
         flink.server.put(FLINK, {**made, "status": status})
         await until(lambda: _describes(target))
         await shows(target, lambda status: status.ready == 1)
+        await until(lambda: _true(flink.server.watches.count(PODS) == 1))
 
 
 async def test_a_custom_resource_may_report_itself_how_many_are_ready(flink: Cluster) -> None:

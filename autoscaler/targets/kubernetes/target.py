@@ -178,7 +178,7 @@ class Kubernetes:
                     )
                     others.append(await stack.enter_async_context(watches.lease(other)))
             objects = await stack.enter_async_context(watches.lease(scope))
-            target = Target(self, namespace, watches, objects, others, stack)
+            target = Target(self, namespace, watches, objects, others)
             stack.push_async_callback(target.close)
             yield target
 
@@ -193,7 +193,6 @@ class Target:
         watches: Watches,
         objects: Collection,
         others: Sequence[Collection],
-        stack: AsyncExitStack,
     ) -> None:
         self._spec = spec
         self._key: Key = (namespace, spec.name)
@@ -201,8 +200,8 @@ class Target:
         self._watches = watches
         self._objects = objects
         self._others = others
-        self._stack = stack
         self._pods: Collection | None = None
+        self._pods_lease = AsyncExitStack()
         self._selector = ""
         self._compared_version = ""
         self._compared_uid: str | None = None
@@ -216,9 +215,10 @@ class Target:
         self._reasons: tuple[str, ...] = ()
 
     async def close(self) -> None:
-        """End a list of pods that is under way."""
+        """End what is under way about pods."""
         if self._listing is not None:
             await cancel_all([self._listing])
+        await self._pods_lease.aclose()
 
     @property
     def _label(self) -> str:
@@ -428,7 +428,8 @@ class Target:
             )
         if self._pods is None or self._pods.scope.labels != self._selector:
             scope = Scope(resource=PODS, keep=pods.keep_pod, namespace=self._key[0], labels=self._selector)
-            self._pods = await self._stack.enter_async_context(self._watches.lease(scope))
+            await self._pods_lease.aclose()
+            self._pods = await self._pods_lease.enter_async_context(self._watches.lease(scope))
         await self._pods.fresh()
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
