@@ -461,7 +461,8 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
             before = client.rest_client.pool_manager
             made, used = _client(library, settings)
             client.rest_client = made.rest_client
-            await before.close()
+            # Not the session, without whose connector aiohttp 3.11 fails at a request that it tries again.
+            await before.connector.close()
         if known != (used, settings.api_key):
             _log.info("credentials renewed", extra={"server": settings.host})
 
