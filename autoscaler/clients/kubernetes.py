@@ -332,8 +332,8 @@ class Api:
                         await self._renew()
                 except TimeoutError as error:
                     raise RefusedError(
-                        f"the credentials for {self.server} were not renewed within {RENEWAL_TIMEOUT:g} s: a plug-in of "
-                        "the kubeconfig may wait for a user to log in"
+                        f"the credentials for {self.server} were not renewed within {RENEWAL_TIMEOUT:g} s: a plug-in "
+                        "of the kubeconfig may wait for a user to log in"
                     ) from error
                 except (PluginError, OSError) as error:
                     raise RefusedError(str(error)) from error
