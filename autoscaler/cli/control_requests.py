@@ -85,11 +85,13 @@ def format_time(text: str) -> str:
 
 
 def short_control(control: dict[str, Any]) -> str:
-    """A control of the daemon's answer in short: `pause up`, `hold 12`, `limit 4-20`."""
+    """A control of the daemon's answer in short: `pause up`, `hold 12`, `limit 4-20`, `limit max 20`."""
     match control["kind"]:
         case "pause":
             return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"
         case "hold":
             return f"hold {control['replicas']}"
-    ends = ("" if size is None else str(size) for size in (control["min"], control["max"]))
-    return f"limit {'-'.join(ends)}"
+    least, most = control["min"], control["max"]
+    if least is not None and most is not None:
+        return f"limit {least}-{most}"
+    return f"limit max {most}" if least is None else f"limit min {least}"

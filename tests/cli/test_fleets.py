@@ -120,8 +120,8 @@ def test_controls_are_a_column_while_there_are_some(daemon: Answers, capsys: pyt
         "pause down": {"kind": "pause", "down": True},
         "hold 12": {"kind": "hold", "replicas": 12},
         "limit 2-8": {"kind": "limit", "min": 2, "max": 8},
-        "limit -8": {"kind": "limit", "max": 8},
-        "limit 2-": {"kind": "limit", "min": 2},
+        "limit max 8": {"kind": "limit", "max": 8},
+        "limit min 2": {"kind": "limit", "min": 2},
     }
     names = dict(zip("cdefghi", shown, strict=True))
     daemon.clusters += [row(name, None, controls=[{**control, **shown[what]}]) for name, what in names.items()]
