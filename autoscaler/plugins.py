@@ -331,7 +331,7 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
 def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
     """The same for equal values, also of those that cannot be hashed: of ten thousand, not each pair is compared."""
     try:
-        hash(value)
+        return hash(value)  # and not the value, which a dictionary would compare
     except TypeError:
         match value:
             case abc.Mapping():
@@ -342,8 +342,6 @@ def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
                 compared = (field.name for field in dataclasses.fields(value) if field.compare)
                 return tuple(hash_key(getattr(value, name)) for name in compared)
         return type(value).__name__
-    key: Hashable = value
-    return key
 
 
 def _package(point: EntryPoint) -> tuple[str, str]:
