@@ -111,7 +111,7 @@ def open_session(
         print_error("Starting Spark ...")
     name = f"autoscaler {command}"
     settings = _settings(dict(options.conf), little=little)
-    _log_nothing()
+    _silence_pyspark()
     interrupts = _Interrupts()
     try:
         with (
@@ -144,7 +144,7 @@ def _settings(given: dict[str, str], *, little: bool) -> dict[str, str]:
     return given
 
 
-def _log_nothing() -> None:
+def _silence_pyspark() -> None:
     """Silence what PySpark logs with pages of stack: the command reports its errors."""
     from pyspark.logger import PySparkLogger
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from types import MappingProxyType
-from typing import TypeGuard
 
 from autoscaler.core.fast_init import creator
 from autoscaler.core.foreign import MAX_TEXT, format_exception, shorten
@@ -148,10 +147,6 @@ def _failed(named: NamedPolicy, detail: str) -> Recommendation:
     return Recommendation(None, Reason.FAILED, {}, detail, named.name)
 
 
-def _whole(size: object) -> TypeGuard[int]:
-    return isinstance(size, int) and not isinstance(size, bool)
-
-
 def _problem(answer: object) -> str | None:
     if not isinstance(answer, Recommendation):
         return f"returned {type(answer).__name__}, expected a Recommendation"
@@ -161,7 +156,7 @@ def _problem(answer: object) -> str | None:
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif not (type(replicas) is int or _whole(replicas)) or not 0 <= replicas <= MAX_REPLICAS:
+    elif not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
         return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MAX_REPLICAS}"
     if not isinstance(answer.detail, str):
         return f"gave a detail of type {type(answer.detail).__name__}, expected a string"

@@ -1669,17 +1669,22 @@ print(json.dumps({{"apiVersion": sys.argv[1], "kind": "ExecCredential", "status"
 """
 
 
+def _use_plugin(cluster: Cluster, folder: Path) -> None:
+    """Have the kubeconfig take its token of `PLUGIN`, with its files in a folder."""
+    (folder / "token").write_text("daemon")
+    program = PLUGIN.format(**{name: folder / name for name in ("hangs", "hung", "token")})
+    version = "client.authentication.k8s.io/v1"
+    plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
+    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
+
+
 async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_no_longer_accepted(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_INTERVAL", 0.0)
     monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_TIMEOUT", 2.0)
-    (tmp_path / "token").write_text("daemon")
-    program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
-    version = "client.authentication.k8s.io/v1"
-    plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
-    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
+    _use_plugin(cluster, tmp_path)
     async with connected(cluster.target("tm", timeout=timedelta(seconds=20))) as [target]:
         assert (await target.describe()).desired == 1
         cluster.server.users["next"] = cluster.server.users.pop("daemon")
@@ -1699,11 +1704,7 @@ async def test_a_plugin_that_hangs_when_credentials_are_renewed_is_named(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    (tmp_path / "token").write_text("daemon")
-    program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
-    version = "client.authentication.k8s.io/v1"
-    plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
-    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
+    _use_plugin(cluster, tmp_path)
     async with connected(cluster.target("tm", timeout=timedelta(seconds=20))) as [target]:
         await target.describe()
         monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_TIMEOUT", 0.2)
