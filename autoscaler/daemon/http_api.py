@@ -40,6 +40,7 @@ from autoscaler.daemon.http_access import ACCESS, Access
 from autoscaler.daemon.http_control import routes
 from autoscaler.daemon.http_page import page_routes
 from autoscaler.daemon.http_requests import (
+    BUSY,
     CONNECTIONS,
     STATUS,
     controller_of,
@@ -48,7 +49,6 @@ from autoscaler.daemon.http_requests import (
     until_of,
 )
 from autoscaler.daemon.http_series import series
-from autoscaler.daemon.http_what_if import BUSY, what_if
 from autoscaler.daemon.learned import learned_document
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.peers import FORWARDED, Peers, copies, is_alone
@@ -161,7 +161,7 @@ def application(
             # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
             web.get("/api/v1/clusters/{name:.+}/series", series),
-            web.post("/api/v1/clusters/{name:.+}/what-if", what_if),
+            web.post("/api/v1/clusters/{name:.+}/what-if", _what_if),
             web.get("/api/v1/clusters/{name:.+}", _cluster),
             web.get("/api/v1/fleets", _fleets),
         ]
@@ -376,6 +376,18 @@ async def _fleets(request: web.Request) -> web.Response:
 
     body = await renderer.share("fleets", make)
     return web.Response(body=_parts(body), content_type="application/json")
+
+
+async def _what_if(request: web.Request) -> web.StreamResponse:
+    """The first request loads the simulator, which few ask for; in a thread, as it takes longer than a tick may."""
+    what_if = await asyncio.to_thread(_load_what_if)
+    return await what_if(request)
+
+
+def _load_what_if() -> Handler:
+    from autoscaler.daemon.http_what_if import what_if  # noqa: PLC0415 - it takes a megabyte
+
+    return what_if
 
 
 def _fleet(fleet: FleetStatus, loop_time: float, now: datetime) -> dict[str, object]:

@@ -31,6 +31,7 @@ from autoscaler.daemon.http_access import ACCESS
 from autoscaler.daemon.http_requests import (
     CONNECTIONS,
     STATUS,
+    WhatIfRequest,
     body_of,
     control_document,
     controller_of,
@@ -38,7 +39,6 @@ from autoscaler.daemon.http_requests import (
     limit_of,
     until_of,
 )
-from autoscaler.daemon.http_what_if import WhatIfRequest
 from autoscaler.daemon.openapi import document
 from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.ports import AuditEntry, Record, StoredControl

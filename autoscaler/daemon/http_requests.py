@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import describe_control, explain
 from autoscaler.core.model import Control
 from autoscaler.daemon.controller import Controller
@@ -28,8 +30,34 @@ CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
 STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 """The daemon that an application is of."""
 
+BUSY: web.AppKey[asyncio.Lock] = web.AppKey("what-if")
+"""One simulation of `what-if` at a time."""
 
 _LONGEST_SHOWN = 60
+
+
+class WhatIfRequest(BaseModel):
+    """What is to be different, and the time whose load counts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    objective: str | None = Field(default=None, max_length=40, description="Another objective, such as `30s`.")
+    policies: dict[str, Any] | None = Field(default=None, description="Other policies, as in a configuration file.")
+    since: AwareDatetime | None = Field(default=None, alias="from", description="Default: an hour before `until`.")
+    until: AwareDatetime | None = Field(default=None, description="Default: now.")
+
+    @field_validator("objective")
+    @classmethod
+    def _is_a_time(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_duration(text)
+        return text
+
+    @model_validator(mode="after")
+    def _differs(self) -> Self:
+        if self.objective is None and self.policies is None:
+            raise ValueError("nothing is different: give objective, policies or both")
+        return self
 
 
 def controller_of(status: DaemonStatus, name: str) -> Controller:

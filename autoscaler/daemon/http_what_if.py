@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from autoscaler.core.capacity import source_partitions
-from autoscaler.core.durations import parse_duration
 from autoscaler.core.model import ClusterSpec, ClusterState, Direction, Phase
 from autoscaler.daemon.controller import Controller
-from autoscaler.daemon.http_requests import CONNECTIONS, STATUS, body_of, controller_of
+from autoscaler.daemon.http_requests import BUSY, CONNECTIONS, STATUS, WhatIfRequest, body_of, controller_of
 from autoscaler.daemon.http_series import fill
 from autoscaler.daemon.renderer import RENDERER
 from autoscaler.daemon.series import KEYS, Row, Series, series_document
@@ -43,33 +41,6 @@ CAVEAT = (
     "Simulated: a model of the cluster, with the capacity and the start-up time that are known today, under the load "
     "as it was recorded. Compare it with the present configuration in the same model, and that with what happened."
 )
-
-BUSY: web.AppKey[asyncio.Lock] = web.AppKey("what-if")
-"""One simulation at a time."""
-
-
-class WhatIfRequest(BaseModel):
-    """What is to be different, and the time whose load counts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    objective: str | None = Field(default=None, max_length=40, description="Another objective, such as `30s`.")
-    policies: dict[str, Any] | None = Field(default=None, description="Other policies, as in a configuration file.")
-    since: AwareDatetime | None = Field(default=None, alias="from", description="Default: an hour before `until`.")
-    until: AwareDatetime | None = Field(default=None, description="Default: now.")
-
-    @field_validator("objective")
-    @classmethod
-    def _is_a_time(cls, text: str | None) -> str | None:
-        if text is not None:
-            parse_duration(text)
-        return text
-
-    @model_validator(mode="after")
-    def _differs(self) -> Self:
-        if self.objective is None and self.policies is None:
-            raise ValueError("nothing is different: give objective, policies or both")
-        return self
 
 
 async def what_if(request: web.Request) -> web.Response:

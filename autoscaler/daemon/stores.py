@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from autoscaler.config.model import DaemonSpec
 from autoscaler.core.model import ClusterState
 from autoscaler.daemon.leases import Ownership, SharedOwnership, SoleOwnership
-from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_store, read_postgres_states
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store, read_state
-from autoscaler.ports import StateStore
+
+if TYPE_CHECKING:
+    from autoscaler.daemon.postgres_store import PostgresStateStore
 
 
 @asynccontextmanager
@@ -27,13 +29,15 @@ async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | Pos
         async with open_state_store(daemon.directory, decisions=daemon.decisions) as embedded:
             yield embedded
     else:
+        from autoscaler.daemon.postgres_store import open_postgres_store  # noqa: PLC0415 - it belongs to an extra
+
         async with open_postgres_store(daemon.state, decisions=daemon.decisions, leases=True) as shared:
             yield shared
 
 
-def ownership_of(store: StateStore) -> Ownership:
+def ownership_of(store: SqliteStateStore | PostgresStateStore) -> Ownership:
     """Which clusters are controlled by the copy of the daemon that this store is of."""
-    return SharedOwnership(store, socket.gethostname()) if isinstance(store, PostgresStateStore) else SoleOwnership()
+    return SoleOwnership() if isinstance(store, SqliteStateStore) else SharedOwnership(store, socket.gethostname())
 
 
 async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str, ClusterState]:
@@ -43,6 +47,8 @@ async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str
         StoreError: there is a store, and it cannot be read.
     """
     if daemon.state is not None:
+        from autoscaler.daemon.postgres_store import read_postgres_states  # noqa: PLC0415 - likewise
+
         return await read_postgres_states(daemon.state, clusters)
     found = {name: read_state(daemon.directory, name) for name in clusters}
     return {name: state for name, state in found.items() if state is not None}

@@ -20,6 +20,7 @@ from autoscaler.ports import AuditEntry, Record, StoredControl
 from autoscaler.trace.verdict_trail import restored, shortened
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
+_SELDOM = ConfigDict(defer_build=True)  # what most daemons never use takes no memory
 
 _STORED = {
     "watched_since": "since",
@@ -73,19 +74,19 @@ class _State(RootModel[ClusterState]):
 
 
 class _Observation(RootModel[Observation]):
-    model_config = _CONFIG
+    model_config = _CONFIG | _SELDOM
 
 
 class _Decided(RootModel[Decision]):
-    model_config = _CONFIG
+    model_config = _CONFIG | _SELDOM
 
 
 class _StoredControl(RootModel[StoredControl]):
-    pass
+    model_config = _SELDOM
 
 
 class _AuditEntry(RootModel[AuditEntry]):
-    pass
+    model_config = _SELDOM
 
 
 _FIELDS = fields(Decision)
