@@ -31,7 +31,6 @@ Proxies and `.netrc` of the environment are not used; redirects are not followed
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib
 import json
 import math
@@ -42,7 +41,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -63,6 +62,7 @@ from tenacity import (
 )
 from urllib3.util.retry import Retry
 
+from autoscaler.clients.http import AUTHORIZATION, Endpoint
 from autoscaler.clients.shared_requests import (
     DuplicateKeyError,
     Pause,
@@ -88,6 +88,7 @@ from autoscaler.ports import (
 _AHEAD = 60.0  # seconds that a server's clock may be ahead of ours before its times mean nothing
 SHOWN = 200  # characters of the server's own words that go into an error message
 CHUNK = 65536  # bytes read at a time
+_ANY_TIMEOUT = timedelta(seconds=1)  # requests to one server may have different ones
 
 
 class Many(StrEnum):
@@ -235,62 +236,38 @@ class Prometheus:
     warnings: Warnings = Warnings.ERROR
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.url)
-        if address.username is not None or address.password is not None:
-            raise ParameterError("url", "must not contain a user or password: give them as username and password")
-        port = address.port  # raises ValueError when it is not a number
-        if (
-            address.scheme not in {"http", "https"}
-            or not address.hostname
-            or port == 0
-            or address.query
-            or address.fragment
-        ):
-            raise ParameterError("url", f"must look like http://host:9090 or https://host/prefix, not {self.url!r}")
-        self._check_credentials()
-        if self.ca_file is not None and not self.verify:
-            raise ParameterError("ca_file", "has no effect with verify: false")
-        for name in ("attempts", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
-        if not 1 <= self.connections <= 64:  # noqa: PLR2004 - each may hold a thread
-            raise ParameterError("connections", f"must be 1 to 64, not {self.connections}")
-        if self.timeout <= ZERO:
-            raise ParameterError("timeout", "must be above 0s")
-        if self.fresh < ZERO:
-            raise ParameterError("fresh", "must not be negative")
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
         object.__setattr__(self, "warnings", Warnings(self.warnings))
-
-    def _check_credentials(self) -> None:
-        if (self.username is None) != (self.password is None):
-            raise ParameterError("username", "must be given together with password")
-        if self.username is not None and self.token is not None:
-            raise ValueError("give username and password, or token, not both")
-        if self.username is not None and ":" in self.username:
-            raise ParameterError("username", "must not contain a colon: basic authentication cannot carry one")
-        for name in ("password", "token"):
-            secret = getattr(self, name)
-            if secret is not None and (not secret or not secret.isprintable()):
-                raise ParameterError(name, "must not be empty or contain a line break (is there one at its end?)")
-        if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
-            raise ParameterError("token", "must be ASCII without spaces")
-        for name, value in self.headers.items():
-            if name.lower() == "authorization":
-                raise ParameterError("headers", "must not contain Authorization: use username and password, or token")
-            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
-                raise ParameterError("headers", f"{name!r} is not a valid HTTP header")
+        self.endpoint  # noqa: B018 - it checks its parameters
+        if not 1 <= self.connections <= 64:  # noqa: PLR2004 - each may hold a thread
+            raise ParameterError("connections", f"must be 1 to 64, not {self.connections}")
+        if self.fresh < ZERO:
+            raise ParameterError("fresh", "must not be negative")
 
     def __hash__(self) -> int:
         return hash((*self._server, self.timeout, self.attempts, self.fresh))
 
     @cached_property
+    def endpoint(self) -> Endpoint:
+        """The server, how to authenticate, and the limits of a request."""
+        return Endpoint(
+            url=self.url,
+            username=self.username,
+            password=self.password,
+            token=self.token,
+            headers=tuple(self.headers.items()),
+            ca_file=self.ca_file,
+            verify=self.verify,
+            timeout=self.timeout,
+            attempts=self.attempts,
+            max_bytes=self.max_bytes,
+        )
+
+    @cached_property
     def _server(self) -> tuple[Any, ...]:
         """What a server's client depends on: plug-ins that are equal in this share one."""
-        headers = tuple(self.headers.items())
-        place = (self.url, self.username, self.password, self.token, self.ca_file, self.verify, headers)
-        return (*place, self.connections, self.max_bytes, self.warnings)
+        return replace(self.endpoint, timeout=_ANY_TIMEOUT, attempts=1), self.connections, self.warnings
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
@@ -520,8 +497,8 @@ class _Server:
     def __init__(self, plugin: Prometheus, kinds: frozenset[str] = _INSTANT) -> None:
         self.name = f"prometheus {plugin.url}"
         self._plugin = plugin
-        headers = _headers(plugin)
-        sent = headers.get("Authorization", "").partition(" ")[2]
+        headers = plugin.endpoint.request_headers()
+        sent = headers.get(AUTHORIZATION, "").partition(" ")[2]
         self._mask = Mask()
         self._mask.hide(plugin.password or "", plugin.token or "", sent)
         self._session = _Session(plugin.max_bytes, plugin.warnings, kinds)
@@ -692,7 +669,6 @@ class _Session(requests.Session):
         super().__init__()
         self._kinds = kinds
         self.trust_env = False  # else a .netrc would replace our credentials
-        self.headers["Accept-Encoding"] = "identity"  # else few bytes on the wire could become many here
         self._max_bytes = max_bytes
         self._warnings = warnings
         self._pause = Pause()
@@ -747,16 +723,6 @@ class _Session(requests.Session):
         if result not in self._kinds or "result" not in document["data"]:
             raise AnswerError(f"result is a {_short(result)}, expected {_EXPECTED[self._kinds]}")
         return document
-
-
-def _headers(plugin: Prometheus) -> dict[str, str]:
-    headers = dict(plugin.headers)
-    if plugin.token is not None:
-        headers["Authorization"] = f"Bearer {str(plugin.token)}"  # noqa: RUF010 - repr or format could mask it
-    elif plugin.username is not None:
-        pair = f"{plugin.username}:{str(plugin.password)}".encode()  # noqa: RUF010 - likewise
-        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-    return headers
 
 
 def _status_error(response: requests.Response, body: bytes) -> EdgeError:
