@@ -24,8 +24,9 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, ClassVar
 
 from autoscaler.clients import aws
@@ -106,7 +107,7 @@ class Query:
             raise ParameterError(
                 "period", f"must be 1s, 5s, 10s, 20s, 30s or whole minutes up to a day, not {self.period}"
             )
-        if self._key.insights and seconds < 60:  # noqa: PLR2004 - likewise
+        if self.insights and seconds < 60:  # noqa: PLR2004 - likewise
             raise ParameterError(
                 "period", "of a Metrics Insights query must be whole minutes: AWS rounds it to minutes"
             )
@@ -117,23 +118,43 @@ class Query:
         object.__setattr__(self, "dimensions", dict(sorted(self.dimensions.items())))
 
     def __hash__(self) -> int:
-        return hash((self._key, self.scale, self.delay))
+        described = (self.metric, self.namespace, tuple(self.dimensions.items()), self.stat, self.expression)
+        return hash((described, self.period, self.scale, self.delay))
+
+    def __str__(self) -> str:
+        """What is requested, for messages."""
+        if self.expression:
+            return f"expression {one_line(self.expression)!r}"
+        where = ", ".join(f"{name}={value}" for name, value in self.dimensions.items())
+        return f"{self.stat} of {self.namespace} {self.metric}" + (f" ({where})" if where else "")
 
     @property
     def ages(self) -> tuple[timedelta, timedelta]:
         """The age of the newest value just before the next one appears: lowest and highest."""
         return self.period + self.delay, 2 * self.period + max(self.delay, PUBLISH_DELAY)
 
+    @cached_property
+    def asked(self) -> Query:
+        """What CloudWatch is asked for it: the same for all clusters that use it, whatever they make of the answer."""
+        return replace(self, scale=1.0, delay=ZERO)
+
     @property
-    def _key(self) -> _Key:
-        return _Key(
-            metric=self.metric,
-            namespace=self.namespace,
-            dimensions=tuple(self.dimensions.items()),
-            stat=self.stat,
-            period=self.period,
-            expression=self.expression,
-        )
+    def insights(self) -> bool:
+        """Whether it is a Metrics Insights query, of which a request may have only one."""
+        return self.expression.lstrip()[:6].upper() == "SELECT"
+
+    def metric_data_query(self, number: int) -> dict[str, Any]:
+        """One of the MetricDataQueries."""
+        common = {"Id": f"q{number}", "ReturnData": True}
+        seconds = int(self.period.total_seconds())
+        if self.expression:
+            return {**common, "Expression": self.expression, "Period": seconds}
+        metric = {
+            "Namespace": self.namespace,
+            "MetricName": self.metric,
+            "Dimensions": [{"Name": name, "Value": value} for name, value in self.dimensions.items()],
+        }
+        return {**common, "MetricStat": {"Metric": metric, "Period": seconds, "Stat": self.stat}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,42 +206,6 @@ class CloudWatch:
             yield source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Key:
-    """A query as CloudWatch gets it: the same for all clusters that use it."""
-
-    metric: str
-    namespace: str
-    dimensions: tuple[tuple[str, str], ...]
-    stat: str
-    period: timedelta
-    expression: str
-
-    def __str__(self) -> str:
-        if self.expression:
-            return f"expression {one_line(self.expression)!r}"
-        where = ", ".join(f"{name}={value}" for name, value in self.dimensions)
-        return f"{self.stat} of {self.namespace} {self.metric}" + (f" ({where})" if where else "")
-
-    @property
-    def insights(self) -> bool:
-        """Whether it is a Metrics Insights query, of which a request may have only one."""
-        return self.expression.lstrip()[:6].upper() == "SELECT"
-
-    def metric_data_query(self, number: int) -> dict[str, Any]:
-        """One of the MetricDataQueries."""
-        common = {"Id": f"q{number}", "ReturnData": True}
-        seconds = int(self.period.total_seconds())
-        if self.expression:
-            return {**common, "Expression": self.expression, "Period": seconds}
-        metric = {
-            "Namespace": self.namespace,
-            "MetricName": self.metric,
-            "Dimensions": [{"Name": name, "Value": value} for name, value in self.dimensions],
-        }
-        return {**common, "MetricStat": {"Metric": metric, "Period": seconds, "Stat": self.stat}}
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """The datapoints of one query, and the time as of which they were requested."""
@@ -240,7 +225,7 @@ class _Entry:
         alone: whether it must not share a request, as it makes the whole request fail.
     """
 
-    key: _Key
+    asked: Query
     request: asyncio.Future[_Answer | EdgeError] | None = None
     used: float = -math.inf
     sent: float = -math.inf
@@ -254,7 +239,7 @@ class Source:
         self._aws = client
         self._name = f"CloudWatch in {client.place.region}"
         self._fresh = fresh
-        self._entries: dict[_Key, _Entry] = {}
+        self._entries: dict[Query, _Entry] = {}
         self._due: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -262,15 +247,15 @@ class Source:
     async def collect(self, query: Query, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError with the region and the metric in its message."""
         loop = asyncio.get_running_loop()
-        key = query._key  # noqa: SLF001 - same module
-        entry = self._entries.setdefault(key, _Entry(key=key, alone=key.insights))
+        asked = query.asked
+        entry = self._entries.setdefault(asked, _Entry(asked=asked, alone=asked.insights))
         entry.used = loop.time()
         request = entry.request
         if request is None or self._is_due(entry):
             request = self._add(entry)
             if self._timer is None:
                 self._timer = loop.call_later(BATCH_WINDOW, self._flush, now)
-        return self._reading(query, key, await outcome_of(request, f"{self._name}: {key}: the source was closed"))
+        return self._reading(query, await outcome_of(request, f"{self._name}: {query}: the source was closed"))
 
     async def aclose(self) -> None:
         """Cancel what is under way."""
@@ -289,7 +274,7 @@ class Source:
         if isinstance(outcome, UnavailableError):
             reuse = ERROR_REUSE
         else:
-            reuse = (entry.key.period * (1 - EARLY_SHARE) if self._fresh is None else self._fresh).total_seconds()
+            reuse = (entry.asked.period * (1 - EARLY_SHARE) if self._fresh is None else self._fresh).total_seconds()
             if isinstance(outcome, EdgeError) or not outcome.points:
                 reuse = min(reuse, MAX_ERROR_REUSE)
         return asyncio.get_running_loop().time() - entry.sent >= reuse - ahead
@@ -306,16 +291,16 @@ class Source:
         """Send all queries that are due, and those that soon will be."""
         loop = asyncio.get_running_loop()
         self._timer = None
-        for key, entry in list(self._entries.items()):
-            seconds = key.period.total_seconds()
+        for asked, entry in list(self._entries.items()):
+            seconds = asked.period.total_seconds()
             if loop.time() - entry.used > UNUSED_PERIODS * max(seconds, 60.0):
-                del self._entries[key]
+                del self._entries[asked]
             elif self._is_due(entry, AHEAD_SHARE * seconds):
                 self._add(entry)
         due, self._due = self._due, []
         # A request has one window of time, so all its queries have one period.
-        for period in dict.fromkeys(entry.key.period for entry in due):
-            group = [entry for entry in due if entry.key.period == period]
+        for period in dict.fromkeys(entry.asked.period for entry in due):
+            group = [entry for entry in due if entry.asked.period == period]
             together = [entry for entry in group if not entry.alone]
             batches = [together[start : start + MAX_QUERIES] for start in range(0, len(together), MAX_QUERIES)]
             for batch in [*batches, *([entry] for entry in group if entry.alone)]:
@@ -340,7 +325,7 @@ class Source:
                 await asyncio.gather(self._send(batch[:middle], now), self._send(batch[middle:], now))
                 return
             batch[0].alone = True
-            outcomes = [RefusedError(f"{error}: {batch[0].key}")]
+            outcomes = [RefusedError(f"{error}: {batch[0].asked}")]
         except EdgeError as error:
             outcomes = [error] * len(batch)
         except Exception as error:
@@ -355,9 +340,9 @@ class Source:
                 entry.request.set_result(outcome)
 
     async def _answers(self, batch: Sequence[_Entry], now: datetime) -> list[_Answer | EdgeError]:
-        period = batch[0].key.period
+        period = batch[0].asked.period
         request: dict[str, Any] = {
-            "MetricDataQueries": [entry.key.metric_data_query(number) for number, entry in enumerate(batch)],
+            "MetricDataQueries": [entry.asked.metric_data_query(number) for number, entry in enumerate(batch)],
             "StartTime": _period_start(now - 4 * period - PUBLISH_DELAY, period),
             "EndTime": now,
             "ScanBy": "TimestampDescending",
@@ -373,10 +358,12 @@ class Source:
                 break
             request["NextToken"] = answer["NextToken"]
         messages = "; ".join(str(message.get("Value")) for message in answer.get("Messages") or ())
-        return [self._outcome(entry.key, found[f"q{number}"], now, messages) for number, entry in enumerate(batch)]
+        return [self._outcome(entry.asked, found[f"q{number}"], now, messages) for number, entry in enumerate(batch)]
 
-    def _outcome(self, key: _Key, series: Mapping[str, _Series], now: datetime, messages: str) -> _Answer | EdgeError:
-        what = f"{self._name}: {key}"
+    def _outcome(
+        self, asked: Query, series: Mapping[str, _Series], now: datetime, messages: str
+    ) -> _Answer | EdgeError:
+        what = f"{self._name}: {asked}"
         if len(series) > 1:
             return AnswerError(f"{what}: {len(series)} series, expected one; combine them with SUM(...) or MAX(...)")
         if any(len(dict(one.points)) < len(one.points) for one in series.values()):
@@ -392,19 +379,19 @@ class Source:
             return UnavailableError(f"{what}: answered only in part ({one.status}){one.messages}")
         return _Answer(tuple(one.points), now)
 
-    def _reading(self, query: Query, key: _Key, answer: _Answer) -> Reading:
+    def _reading(self, query: Query, answer: _Answer) -> Reading:
         complete = [(at + query.period, value) for at, value in answer.points]
         complete = [(at, value) for at, value in complete if at + query.delay <= answer.now]
         if not complete:
             minutes = (4 * query.period + PUBLISH_DELAY).total_seconds() / 60
             raise AnswerError(
-                f"{self._name}: {key}: no datapoint of the last {minutes:g} minutes; does the metric exist with all "
+                f"{self._name}: {query}: no datapoint of the last {minutes:g} minutes; does the metric exist with all "
                 "these dimensions, and are values being published?"
             )
         at, value = max(complete)
         number = value * query.scale
         if not math.isfinite(number):
-            raise AnswerError(f"{self._name}: {key}: its value is {value}, expected a finite number")
+            raise AnswerError(f"{self._name}: {query}: its value is {value}, expected a finite number")
         return Reading(number, at)
 
 
