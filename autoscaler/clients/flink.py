@@ -11,19 +11,22 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field
 
 from autoscaler.clients.http import Answer, Endpoint, JsonClient
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, RefusedError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Secret, Shared
 from autoscaler.schedulers.flink_durations import seconds
+
+T = TypeVar("T")
 
 SHARE = 0.45  # of the time-out for one answer: the job's id is requested before the job
 PAUSE = 0.1
@@ -368,6 +371,16 @@ class FlinkParameters:
             follow_redirects=True,
         )
 
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Limit the time for all requests of one answer. Raises EdgeTimeoutError, before the caller gives up."""
+        limit = self.timeout.total_seconds() * 0.95
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{self.url} did not answer all requests in {limit:g} s") from None
+
     async def api(self, shared: Shared) -> FlinkApi:
         """The client of the JobManager, which all its users share."""
         return await FlinkApi.open(shared, self._endpoint(self.timeout * SHARE))
@@ -406,13 +419,7 @@ class FlinkApi(JsonClient):
         return (await self.get("/jobs/overview", JobLines)).jobs
 
     async def find_job(self, name: str | None) -> JobLine | None:
-        """The job of that name (or id): the one that is not over, else the one that ended last, else None.
-
-        Without a name it is the only one that is not over, as on a cluster that runs a single job.
-
-        Raises:
-            AnswerError: several jobs that are not over answer to it.
-        """
+        """`choose_job` of all that the JobManager remembers."""
         return choose_job(await self.jobs(), name, self.endpoint.url)
 
     async def job(self, jid: str) -> Job:
@@ -425,21 +432,13 @@ class FlinkApi(JsonClient):
 
     async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
         """How the job checkpoints; None when it does not."""
-        try:
-            return await self.get(f"/jobs/{jid}/checkpoints/config", CheckpointConfig, fresh=SETTINGS_KEPT)
-        except RefusedError as error:
-            if "heckpointing" in str(error):
-                return None
-            raise
+        return await _if_checkpointing(
+            self.get(f"/jobs/{jid}/checkpoints/config", CheckpointConfig, fresh=SETTINGS_KEPT)
+        )
 
     async def checkpoints(self, jid: str) -> Checkpoints | None:
         """Counts and the latest checkpoints; None when the job does not checkpoint."""
-        try:
-            return await self.get(f"/jobs/{jid}/checkpoints", Checkpoints)
-        except RefusedError as error:
-            if "heckpointing" in str(error):
-                return None
-            raise
+        return await _if_checkpointing(self.get(f"/jobs/{jid}/checkpoints", Checkpoints))
 
     async def job_metrics(self, jid: str, names: Iterable[str]) -> dict[str, float]:
         """Numbers of the job as a whole; one that is not reported or not a number is left out."""
@@ -549,8 +548,20 @@ class FlinkApi(JsonClient):
         return super().is_refusal(status, reason) or "UnsupportedOperationException" in (reason or "")
 
 
+async def _if_checkpointing(answer: Awaitable[T]) -> T | None:
+    """What is answered about a job's checkpoints; None when it takes none."""
+    try:
+        return await answer
+    except RefusedError as error:
+        if "heckpointing" in str(error):
+            return None
+        raise
+
+
 def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:
     """The job of that name (or id): the one that is not over, else the one that ended last, else None.
+
+    Without a name it is the only one that is not over, as on a cluster that runs a single job.
 
     Raises:
         AnswerError: several jobs that are not over answer to it.

@@ -24,7 +24,7 @@ from autoscaler.clients.flink import (
 )
 from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Severity, Shared, Worker
+from autoscaler.ports import Finding, RefusedError, Severity, Shared, Worker
 from autoscaler.schedulers.flink_durations import seconds
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
@@ -76,7 +76,7 @@ class FlinkEngine:
 
     async def describe(self) -> EngineStatus:
         """The state of the job. Raises EdgeError when the JobManager cannot be reached."""
-        async with self._in_time():
+        async with self._parameters.in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None:
                 return EngineStatus(job=JobState.STOPPED)
@@ -92,7 +92,7 @@ class FlinkEngine:
 
     async def diagnose(self) -> Sequence[Finding]:
         """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
-        async with self._in_time():
+        async with self._parameters.in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None or line.ended:
                 return [_no_job(self._parameters, line)]
@@ -100,7 +100,7 @@ class FlinkEngine:
 
     async def workers(self) -> Sequence[Worker]:
         """The TaskManagers registered now; one costs as many as it has slots in use."""
-        async with self._in_time():
+        async with self._parameters.in_time():
             return [worker(known) for known in await self._api.taskmanagers()]
 
     async def drain(self, worker: Worker) -> None:
@@ -109,15 +109,6 @@ class FlinkEngine:
             f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, it then returns its slots "
             "at once and the job continues from its latest checkpoint"
         )
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        limit = self._parameters.timeout.total_seconds() * 0.95
-        try:
-            async with asyncio.timeout(limit):
-                yield
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{self._parameters.url} did not answer all requests in {limit:g} s") from None
 
     async def _facts(self, line: JobLine) -> Facts:
         api, jid = self._api, line.jid

@@ -18,7 +18,7 @@ from typing import ClassVar
 from autoscaler.clients.flink import Aggregate, FlinkApi, FlinkParameters, Job, Vertex
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared
+from autoscaler.ports import AnswerError, EdgeError, RefusedError, Shared
 from autoscaler.sources.flink_metrics import (
     CHECKPOINT_METRICS,
     CPU,
@@ -98,7 +98,6 @@ class FlinkSource:
         self._api = api
         self._parameters = parameters
         self._window = parameters.window.total_seconds()
-        self._limit = parameters.timeout.total_seconds() * 0.95
         self._run: tuple[object, ...] = ()
         self._samples: dict[str, deque[Sample]] = {}
         self._names: dict[str, tuple[float, frozenset[str]]] = {}
@@ -122,11 +121,8 @@ class FlinkSource:
         """Read one metric. Raises EdgeError."""
         metric = Metric(query.metric)
         self._asked_by_worker |= metric is Metric.UTILIZATION
-        try:
-            async with asyncio.timeout(self._limit):
-                snapshot = await self._snapshot(metric, now)
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{self._parameters.url} did not answer all requests in {self._limit:g} s") from None
+        async with self._parameters.in_time():
+            snapshot = await self._snapshot(metric, now)
         value = METRICS[metric](snapshot, query)
         if not math.isfinite(value) or value < 0:
             raise AnswerError(f"job {snapshot.job.name!r}: {metric} came out as {value}")
