@@ -247,8 +247,8 @@ class SparkApi:
                 raise reported
             self.check_driver(reported.value, active.id)
         jobs, stages, executors = await asyncio.gather(
-            self._driver("/jobs?status=running", list[Job]),
-            self._driver("/stages?status=active", list[Stage]),
+            self.running_jobs(),
+            self.active_stages(),
             self.executors(),
         )
         at = min(jobs.at, stages.at, executors.at)
@@ -307,17 +307,17 @@ class SparkApi:
         fetched = await self._driver("/allexecutors", list[Executor])
         return Fetched([executor for executor in fetched.value if executor.id != "driver"], fetched.at)
 
-    async def running_jobs(self) -> list[Job]:
+    async def running_jobs(self) -> Fetched[list[Job]]:
         """Jobs that are running now."""
-        return (await self._driver("/jobs?status=running", list[Job])).value
+        return await self._driver("/jobs?status=running", list[Job])
 
     async def completed_jobs(self) -> list[Job]:
         """Jobs that have completed, newest first: up to a megabyte, so not for every poll."""
         return (await self._driver("/jobs?status=succeeded", list[Job])).value
 
-    async def active_stages(self) -> list[Stage]:
+    async def active_stages(self) -> Fetched[list[Stage]]:
         """Stages that are running now."""
-        return (await self._driver("/stages?status=active", list[Stage])).value
+        return await self._driver("/stages?status=active", list[Stage])
 
     async def stage(self, number: int) -> list[Stage]:
         """One stage: its attempts."""

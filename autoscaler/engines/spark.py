@@ -194,7 +194,7 @@ class SparkEngine:
             return None
         now = time.monotonic()
         self._widest.forget(run.run, now)
-        for stage in await self._api.active_stages():
+        for stage in (await self._api.active_stages()).value:
             if run.run in (stage.description or ""):
                 self._widest.note(stage.tasks, now)
         if self._widest.value is None and now - self._widest.searched > WIDEST_STAGE_KEPT:

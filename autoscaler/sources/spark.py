@@ -214,7 +214,7 @@ class SparkSource:
         if self._blind:
             log.info("the driver's UI can be reached again", extra={"app": self._api.parameters.app})
             self._blind = ""
-        return run.working or any(job.group == run.run for job in jobs), changes
+        return run.working or any(job.group == run.run for job in jobs.value), changes
 
     async def _executors(self) -> tuple[float, ...]:
         try:
