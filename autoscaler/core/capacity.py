@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from statistics import median
 
 from autoscaler.core.censored import percentiles
 from autoscaler.core.model import (
@@ -30,6 +31,7 @@ _KEPT_TIMES = 32
 STALL_GROWTH = 0.2
 """A stall grows by this power of the replicas that come: they register one after another, and each merge window stops
 the job again. By simulation it is 0 where one restart waits for all of them, and 0.3 to 0.6 for machines."""
+_median = lru_cache(maxsize=4096)(median)  # they are asked for at every decision, and change with a rescale
 _UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
@@ -182,7 +184,7 @@ def stall_time(learned: Learned, direction: Direction, replicas: int | None = No
     return of_one and of_one * math.pow(replicas or 1, growth)
 
 
-@lru_cache(maxsize=4096)  # they are asked for at every decision, and change with a rescale
+@lru_cache(maxsize=4096)  # as `_median`
 def _median_start(times: tuple[RescaleTimes, ...]) -> float | None:
     found = percentiles([(each.ran_after, each.ran_before) for each in times])
     return found and found[0]
@@ -198,10 +200,3 @@ def _median_stall(times: tuple[RescaleTimes, ...], growth: float) -> float | Non
             ends.append((one * max(ran_after, stopped_after), one * ran_before))
     found = percentiles(ends, begins)
     return found and found[0]
-
-
-@lru_cache(maxsize=4096)
-def _median(values: tuple[float, ...]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -53,9 +53,10 @@ class Graph:
 
     vertices: tuple[str, ...]
     edges: tuple[tuple[str, str], ...] = ()
+    order: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """All vertices, each after its inputs."""
     _inputs: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _outputs: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
-    _order: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for edge in self.edges:
@@ -75,7 +76,7 @@ class Graph:
             order.update(dict.fromkeys(ready))
         object.__setattr__(self, "_inputs", inputs)
         object.__setattr__(self, "_outputs", outputs)
-        object.__setattr__(self, "_order", tuple(order))
+        object.__setattr__(self, "order", tuple(order))
 
     def inputs(self, vertex: str) -> tuple[str, ...]:
         """The vertices that send to it."""
@@ -86,14 +87,9 @@ class Graph:
         return self._outputs[vertex]
 
     @property
-    def order(self) -> tuple[str, ...]:
-        """All vertices, each after its inputs."""
-        return self._order
-
-    @property
     def sources(self) -> tuple[str, ...]:
         """The vertices without inputs."""
-        return tuple(vertex for vertex in self._order if not self._inputs[vertex])
+        return tuple(vertex for vertex in self.order if not self._inputs[vertex])
 
 
 @dataclass(frozen=True, slots=True)

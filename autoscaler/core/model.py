@@ -30,6 +30,10 @@ MOST = math.nextafter(2.0**63, 0.0)
 """No number is beyond it: programs count in 64 bits, and show the limits of these where they have no number."""
 
 
+SAME_RUN = timedelta(seconds=1)
+"""A job's start times that differ by less are of the same run."""
+
+
 class Range(NamedTuple):
     """What a metric can be by its nature, both inclusive, and how messages word it."""
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from autoscaler.core.capacity import learn_durations, learn_times
 from autoscaler.core.model import (
     PHASES,
+    SAME_RUN,
     Cause,
     ClusterSpec,
     ClusterState,
@@ -46,9 +47,6 @@ _RECOVERING = frozenset({JobState.RUNNING, JobState.RESTARTING})
 
 _UP = frozenset({JobState.RUNNING, JobState.IDLE})
 """What a rescale ends in: nothing is waited for where there is no job."""
-
-_SAME = timedelta(seconds=1)
-"""A start time that differs by less is of the same run."""
 
 
 @dataclass(slots=True)
@@ -340,7 +338,7 @@ def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
     return (
         now.running_since is not None
         and before.running_since is not None
-        and now.running_since > before.running_since + _SAME
+        and now.running_since > before.running_since + SAME_RUN
     )
 
 

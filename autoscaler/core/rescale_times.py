@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from autoscaler.core.model import ClusterState, Direction, JobState, Observation, Rescale, RescaleTimes
+from autoscaler.core.model import SAME_RUN, ClusterState, Direction, JobState, Observation, Rescale, RescaleTimes
 
 STATUS_AGE = timedelta(seconds=5)
 """What an engine reports of its job's state may be so old (Flink: 3 s)."""
-
-_SAME = timedelta(seconds=1)
-"""A start time that differs by less is of the same run."""
 
 _STOPPED = frozenset({JobState.STARTING, JobState.RESTARTING})
 
@@ -44,7 +41,7 @@ def _stopped(
     for seen in reversed(observations):
         engine = seen.engine
         began = engine.running_since if engine is not None and engine.job is JobState.RUNNING else None
-        if began is not None and began < since - _SAME:
+        if began is not None and began < since - SAME_RUN:
             if seen.at <= rescale.at and rescale.direction is Direction.DOWN:
                 return 0.0, 0.0  # replicas that are removed on request stop at once
             return _seconds(max(seen.at, rescale.at) - rescale.at), _seconds(min(following, since) - rescale.at)
