@@ -125,7 +125,14 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleUp:
+class _Rules(ScalingRules):
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ParameterError("policies", "is empty, expected at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUp(_Rules):
     """`behavior.scaleUp` of an HPA.
 
     Attributes:
@@ -134,17 +141,13 @@ class ScaleUp:
         policies: the rate limits; default 4 pods in 15s and 100 percent in 15s.
     """
 
-    stabilization_window: timedelta = SCALE_UP.window
-    select_policy: Select = SCALE_UP.select
+    stabilization_window: timedelta = SCALE_UP.stabilization_window
+    select_policy: Select = SCALE_UP.select_policy
     policies: tuple[ScalingPolicy, ...] = SCALE_UP.policies
-
-    def __post_init__(self) -> None:
-        if not self.policies:
-            raise ParameterError("policies", "is empty, expected at least one")
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleDown:
+class ScaleDown(_Rules):
     """`behavior.scaleDown` of an HPA.
 
     Attributes:
@@ -153,13 +156,9 @@ class ScaleDown:
         policies: the rate limits; default 100 percent in 15s.
     """
 
-    stabilization_window: timedelta = SCALE_DOWN.window
-    select_policy: Select = SCALE_DOWN.select
+    stabilization_window: timedelta = SCALE_DOWN.stabilization_window
+    select_policy: Select = SCALE_DOWN.select_policy
     policies: tuple[ScalingPolicy, ...] = SCALE_DOWN.policies
-
-    def __post_init__(self) -> None:
-        if not self.policies:
-            raise ParameterError("policies", "is empty, expected at least one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +176,7 @@ class Behavior:
     @property
     def rules(self) -> tuple[ScalingRules, ScalingRules]:
         """The rules up and down."""
-        up, down = self.scale_up, self.scale_down
-        return (
-            ScalingRules(up.stabilization_window, up.select_policy, up.policies),
-            ScalingRules(down.stabilization_window, down.select_policy, down.policies),
-        )
+        return self.scale_up, self.scale_down
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,13 +92,13 @@ class ScalingRules:
     """`behavior` of one direction (HPAScalingRules).
 
     Attributes:
-        window: stabilization window.
-        select: which of the policies counts, or DISABLED.
+        stabilization_window: the time whose recommendations count.
+        select_policy: which of the policies counts, or DISABLED.
         policies: the rate limits; none allows nothing.
     """
 
-    window: timedelta
-    select: Select
+    stabilization_window: timedelta
+    select_policy: Select
     policies: tuple[ScalingPolicy, ...]
 
 
@@ -343,7 +343,7 @@ def scale_down_limit(current: int, rules: ScalingRules, ups: Sequence[Event], do
 
 
 def _limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event], way: int) -> int:
-    if rules.select is Select.DISABLED:
+    if rules.select_policy is Select.DISABLED:
         return current
     sizes = []
     for policy in rules.policies:
@@ -353,7 +353,7 @@ def _limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Seque
         else:
             share = float(start) * (1 + way * float(policy.value) / 100)
             sizes.append(math.ceil(share) if way > 0 else int(share))
-    if (rules.select is Select.MIN) == (way > 0):
+    if (rules.select_policy is Select.MIN) == (way > 0):
         return min(sizes, default=MOST)
     return max(sizes, default=-MOST - 1)
 
@@ -471,7 +471,7 @@ def controller(
         limited = legacy_rate_limit(current, stabilized.replicas, minimum, maximum)
     else:
         up, down = behavior
-        stabilized = stabilization(current, desired, up.window, down.window, log)
+        stabilized = stabilization(current, desired, up.stabilization_window, down.stabilization_window, log)
         limited = rate_limit(current, stabilized.replicas, minimum, maximum, up, down, ups, downs)
     return Outcome(limited.replicas, limited.condition, desired, stabilized.replicas != desired, stabilized.log)
 
