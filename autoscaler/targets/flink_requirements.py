@@ -20,6 +20,7 @@ from autoscaler.clients.flink import FlinkApi, FlinkParameters, Job, Overview, R
 from autoscaler.clients.http import StatusError
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
+from autoscaler.core.wording import list_of
 from autoscaler.ports import (
     AnswerError,
     EdgeTimeoutError,
@@ -180,7 +181,9 @@ class _Requirements:
         line = await self._api.find_job(self._spec.job)
         if line is None:
             others = [job.name for job in await self._api.jobs() if not job.ended]
-            raise AnswerError(f"{self._named} does not run there; running jobs: {_join(others) or 'none'}")
+            raise AnswerError(
+                f"{self._named} does not run there; running jobs: {list_of(others, _MAX_NAMES) or 'none'}"
+            )
         if line.ended:
             raise AnswerError(
                 f"{self._named} has ended ({line.state}); start it again: the target follows it by its name"
@@ -210,7 +213,7 @@ class _Requirements:
         known = {name for vertex in job.vertices for name in (vertex.id, vertex.name)}
         for name in pinned:
             if name not in known:
-                names = _join([vertex.name for vertex in job.vertices])
+                names = list_of([vertex.name for vertex in job.vertices], _MAX_NAMES)
                 raise AnswerError(f"{self._named} has no vertex {name!r} to pin; its vertices: {names}")
         free = tuple(vertex for vertex in job.vertices if not {vertex.id, vertex.name} & set(pinned))
         if not free:
@@ -265,7 +268,3 @@ def _max_parallelism(vertices: Sequence[Vertex]) -> int | None:
     """The greatest maximum parallelism, or None when one is not known."""
     limits = [vertex.max_parallelism for vertex in vertices]
     return max(limits) if min(limits) > 0 else None
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
