@@ -449,14 +449,13 @@ def _recommendation(recommendation: Recommendation) -> str:
 def _guarded(decision: Decision) -> Iterator[str]:
     passed = []
     for verdict in decision.verdicts:
+        name = _GUARDS.get(verdict.guard, verdict.guard.value)
         if verdict.before != verdict.after:
-            name = _GUARDS.get(verdict.guard, verdict.guard.value)
-            yield _dot(_sentence_case(f"{name} changed {verdict.before} to {verdict.after}{_detail(verdict.detail)}"))
+            yield _sentence(f"{name} changed {verdict.before} to {verdict.after}{_detail(verdict.detail)}")
         elif verdict.detail:
-            name = _GUARDS.get(verdict.guard, verdict.guard.value)
-            yield _dot(_sentence_case(f"{name} kept {verdict.after}: {verdict.detail}"))
+            yield _sentence(f"{name} kept {verdict.after}: {verdict.detail}")
         else:
-            passed.append(_GUARDS.get(verdict.guard, verdict.guard.value))
+            passed.append(name)
     if passed:
         yield f"Nothing was changed by {_and(passed)}."
     if not decision.verdicts:
@@ -474,11 +473,7 @@ def _and(names: list[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    return _dot(_sentence_case(text))
-
-
-def _sentence_case(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return _dot(text[:1].upper() + text[1:])
 
 
 def _dot(text: str) -> str:
