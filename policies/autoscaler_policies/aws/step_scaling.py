@@ -23,9 +23,8 @@ from autoscaler_policies.aws.rules import (
     watch,
 )
 from autoscaler_policies.shared.checks import ABOVE_0S, FINITE, FROM_0S, METRIC, at_least, check
+from autoscaler_policies.shared.readings import MARGIN
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
-
-MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
 
 class Comparison(StrEnum):

@@ -9,9 +9,8 @@ from datetime import timedelta
 from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.checks import ABOVE_0, ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
+from autoscaler_policies.shared.readings import MARGIN
 from autoscaler_policies.shared.recommend import are, format_number, missing, replicas, sized
-
-MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -57,7 +57,7 @@ from autoscaler_policies.shared.checks import (
     at_least,
     check,
 )
-from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
+from autoscaler_policies.shared.readings import BUSIEST, GAP, moving, slots_in_use
 from autoscaler_policies.shared.recommend import are, finite, format_number, missing, replicas, sized
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -65,9 +65,6 @@ JOB = "job"
 """The vertex that a job is seen as by metrics of the whole."""
 MOST_STEPS = 20
 """So many past steps may be remembered of a vertex: what is learned must stay small."""
-GAP = 2.5
-"""Intervals without a reading that leave nothing unseen: one tick may be skipped, another late."""
-
 
 _CHECKS: tuple[tuple[str, Check], ...] = (
     ("utilization_target observed_scalability_coefficient_min", ABOVE_0_TO_1),
@@ -655,8 +652,7 @@ class FlinkOperator(Settings):
         memory["read_at"] = now
 
     def _keep_restarts(self, view: View, memory: dict[str, float], known: Sequence[tuple[float, float | None]]) -> None:
-        for name in [name for name in memory if name.startswith("restart.")]:
-            del memory[name]
+        _forget(memory, lambda name: name.startswith("restart."))
         ats = recent(
             [at for at, _ in known], _epoch(view.now), self.history_max_age, self.history_max_count, keep_last=True
         )
@@ -670,8 +666,7 @@ class FlinkOperator(Settings):
         known = _steps(memory, vertex)
         before = memory.get(f"{vertex}.parallelism")
         if before is not None and before != load.parallelism:
-            for name in [name for name in memory if name.startswith((f"{vertex}.down.", f"{vertex}.down_at"))]:
-                del memory[name]
+            _forget(memory, lambda name: name.startswith((f"{vertex}.down.", f"{vertex}.down_at")))
             true_rate = memory.get(f"{vertex}.rate")
             if memory.get("asked") and true_rate is not None and before >= 1:
                 expected = finite(true_rate * load.parallelism / before)
@@ -723,8 +718,7 @@ class _Series:
 
     def all(self, name: str) -> list[float]:
         """A number at each reading; NaN where it is missing, infinite or negative."""
-        found = [numbers.get(name, dataflow.NAN) for numbers in self.numbers]
-        return [value if 0 <= value < dataflow.INF else dataflow.NAN for value in found]
+        return [_positive(numbers.get(name, dataflow.NAN)) for numbers in self.numbers]
 
     def timed(self, name: str) -> Iterator[tuple[float, float]]:
         """The same with the time in ms."""
@@ -778,7 +772,7 @@ def _total(reading: Reading | None) -> float:
         return dataflow.NAN
     value = reading.value
     if not isinstance(value, tuple):
-        return value if 0 <= value < dataflow.INF else dataflow.NAN
+        return _positive(value)
     return finite(sum(value)) if value and all(0 <= one < dataflow.INF for one in value) else dataflow.NAN
 
 
@@ -811,7 +805,11 @@ def _inputs(numbers: Mapping[str, float]) -> list[str]:
 
 def _stop_waiting(memory: dict[str, float]) -> None:
     """Forget the scale downs that wait: `DelayedScaleDown.clearAll`."""
-    for name in [name for name in memory if name.endswith(".down_at") or ".down." in name]:
+    _forget(memory, lambda name: name.endswith(".down_at") or ".down." in name)
+
+
+def _forget(memory: dict[str, float], known: Callable[[str], bool]) -> None:
+    for name in [name for name in memory if known(name)]:
         del memory[name]
 
 

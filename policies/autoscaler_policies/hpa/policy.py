@@ -44,6 +44,7 @@ from autoscaler_policies.hpa.rules import (
     utilization_ratio,
 )
 from autoscaler_policies.shared.checks import FROM_0, METRIC, check
+from autoscaler_policies.shared.readings import GAP
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MILLI = 1000
@@ -51,7 +52,6 @@ SHARE = 1_000_000  # parts of a request, where a reading is a share of it: finer
 # Together they keep what is remembered within the 1000 numbers that a policy may keep.
 MOST_RECOMMENDATIONS = 300
 MOST_EVENTS = 100
-GAP = 2.5  # intervals without a recommendation after which what happened in between is unseen
 
 USAGE, REQUEST, READY = "usage", "request", "ready"
 """What `Reading.parts` has of a replica: usage and request in the same unit, and ready (1) or not (0)."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from autoscaler_policies.shared.recommend import whole
+
 NOTHING_COMMITTED = -1
 """The offset of a group that has not committed in a partition."""
 HPA_TOLERANCE = 0.1
 """Share of the target that the HPA ignores by default."""
 EXACT = 2.0**53
 """A number from here on has no thousandths, and a thousand times as much may be beyond all floats."""
-MOST = 2**31 - 1
-"""The largest size Kubernetes allows; a lag divided by a tiny threshold is not."""
 
 
 class Reset(StrEnum):
@@ -68,8 +68,7 @@ def hpa_average_size(value: float, target: float, current: int, tolerance: float
     """The HPA's size for an external metric with a target per replica (GetExternalPerPodMetricReplicas)."""
     if current and 1 - tolerance <= value / (target * current) <= 1 + tolerance:
         return current
-    # 1e-12: a quotient like 21.000000000000004 is a whole number that floats could not hold
-    return math.ceil(max(0.0, min(value / target, MOST)) * (1 - 1e-12))
+    return whole(value / target)
 
 
 def safe_size(

@@ -16,10 +16,9 @@ from typing import ClassVar
 from autoscaler.policy_api import AMOUNT, SHARE, ZERO, Range, Reason, Recommendation, View, dataflow
 from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0, METRIC, at_least, check
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
-from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized, whole
 
 MOST = 1_000_000  # more instances than this are no answer but a rate next to nothing
-EXACT = 1 - 1e-12  # a product like 21.000000000000004 is a whole number that floats could not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def instances(coming: float, processing: float, count: int) -> float:
 
 def level(needed: float, factor: float) -> int:
     """The whole number of instances, `factor` (share) more than needed."""
-    return math.ceil(min(needed * (1 + factor), MOST) * EXACT)
+    return whole(min(needed * (1 + factor), MOST))
 
 
 def true_rate(throughput: float, each_throughput: tuple[float, ...], shares: tuple[float, ...]) -> float:
@@ -342,4 +341,4 @@ class Ds2:
         ratio = self.target_rate_ratio
         if ratio is None or slots > count or not throughput or arrivals / throughput <= ratio:
             return slots
-        return math.ceil(min(arrivals / throughput * slots, MOST) * EXACT)
+        return whole(min(arrivals / throughput * slots, MOST))

@@ -19,7 +19,7 @@ from autoscaler.policy_api import (
     source_partitions,
 )
 from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
-from autoscaler_policies.shared.readings import total
+from autoscaler_policies.shared.readings import MARGIN, total
 from autoscaler_policies.shared.recommend import LARGEST, are, finite, format_number, missing, replicas, sized, smallest
 
 # A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
@@ -29,8 +29,6 @@ RESTARTS = 3.0
 RESCALE_TOLERANCE = 2.0
 # Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
 SAME = 1.25
-# The reading before the beginning of that time must still be in `past`, at any common interval.
-MARGIN = timedelta(minutes=5)
 
 
 @dataclass(slots=True)

@@ -20,13 +20,9 @@ from autoscaler.policy_api import (
     restart_time,
 )
 from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0S, METRIC, check
-from autoscaler_policies.shared.readings import total
+from autoscaler_policies.shared.readings import GAP, MARGIN, total
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
-# An observation at or before the beginning of `idle_time` must still be in `past`, at any common interval.
-MARGIN = timedelta(minutes=5)
-# Observations this many intervals apart leave nothing unseen: one tick may be skipped, another late.
-GAP = 2.5
 # How much past is kept has to be known before a start-up is learned, so one that is longer counts as so long.
 LONGEST_IDLE = timedelta(minutes=10)
 # More tasks or seconds are no measurement, and the prices of all sizes stay finite.

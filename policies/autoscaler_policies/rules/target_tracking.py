@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,9 +10,7 @@ from typing import ClassVar
 
 from autoscaler.policy_api import AMOUNT, ZERO, Range, Reason, Recommendation, View
 from autoscaler_policies.shared.checks import ABOVE_0, FROM_0, METRIC, check
-from autoscaler_policies.shared.recommend import are, finite, format_number, missing, replicas, sized
-
-MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
+from autoscaler_policies.shared.recommend import are, finite, format_number, missing, replicas, sized, whole
 
 
 class Mode(StrEnum):
@@ -103,8 +100,7 @@ class TargetTracking:
                 inputs,
                 f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} {are(current)} kept",
             )
-        # 1e-12: a product like 21.000000000000004 is a whole number that floats could not hold
-        wanted = math.ceil(max(0.0, min(ratio * count, MOST)) * (1 - 1e-12))
+        wanted = whole(ratio * count)
         if current and (wanted < current if ratio > 1 else wanted > current):
             return sized(
                 view,

@@ -10,12 +10,8 @@ from enum import StrEnum
 
 from autoscaler.policy_api import AMOUNT, ZERO, ParameterError, Range, Reading, Reason, Recommendation, View
 from autoscaler_policies.shared.checks import ABOVE_0, FINITE, FROM_0S, METRIC, at_least, check
+from autoscaler_policies.shared.readings import GAP, MARGIN
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
-
-# An observation at or before the beginning of a hold must still be in `past`, at any common interval.
-MARGIN = timedelta(minutes=5)
-# Observations this many intervals apart leave nothing unseen: one tick may be skipped, another late.
-GAP = 2.5
 
 
 class Aggregate(StrEnum):

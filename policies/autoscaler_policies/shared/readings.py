@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from autoscaler.policy_api import PHASES, Phase, View
 from autoscaler_policies.shared.recommend import finite
+
+MARGIN = timedelta(minutes=5)
+"""More of the past than a time needs: an observation at or before its beginning must be there, at any interval."""
+
+GAP = 2.5
+"""Intervals without an observation that leave nothing unseen: one tick may be skipped, another late."""
 
 BUSIEST = 2.0
 """A larger number is not a busy share: it may be in percent. One that is a little above 1 counts as 1."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from autoscaler.policy_api import Reason, Recommendation, View
 
 LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
+MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
 SCIENTIFIC_FROM = 1e15  # more digits are hard to read
 
 
 def finite(value: float) -> float:
     """The value, or the largest float of its sign where it has overflowed."""
     return max(-LARGEST, min(value, LARGEST))
+
+
+def whole(size: float) -> int:
+    """Rounded up to a size that Kubernetes allows; a product like 21.000000000000004 is a whole number in floats."""
+    return math.ceil(max(0.0, min(size, MOST)) * (1 - 1e-12))
 
 
 def format_number(value: float) -> str:
