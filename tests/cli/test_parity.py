@@ -22,9 +22,10 @@ from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, STEP, Plant
 from autoscaler.simulation.scoring import needed
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import Fake, FakeQuery, FakeStore
+from autoscaler.testing.fakes import Fake, FakeQuery
 from autoscaler.trace.codec import dump_record, load_record
 from autoscaler.trace.replay import Replay
+from tests.daemon.fake_stores import FakeStore
 
 METRICS = ("lag", "arrivals", "throughput", "saturation", "utilization", "cpu")
 PLANT = PLANTS["k8s"]

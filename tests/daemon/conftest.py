@@ -27,8 +27,9 @@ from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import Fleet
 from autoscaler.ports import ConfigurationError, Member
-from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeEngine, FakeQuery, FakeSource, FakeStore, FakeTarget
+from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeEngine, FakeQuery, FakeSource, FakeTarget
 from autoscaler.testing.virtual_time import WallClock
+from tests.daemon.fake_stores import FakeStore
 
 INTERVAL = timedelta(seconds=10)
 

@@ -22,7 +22,8 @@ from autoscaler.daemon.state_store import FILE, open_state_store
 from autoscaler.daemon.status import fleet_of
 from autoscaler.ports import MAX_AUDIT, AuditEntry, Member, StoredControl, StoreError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import Fake, FakeStore
+from autoscaler.testing.fakes import Fake
+from tests.daemon.fake_stores import FakeStore
 
 from .conftest import Fleets
 

@@ -23,8 +23,8 @@ from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.leases import MARGIN, POLL, RENEWAL, Plan, SharedOwnership, pause, plan, share
 from autoscaler.ports import LEASE, Copy, Leases, StoreError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import FakeLeases, FakeSharedStore
 from tests.daemon.conftest import Ticked, World, make_cluster
+from tests.daemon.fake_stores import FakeLeases, FakeSharedStore
 
 LOST = "leases lost: expired, or taken by another copy of the daemon"
 

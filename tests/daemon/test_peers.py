@@ -25,8 +25,9 @@ from autoscaler.daemon.service import Daemon, advertised
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.demo.processes import free_port
 from autoscaler.ports import Copy, Record, Secret
-from autoscaler.testing.fakes import Fake, FakeLeases, FakeSharedStore, FakeSource, FakeTarget
+from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 from tests.daemon.conftest import make_cluster, make_config
+from tests.daemon.fake_stores import FakeLeases, FakeSharedStore
 
 TICK, TIMEOUT = timedelta(milliseconds=50), timedelta(milliseconds=40)
 PATIENCE = 60.0

@@ -31,7 +31,7 @@ from autoscaler.daemon.sd_notify import POLL_INTERVAL, SEND_TIMEOUT, Notifier
 from autoscaler.daemon.status import DaemonStatus
 from autoscaler.ports import Record, RefusedError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import FakeStore
+from tests.daemon.fake_stores import FakeStore
 from tests.plugins.distributions import write_distribution
 
 from .conftest import World

@@ -25,8 +25,9 @@ from autoscaler.daemon.leases import SharedOwnership
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.ports import Copy, Notification, RefusedError
-from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeLeases, FakeQuery, FakeSharedStore, FakeTarget
+from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeQuery, FakeTarget
 from tests.daemon.conftest import Fleets, make_cluster
+from tests.daemon.fake_stores import FakeLeases, FakeSharedStore
 from tests.integration.test_real_prometheus import running
 
 pytestmark = pytest.mark.e2e
