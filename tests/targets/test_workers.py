@@ -81,16 +81,19 @@ def test_the_targets_on_the_page_load(tmp_path: Path) -> None:
 
 # ---- when a worker counts
 
+STATES = {"127.9.9.2": "ALIVE", "127.9.9.3": "DECOMMISSIONED", "127.9.9.4": "DEAD", "127.8.8.2": "ALIVE"}
 MASTER = {
-    "workers": [
-        {"host": "127.9.9.2", "state": "ALIVE"},
-        {"host": "127.9.9.3", "state": "DECOMMISSIONED"},
-        {"host": "127.9.9.4", "state": "DEAD"},
-        {"host": "127.8.8.2", "state": "ALIVE"},
-    ]
+    "status": "ALIVE",
+    "workers": [{"id": f"worker-{host}", "host": host, "state": state, "cores": 2} for host, state in STATES.items()],
+    "activeapps": [],
 }
 # The worker 4 was killed and the worker 5 has its address now; Flink still lists 4.
-JOB_MANAGER = {"taskmanagers": [{"id": "127.9.9.2-2"}, {"id": "127.9.9.4-4"}, {"id": "127.9.9.3-7", "slotsNumber": 1}]}
+LISTED = ("127.9.9.2-2", "127.9.9.4-4", "127.9.9.3-7")
+JOB_MANAGER = {
+    "taskmanagers": [
+        {"id": one, "path": f"pekko://flink@{one}", "slotsNumber": 1, "freeSlots": 0} for one in LISTED
+    ]
+}
 
 
 def place(number: int, last: int) -> Place:

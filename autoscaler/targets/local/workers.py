@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from autoscaler.clients.http import Answer, JsonClient
+from autoscaler.clients.flink import TaskManagers
+from autoscaler.clients.http import JsonClient
+from autoscaler.clients.spark import Master
 from autoscaler.plugins import install_hint
 from autoscaler.ports import RefusedError
 from autoscaler.targets.local.pool import Place
@@ -34,23 +36,6 @@ FLINK_MODULES = tuple(
         *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
     )
 )
-
-
-class _Worker(Answer):
-    host: str
-    state: str
-
-
-class _Master(Answer):
-    workers: list[_Worker]
-
-
-class _TaskManager(Answer):
-    id: str
-
-
-class _JobManager(Answer):
-    taskmanagers: list[_TaskManager]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +94,7 @@ class SparkWorkers:
         if self.page is None:
             return len(places)
         expected = "a Spark Master's JSON (list of `workers`)"
-        master = await self.page.get("/json/", _Master, fresh=0, expected=expected)
+        master = await self.page.get("/json/", Master, fresh=0, expected=expected)
         alive = {worker.host for worker in master.workers if worker.state == "ALIVE"}
         return sum(place.address in alive for place in places)
 
@@ -156,7 +141,7 @@ class FlinkTaskManagers:
         if self.page is None:
             return len(places)
         expected = "Flink's JSON (list of `taskmanagers`)"
-        manager = await self.page.get("/taskmanagers", _JobManager, fresh=0, expected=expected)
+        manager = await self.page.get("/taskmanagers", TaskManagers, fresh=0, expected=expected)
         listed = {each.id for each in manager.taskmanagers}
         return sum(_name(place) in listed for place in places)
 
