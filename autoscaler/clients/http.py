@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -39,7 +39,6 @@ from tenacity import (
     wait_random,
 )
 
-from autoscaler.clients.answer import Answer as Answer  # noqa: PLC0414 - plug-ins import it from here
 from autoscaler.clients.shared_requests import (
     DuplicateKeyError,
     Pause,
@@ -65,6 +64,12 @@ _CONCURRENT = 8  # requests of one client at a time
 _CHUNK = 64 * 1024
 _ANYTHING: type[Any] = object
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+class Answer(BaseModel):
+    """Base of the models of answers: only the fields that are used are read, and those strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
 
 class StatusError(RefusedError):

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from pydantic import ConfigDict, Field
 
-from autoscaler.clients.answer import Answer
-from autoscaler.clients.http import Endpoint, Fetched, JsonClient, StatusError, check_url
+from autoscaler.clients.http import Answer, Endpoint, Fetched, JsonClient, StatusError, check_url
 from autoscaler.clients.spark_environment import read_settings
 from autoscaler.clients.spark_progress import Count, Instant, Run
 from autoscaler.core.parameters import ParameterError

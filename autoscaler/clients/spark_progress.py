@@ -27,7 +27,7 @@ _NAMES = {
     "run": "runId",
 }
 
-# What `clients.answer` sets for other answers; a driver need not load pydantic for it, 6 MB.
+# What `clients.http.Answer` sets for other answers; a driver need not load pydantic for it, 6 MB.
 _STRICT: dict[str, Any] = {
     "extra": "ignore",
     "strict": True,
