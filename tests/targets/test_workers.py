@@ -90,9 +90,7 @@ MASTER = {
 # The worker 4 was killed and the worker 5 has its address now; Flink still lists 4.
 LISTED = ("127.9.9.2-2", "127.9.9.4-4", "127.9.9.3-7")
 JOB_MANAGER = {
-    "taskmanagers": [
-        {"id": one, "path": f"pekko://flink@{one}", "slotsNumber": 1, "freeSlots": 0} for one in LISTED
-    ]
+    "taskmanagers": [{"id": one, "path": f"pekko://flink@{one}", "slotsNumber": 1, "freeSlots": 0} for one in LISTED]
 }
 
 
