@@ -28,51 +28,39 @@ class Operator:
     Attributes:
         instances: how many there are.
         processing: true processing rate: what they take in per second of useful time, added up.
-        output: true output rate: what they give out per second of useful time, added up.
     """
 
     instances: int
     processing: float
-    output: float = 0.0
 
 
 def optimal(
     graph: dataflow.Graph,
     operators: Mapping[str, Operator],
     sources: Mapping[str, float],
-    ratios: Mapping[tuple[str, str], float] | None = None,
+    ratios: Mapping[tuple[str, str], float],
 ) -> dict[str, float]:
     """Instances that every operator needs, not rounded: one pass from the sources to the sinks.
 
-    An operator needs its input rate divided by the true processing rate of one instance. It gives out its true output
-    rate times what it needs over what it has, which is what comes in times true output rate over true processing rate.
-    The recursion of the paper, and `evaluate_scaling_policy_at_epoch` in the code.
+    An operator needs its input rate divided by the true processing rate of one instance. What it gives out is what
+    comes in times its ratio, true output rate over true processing rate. The recursion of the paper, and
+    `evaluate_scaling_policy_at_epoch` in the code, where all of it goes along each edge.
 
     Args:
         graph: the operators and what sends to what.
         operators: what was measured of each. DS2 leaves sources as they are: give none for them.
         sources: records/s that each source is to give out.
-        ratios: records sent along each edge for one that is received. None, as in the code: all that an operator gives
-            out goes along each of its edges.
+        ratios: records sent along each edge for one that is received; of a source 1.
 
     Returns:
         Instances by operator; NaN where what is needed for it is not known.
     """
-    if ratios is None:
-        ratios = {(start, end): _given_out(operators.get(start), start in sources) for start, end in graph.edges}
     coming = dataflow.propagate(graph, sources, ratios)
     return {
         vertex: instances(coming[vertex], operators[vertex].processing, operators[vertex].instances)
         for vertex in graph.order
         if vertex in operators
     }
-
-
-def _given_out(operator: Operator | None, source: bool) -> float:
-    """Records sent for each record received; a source sends what its rate gives."""
-    if source:
-        return 1.0
-    return operator.output / operator.processing if operator is not None and operator.processing > 0 else math.nan
 
 
 def instances(coming: float, processing: float, count: int) -> float:
@@ -307,8 +295,7 @@ class Ds2:
 
     def _as_one(self, arrivals: float, rate: float, count: int) -> _Found | None:
         """The job as one operator behind one source."""
-        job = dataflow.Graph(("source", "job"), (("source", "job"),))
-        needed = optimal(job, {"job": Operator(count, rate)}, {"source": arrivals})["job"]
+        needed = instances(arrivals, rate, count)
         if math.isnan(needed):
             return None
         true = 0.0 if math.isnan(rate) else finite(rate / count)
