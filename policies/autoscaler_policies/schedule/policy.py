@@ -255,12 +255,7 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
 
 @lru_cache(maxsize=8192)
 def _times(start: str, end: str | None, duration: timedelta, timezone: str) -> _Times:
-    return _Times(parse(start), None if end is None else parse(end), duration, _zone(timezone))
-
-
-@lru_cache(maxsize=1024)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
+    return _Times(parse(start), None if end is None else parse(end), duration, ZoneInfo(timezone))
 
 
 def _time(at: datetime, zone: ZoneInfo) -> str:
@@ -292,7 +287,7 @@ def _check_times(window: Window | Exclusion) -> None:
 
 def _check_zone(name: str) -> None:
     try:
-        _zone(name)
+        ZoneInfo(name)
     except (LookupError, ValueError, OSError) as error:  # unknown; no name at all; a directory such as Europe
         known = available_timezones()
         if not known:
