@@ -49,7 +49,6 @@ Amount = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 class Overview(Answer):
     """The cluster in numbers. Slots are those of all jobs of the cluster."""
 
-    taskmanagers: Count
     slots_total: Annotated[Count, Field(alias="slots-total")]
     slots_available: Annotated[Count, Field(alias="slots-available")]
     version: Annotated[str, Field(alias="flink-version")] = ""
@@ -89,7 +88,6 @@ class Vertex(Answer):
     name: str
     max_parallelism: Annotated[int, Field(alias="maxParallelism", ge=-1, le=2**31)] = -1
     parallelism: Annotated[int, Field(ge=-1, le=2**31)]
-    status: str
     start: Annotated[Millis, Field(alias="start-time")] = -1
     tasks: dict[str, Count] = Field(default_factory=dict)
     slot_sharing_group: Annotated[str | None, Field(alias="slotSharingGroupId")] = None
@@ -135,18 +133,12 @@ class Job(Answer):
     name: str
     state: str
     start: Annotated[Millis, Field(alias="start-time")]
-    end: Annotated[Millis, Field(alias="end-time")] = -1
     now: Millis
     timestamps: dict[str, Millis] = Field(default_factory=dict)
     vertices: tuple[Vertex, ...] = ()
     plan: Plan = Plan()
     kind: Annotated[str | None, Field(alias="job-type")] = None
     scheduler: Annotated[str | None, Field(alias="schedulerType")] = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended for good."""
-        return self.state in TERMINAL
 
     @property
     def inputs(self) -> dict[str, tuple[str, ...]]:
@@ -174,22 +166,18 @@ class Execution(Answer):
     """How a job is executed."""
 
     restart_strategy: Annotated[str | None, Field(alias="restart-strategy")] = None
-    parallelism: Annotated[int | None, Field(alias="job-parallelism")] = None
 
 
 class JobConfig(Answer):
     """`/jobs/<id>/config`; `execution` is None for a job that is initializing."""
 
-    jid: str
-    name: str
     execution: Annotated[Execution | None, Field(alias="execution-config")] = None
 
 
 class CheckpointConfig(Answer):
-    """How a job checkpoints; times in milliseconds."""
+    """How a job checkpoints; the interval in milliseconds."""
 
     interval: Amount
-    timeout: Amount
     storage: Annotated[str | None, Field(alias="checkpoint_storage")] = None
     unaligned: Annotated[bool | None, Field(alias="unaligned_checkpoints")] = None
 
@@ -202,8 +190,6 @@ class CheckpointConfig(Answer):
 class Checkpoint(Answer):
     """One checkpoint; times are the JobManager's, in milliseconds since 1970."""
 
-    id: int
-    status: str = ""
     triggered: Annotated[Millis, Field(alias="trigger_timestamp")]
     acknowledged: Annotated[Millis, Field(alias="latest_ack_timestamp")] = -1
     duration: Annotated[Amount, Field(alias="end_to_end_duration")] = -1
@@ -213,17 +199,13 @@ class CheckpointCounts(Answer):
     """How many checkpoints there were since the JobManager started the job."""
 
     restored: Count = 0
-    total: Count = 0
-    completed: Count = 0
     failed: Count = 0
 
 
 class LatestCheckpoints(Answer):
-    """The last of each kind."""
+    """The last ones."""
 
     completed: Checkpoint | None = None
-    savepoint: Checkpoint | None = None
-    failed: Checkpoint | None = None
 
 
 class Checkpoints(Answer):
@@ -234,14 +216,12 @@ class Checkpoints(Answer):
 
 
 class TaskManager(Answer):
-    """One TaskManager as the JobManager sees it; memory in bytes."""
+    """One TaskManager as the JobManager sees it."""
 
     id: str
     path: str
     slots: Annotated[Count, Field(alias="slotsNumber")]
     free: Annotated[Count, Field(alias="freeSlots")]
-    tasks: Annotated[Count | None, Field(alias="assignedTasks")] = None
-    heartbeat: Annotated[Millis, Field(alias="timeSinceLastHeartbeat")] = -1
 
     @property
     def host(self) -> str | None:

@@ -55,7 +55,6 @@ class Report(Answer):
     format: int
     now: Instant
     steady: Instant | None = None
-    spark: str = ""
     application: ReportedApplication
     settings: dict[str, str] = Field(default_factory=dict)
     queries: tuple[Run, ...] = ()
@@ -74,7 +73,6 @@ class Executor(Answer):
     busy_ms: Annotated[Count, Field(alias="totalDuration")]
     added: Annotated[str | None, Field(alias="addTime")] = None
     removed: Annotated[str | None, Field(alias="removeTime")] = None
-    reason: Annotated[str | None, Field(alias="removeReason")] = None
     read: Annotated[Count, Field(alias="totalShuffleRead")] = 0
     written: Annotated[Count, Field(alias="totalShuffleWrite")] = 0
 
@@ -127,7 +125,6 @@ class MasterApplication(Answer):
     id: str
     name: str
     state: str
-    cores: Count = 0
 
 
 class Master(Answer):

@@ -58,8 +58,6 @@ class StateProgress:
 
     __pydantic_config__ = _STRICT
 
-    operator: str | None = None
-    rows: int | None = None
     partitions: Count | None = None
 
 

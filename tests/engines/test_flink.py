@@ -175,7 +175,7 @@ async def test_where_slots_are_shared_only_those_in_use_are_counted(rig: Rig) ->
 
 def test_slot_sharing_groups_need_slots_of_their_own() -> None:
     def vertex(parallelism: int, group: str | None) -> Vertex:
-        return Vertex(id="v", name="v", parallelism=parallelism, status="RUNNING", slot_sharing_group=group)
+        return Vertex(id="v", name="v", parallelism=parallelism, slot_sharing_group=group)
 
     assert slots_of([vertex(4, "a"), vertex(2, "a"), vertex(3, "b")], lambda known: known.parallelism) == 7
     assert slots_of([vertex(4, None), vertex(2, None)], lambda known: known.parallelism) == 4

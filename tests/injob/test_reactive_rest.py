@@ -389,7 +389,8 @@ async def connected(url: str, **parameters: Any) -> AsyncIterator[FlinkApi]:
 async def test_the_daemons_client_understands_each_answer(url: str) -> None:
     async with connected(url) as api:
         overview = await api.overview()
-        assert (overview.taskmanagers, overview.slots_total, overview.slots_available) == (2, 3, 0)
+        assert (overview.slots_total, overview.slots_available) == (3, 0)
+        assert (await api.get("/overview"))["taskmanagers"] == 2
         line = await api.find_job("counting")
         assert line is not None
         assert (line.jid, line.state, line.ended, line.start) == (JID, "RUNNING", False, BEGAN * 1000)
@@ -409,7 +410,8 @@ async def test_the_daemons_client_understands_each_answer(url: str) -> None:
         checkpoints = await api.checkpoints(JID)
         assert checkpoints is not None
         assert checkpoints.latest.completed is not None
-        assert (checkpoints.counts.completed, checkpoints.latest.completed.id) == (9, 9)
+        every: Any = await api.get(f"/jobs/{JID}/checkpoints")
+        assert (every["counts"]["completed"], every["latest"]["completed"]["id"]) == (9, 9)
         assert await api.job_metrics(JID, ("numRestarts", "uptime", "nonsense")) == {"numRestarts": 2, "uptime": 35_000}
         assert await api.metrics_age(shown) is not None
         assert await api.vertex_metric_names(JID, ONE) == frozenset()
