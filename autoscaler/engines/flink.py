@@ -286,7 +286,7 @@ class Timing:
         at_checkpoint: whether a rescale waits for the next completed checkpoint.
         submission: before the tasks are deployed, likewise while slots are fewer than wished; 0 in Reactive Mode.
         restart: the restart strategy of a job that checkpoints and names none.
-        multiplier, longest: of the exponential delay.
+        longest: of the exponential delay.
     """
 
     cooldown: float = 0.0
@@ -294,14 +294,13 @@ class Timing:
     at_checkpoint: bool = False
     submission: float = 10.0
     restart: str = "exponential-delay"
-    multiplier: float = 1.5
     longest: float = 60.0
 
 
 TIMINGS: tuple[tuple[tuple[int, int], Timing], ...] = (
     ((2, 0), Timing(cooldown=30.0, stabilization=60.0, at_checkpoint=True)),
     ((1, 19), Timing(cooldown=30.0)),
-    ((1, 0), Timing(restart="fixed-delay", multiplier=2.0, longest=300.0)),
+    ((1, 0), Timing(restart="fixed-delay", longest=300.0)),
 )
 """From which version on what holds, the newest first."""
 
