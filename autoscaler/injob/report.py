@@ -268,7 +268,9 @@ class Reporter:
                 "settings": _settings(self.spark),
             }
         )
-        listener = _listener(self)
+        listener = query_listener(
+            started=self.on_started, progressed=self.on_progress, idle=self.on_idle, terminated=self.on_terminated
+        )
         self.spark.streams.addListener(listener)
         self._listener = listener
         host = self._address[0]
@@ -472,35 +474,43 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
 
-def _listener(reporter: Reporter) -> Any:  # noqa: ANN401 - the base class is known only inside a driver
+def _ignore(*_: object) -> None:
+    """Nothing is to be done."""
+
+
+def query_listener(
+    *,
+    started: Callable[[str, str, str | None], None] = _ignore,
+    progressed: Callable[[str], None] = _ignore,
+    idle: Callable[[str, str], None] = _ignore,
+    terminated: Callable[[str, str, str | None], None] = _ignore,
+) -> Any:  # noqa: ANN401 - the base class is known only inside a driver
+    """A StreamingQueryListener that calls functions with the ids of query and run; what they raise is logged.
+
+    `started` gets the query's name too, `terminated` why it failed, and `progressed` the progress as Spark writes it.
+    PySpark fetches each number of each event over its gateway, about 20 ms of the driver's CPU for a batch with state.
+    Where this version can do without, progress takes a shorter way.
+    """
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - the driver has it, others need not
 
     class Listener(StreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
         @_never_raises
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
-            reporter.on_started(str(event.id), str(event.runId), event.name)
+            started(str(event.id), str(event.runId), event.name)
 
         @_never_raises
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802, ANN401
-            reporter.on_progress(event.progress.json)
+            progressed(event.progress.json)
 
         @_never_raises
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802, ANN401
-            reporter.on_idle(str(event.id), str(event.runId))
+            idle(str(event.id), str(event.runId))
 
         @_never_raises
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802, ANN401
-            reporter.on_terminated(str(event.id), str(event.runId), event.exception)
+            terminated(str(event.id), str(event.runId), event.exception)
 
-    return with_progress_as_text(Listener(), reporter.on_progress)
-
-
-def with_progress_as_text(listener: Any, on_progress: Callable[[str], None]) -> Any:  # noqa: ANN401 - Spark's types
-    """The same StreamingQueryListener, with progress given to `on_progress` as Spark writes it, where PySpark can.
-
-    PySpark fetches each number of each event over its gateway, about 20 ms of the driver's CPU for a batch with state.
-    Where this version cannot do without, `onQueryProgress` of the listener is called.
-    """
+    listener = Listener()
     try:
         from pyspark import SparkContext  # noqa: PLC0415 - the driver has it, others need not
         from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
@@ -509,7 +519,7 @@ def with_progress_as_text(listener: Any, on_progress: Callable[[str], None]) -> 
         class Direct(JStreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
             @_never_raises
             def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
-                on_progress(jevent.progress().json())
+                progressed(jevent.progress().json())
 
         ensure_callback_server_started(SparkContext._gateway)  # noqa: SLF001 - there is no public way
         streaming = SparkContext._jvm.org.apache.spark.sql.streaming  # noqa: SLF001 - as above

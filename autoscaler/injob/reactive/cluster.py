@@ -14,7 +14,7 @@ from typing import Any
 
 from autoscaler.injob.reactive.proportions import Pool
 from autoscaler.injob.reactive.snapshot import Executor
-from autoscaler.injob.report import with_progress_as_text
+from autoscaler.injob.report import query_listener
 
 READ = frozenset({"id", "hostPort", "totalCores", "activeTasks", "completedTasks", "isActive", "addTime", "removeTime"})
 """Properties of an executor that `seen` reads."""
@@ -230,26 +230,13 @@ class Pools:
 
     def listener(self) -> Any:  # noqa: ANN401 - a StreamingQueryListener
         """A listener that puts each of the queries into its pool when it starts."""
-        from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
 
-        context, names = self._context, self._names
+        def started(_: str, __: str, name: str | None) -> None:
+            # Spark calls it in the query's own thread, before its first batch, and waits for it.
+            if name in self._names:
+                self._context.setLocalProperty(POOL, _pool(name))
 
-        class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
-            def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802
-                """Spark calls it in the query's own thread, before its first batch, and waits for it."""
-                if event.name in names:
-                    context.setLocalProperty(POOL, _pool(event.name))
-
-            def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
-                """Nothing is to be done."""
-
-            def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
-                """Nothing is to be done."""
-
-            def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
-                """Nothing is to be done."""
-
-        return with_progress_as_text(Listener(), lambda _: None)
+        return query_listener(started=started)
 
 
 def _pool(query: str) -> str:
