@@ -56,6 +56,13 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """What happens at a time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Slots:
     """Workers registered, or were stopped gracefully and deregistered.
 
@@ -93,25 +100,16 @@ class Checkpoint:
     completed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Timed):
     """The job's own code failed."""
 
-    at: float
 
-
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Timed):
     """The tasks have restarted, with their state, as they were deployed."""
 
-    at: float
 
-
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Timed):
     """Time passed without another event."""
-
-    at: float
 
 
 Change = Slots | Killed | Checkpoint | Failed | Restored

@@ -18,7 +18,7 @@ from autoscaler.injob.reactive.snapshot import State, Step
 from autoscaler.schedulers import state_machine as flink
 from autoscaler.schedulers.flink import FlinkSettings
 from autoscaler.schedulers.slots import Bounds
-from autoscaler.schedulers.state_machine import Deploy, Job, Phase, Stop, Why, advance
+from autoscaler.schedulers.state_machine import Deploy, Job, Phase, Stop, Timed, Why, advance
 
 STOPPED = "the queries are stopped"
 
@@ -34,18 +34,12 @@ class Slots:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Timed):
     """`build` has returned, and its queries run."""
 
-    at: float
 
-
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Timed):
     """A batch was committed."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +51,8 @@ class Failed:
     permanent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Timed):
     """All queries have ended by themselves: there is nothing more to read."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +63,12 @@ class Stopped:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(Timed):
     """Somebody wants it to stop after a last commit."""
 
-    at: float
 
-
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(Timed):
     """Somebody wants it to stop at once."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +88,8 @@ class Rebuild:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Timed):
     """Time passed."""
-
-    at: float
 
 
 Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Rebuild | Passed
