@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import socket
@@ -177,24 +176,6 @@ def _first_ephemeral_port() -> int:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         return 32_768
-
-
-def spark_variables(home: Path, java: Path, python: str, worker_timeout: int) -> dict[str, str]:
-    """Environment variables of all processes of the demo on Spark."""
-    options = f"-Dspark.decommission.enabled=true -Dspark.worker.timeout={worker_timeout}"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
-    return {
-        **inherited,
-        "SPARK_HOME": str(home),
-        "JAVA_HOME": str(java),
-        "PYSPARK_PYTHON": python,
-        "PYSPARK_DRIVER_PYTHON": python,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        # Nothing is submitted here, and the REST server of the Master has no authentication.
-        "SPARK_MASTER_OPTS": f"{options} -Dspark.master.rest.enabled=false",
-    }
 
 
 def _how(code: int) -> str:

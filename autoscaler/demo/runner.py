@@ -31,7 +31,8 @@ from autoscaler.demo.processes import DemoError, Processes, free_port, uninterru
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.simulation import describe_simulation, simulate_beside
 from autoscaler.demo.sink import account
-from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
+from autoscaler.demo.spark.environment import SparkEnvironment
+from autoscaler.demo.spark.job import BATCH
 from autoscaler.demo.spark_batch.runner import BatchRunner
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError

@@ -15,7 +15,8 @@ from autoscaler.demo.load import Load, surge
 from autoscaler.demo.processes import Processes
 from autoscaler.demo.result import Run, summary
 from autoscaler.demo.simulation import Measured, describe_simulation, measure, simulate, simulate_beside
-from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
+from autoscaler.demo.spark.environment import SparkEnvironment
+from autoscaler.demo.spark.job import BATCH
 from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0

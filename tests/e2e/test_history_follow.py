@@ -226,12 +226,13 @@ class Scaled:
 
 @pytest.fixture
 def scaled(place: Place, java: Path) -> Iterator[Scaled]:
-    from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415 - it needs PySpark
+    from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415 - it needs PySpark
+    from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
 
     root = place.root
     processes = Processes(root / "logs", root / "workers")
     port, ui, driver, report, page = (free_port() for _ in range(5))
-    environment = spark_variables(spark_home(), java, sys.executable, 60)
+    environment = spark_variables(java)
     text = EXAMPLE.read_text()
     for example, here in {
         "directory: var": f"directory: {root}/var, listen: '127.0.0.1:{page}'",

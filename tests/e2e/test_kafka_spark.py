@@ -159,7 +159,8 @@ class World:
 
     def __init__(self, directory: Path, java: Path, broker: Broker) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.processes import QUICK_START, Processes, free_port, spark_variables  # noqa: PLC0415
+        from autoscaler.demo.processes import QUICK_START, Processes, free_port  # noqa: PLC0415
+        from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
         from autoscaler.targets.local.workers import spark_home  # noqa: PLC0415
 
         self.directory, self.broker = directory, broker
@@ -167,7 +168,7 @@ class World:
         names = ("listen", "master", "master_ui", "driver_ui", "report")
         self.ports = {name: free_port() for name in names}
         self._home, self._options = spark_home(), QUICK_START
-        self.environment = spark_variables(self._home, java, sys.executable, WORKER_TIMEOUT)
+        self.environment = spark_variables(java)
 
     def start(self) -> None:
         """Start all of it."""

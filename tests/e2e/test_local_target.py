@@ -123,13 +123,14 @@ class Cluster:
 
     def __init__(self, directory: Path, java: Path) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415
+        from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415
+        from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
 
         self.directory, self.java = directory, java
         self.pool = directory / "pool"
         self.processes = Processes(directory / "logs", self.pool)
         self.port, self.ui, self.driver, self.report = (free_port() for _ in range(4))
-        self.environment = spark_variables(spark_home(), java, sys.executable, 60)
+        self.environment = spark_variables(java)
         self.processes.start(
             "master",
             [
@@ -145,28 +146,18 @@ class Cluster:
         from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415
         from autoscaler.demo.spark.job import Settings  # noqa: PLC0415
 
-        path = self.directory / "job.json"
-        Settings(
+        settings = Settings(
             name="local-target",
-            master=f"spark://127.0.0.1:{self.port}",
-            ui_port=self.driver,
-            report_port=self.report,
-            clock=str(self.directory / "clock.json"),
-            sink=str(self.directory / "sink"),
-            checkpoint=str(self.directory / "checkpoint"),
-            scratch=str(self.directory / "scratch"),
-            ready=str(self.directory / "ready"),
-            timeline=str(self.directory / "timeline.json"),
+            master=self.port,
+            ui=self.driver,
+            report=self.report,
+            directory=str(self.directory),
             partitions=4,
-            most=1000,
             batch=2.0,
             cost=0.02,
-            executor_memory="640m",
-            java_options="-XX:+UseSerialGC",
-            worker_timeout=60,
-        ).write(path)
+        )
         start_clock(self.directory / "clock.json", Load(((0.0, rate),), 3600.0), time.time())
-        self.processes.start("job", [sys.executable, "-m", "autoscaler.demo.spark.job", str(path)], self.environment)
+        settings.start(self.processes, "autoscaler.demo.spark.job", self.environment)
         until((self.directory / "ready").exists)
         self.processes.check()
 

@@ -138,12 +138,13 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, java: Path) -> Iterator[Cluster]:
-    from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
 
     directory = tmp_path_factory.mktemp("cluster")
     processes = Processes(directory / "logs", directory / "pool")
     port, ui = free_port(), free_port()
-    environment = spark_variables(spark_home(), java, sys.executable, 60)
+    environment = spark_variables(java)
     started = str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy"
     try:
         address = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui))

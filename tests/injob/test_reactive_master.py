@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,11 +143,12 @@ def test_the_preflight_check_reads_what_a_real_master_was_started_with(
 ) -> None:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
 
     monkeypatch.setenv("JAVA_HOME", str(java))
     processes, port, ui = Processes(tmp_path / "logs", tmp_path / "pool"), free_port(), free_port()
-    environment = spark_variables(spark_home(), java, sys.executable, 60) | {"SPARK_MASTER_OPTS": options}
+    environment = spark_variables(java) | {"SPARK_MASTER_OPTS": options}
     start = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
     try:
         processes.start("master", [*start, "--port", str(port), "--webui-port", str(ui)], environment)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autoscaler.clients.java_home import find_java
 from autoscaler.demo.config import Parts
-from autoscaler.demo.environment import JOB, PARTITIONS, STOP_TIMEOUT, Environment, FinishedJob, get, require, url
-from autoscaler.demo.processes import QUICK_START, Processes, free_port, spark_variables
+from autoscaler.demo.environment import JOB, STOP_TIMEOUT, Environment, FinishedJob, get, require, url
+from autoscaler.demo.processes import Processes, free_port
 from autoscaler.demo.sink import commits, read_sink
+from autoscaler.demo.spark.cluster import WORKER_MEMORY, WORKER_TIMEOUT, spark_variables, start_master
 from autoscaler.demo.spark.job import Settings
 from autoscaler.injob.reactive.snapshot import Step
-from autoscaler.targets.local.workers import spark_home
 
-COST = 0.04  # seconds per record: at most 25 records/s per worker
 WORKER_RATE = 21.0  # records/s, measured with the overhead of batches
-MAX_BATCH = 1000  # records
-BATCH = 3.0  # seconds that a batch should take
-EXECUTOR_MEMORY = "640m"
-WORKER_MEMORY = "1g"
-WORKER_TIMEOUT = 60
 
 
 class SparkEnvironment(Environment):
@@ -32,10 +25,8 @@ class SparkEnvironment(Environment):
     def __init__(self, processes: Processes, work: Path) -> None:
         require(("pyspark", "pyarrow"), "demo")
         super().__init__(processes, work)
-        self._home = spark_home()
         self.java = find_java(work / "java")
-        self.variables = spark_variables(self._home, self.java, sys.executable, WORKER_TIMEOUT)
-        self._timeline = work / "timeline.json"
+        self.variables = spark_variables(self.java)
         self._master, self._master_ui, self._driver_ui, self._report = (free_port() for _ in range(4))
 
     @property
@@ -73,9 +64,7 @@ class SparkEnvironment(Environment):
 
     def start_cluster(self) -> None:
         """Start the Master."""
-        place = ["--host", "127.0.0.1", "--port", str(self._master), "--webui-port", str(self._master_ui)]
-        program = [str(self._home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master"]
-        self._processes.start("master", [*program, *place], self.variables)
+        start_master(self._processes, self._master, self._master_ui, self.variables)
 
     def up(self) -> bool:
         """Whether the Master responds."""
@@ -83,28 +72,8 @@ class SparkEnvironment(Environment):
 
     def start_job(self) -> None:
         """Start the application."""
-        settings = Settings(
-            name=JOB,
-            master=f"spark://127.0.0.1:{self._master}",
-            ui_port=self._driver_ui,
-            report_port=self._report,
-            clock=str(self._clock),
-            sink=str(self._sink),
-            checkpoint=str(self._work / "checkpoint"),
-            scratch=str(self._work / "scratch"),
-            ready=str(self._work / "ready"),
-            timeline=str(self._timeline),
-            partitions=PARTITIONS,
-            most=MAX_BATCH,
-            batch=BATCH,
-            cost=COST,
-            executor_memory=EXECUTOR_MEMORY,
-            java_options=QUICK_START,
-            worker_timeout=WORKER_TIMEOUT,
-        )
-        path = self._work / "job.json"
-        settings.write(path)
-        self._processes.start("job", [sys.executable, "-m", "autoscaler.demo.spark.job", str(path)], self.variables)
+        settings = Settings(master=self._master, ui=self._driver_ui, report=self._report, directory=str(self._work))
+        settings.start(self._processes, "autoscaler.demo.spark.job", self.variables)
 
     def running(self) -> bool:
         """Whether it has run something on a worker."""
@@ -132,7 +101,7 @@ class SparkEnvironment(Environment):
         self._processes.stop("job", STOP_TIMEOUT)
 
         def read(sink: Path) -> FinishedJob:
-            timeline = tuple(Step(**step) for step in json.loads(self._timeline.read_text()))
+            timeline = tuple(Step(**step) for step in json.loads((self._work / "timeline.json").read_text()))
             return FinishedJob(read_sink(sink), commits=commits(sink), timeline=timeline)
 
         return self._read_sink(read)

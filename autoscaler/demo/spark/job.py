@@ -19,57 +19,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.demo.environment import PARTITIONS
+from autoscaler.demo.spark.cluster import WORKER_TIMEOUT, Driver
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 
+COST = 0.04
+"""Seconds per record: at most 25 records/s per worker."""
+BATCH = 3.0
+"""Seconds that a batch should take when there is enough to do."""
+MAX_BATCH = 1000
+"""Records of a batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Driver):
     """Settings of the job.
 
+    Its directory has `clock.json`, with the time when the load began, and gets the directories `sink`, of the Parquet
+    files, and `checkpoint`, the file `ready` when the job runs on a worker, and `timeline.json`, with what the
+    scheduler inside the job did, when it ends.
+
     Attributes:
-        name: the application's name.
-        master: address of the Spark Master.
-        ui_port: port of the driver's web UI.
-        report_port: port of the report.
-        clock: file with the time when the load began.
-        sink: directory of the Parquet files.
-        checkpoint: directory of the query's checkpoint.
-        scratch: directory for Spark's temporary files.
-        ready: file that is made when the job runs on a worker.
-        timeline: file for what the scheduler inside the job did, written when it ends.
         partitions: partitions of the log.
-        most: most records of one batch.
         batch: time that a batch should take when there is enough to do, in seconds.
         cost: time to process one record, in seconds.
-        executor_memory: memory of an executor's JVM.
-        java_options: options of the driver's and the executors' JVMs.
-        worker_timeout: `spark.worker.timeout`, in seconds, as the Master and the workers have it.
     """
 
-    name: str
-    master: str
-    ui_port: int
-    report_port: int
-    clock: str
-    sink: str
-    checkpoint: str
-    scratch: str
-    ready: str
-    timeline: str
-    partitions: int
-    most: int
-    batch: float
-    cost: float
-    executor_memory: str
-    java_options: str
-    worker_timeout: int
-
-    def write(self, path: Path) -> None:
-        """Write them to a file."""
-        path.write_text(json.dumps(asdict(self), indent=1))
+    partitions: int = PARTITIONS
+    batch: float = BATCH
+    cost: float = COST
 
 
 def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
@@ -92,38 +75,25 @@ def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArro
 
 def main(path: str) -> int:
     """Run the job until SIGTERM. Returns the exit code."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
-
-    from autoscaler.demo.spark.source import VirtualLog  # noqa: PLC0415 - likewise
+    from autoscaler.demo.spark.source import VirtualLog  # noqa: PLC0415 - it belongs to an extra
     from autoscaler.injob import JobFailedError, ReactiveJob, reactive_conf, report  # noqa: PLC0415
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("autoscaler").setLevel(logging.INFO)
     settings = Settings(**json.loads(Path(path).read_text()))
-    spark = (
-        SparkSession.builder.appName(settings.name)
-        .master(settings.master)
-        .config(map=reactive_conf(heartbeat_timeout=settings.worker_timeout))
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "512m")
-        .config("spark.driver.extraJavaOptions", settings.java_options)
-        .config("spark.executor.extraJavaOptions", settings.java_options)
-        .config("spark.executor.cores", "1")
-        .config("spark.executor.memory", settings.executor_memory)
-        .config("spark.ui.port", str(settings.ui_port))
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.worker.timeout", str(settings.worker_timeout))
-        .config("spark.local.dir", settings.scratch)
-        .config("spark.sql.shuffle.partitions", str(settings.partitions))
-        .getOrCreate()
+    spark = settings.session(
+        {
+            **reactive_conf(heartbeat_timeout=WORKER_TIMEOUT),
+            "spark.worker.timeout": str(WORKER_TIMEOUT),
+            "spark.sql.shuffle.partitions": str(settings.partitions),
+        }
     )
-    report(spark, port=settings.report_port)
+    report(spark, port=settings.report)
     spark.dataSource.register(VirtualLog)
 
     def build(spark: SparkSession) -> StreamingQuery:
         query = start_query(spark, settings)
-        Path(settings.ready).touch()
+        settings.place("ready").touch()
         return query
 
     # The demo is short: what has not changed for a second is taken to last.
@@ -136,7 +106,8 @@ def main(path: str) -> int:
         print(f"the job failed: {error}", file=sys.stderr)  # noqa: T201 - this process's own log
         return 1
     finally:
-        Path(settings.timeline).write_text(json.dumps([asdict(step) for step in job.snapshot().timeline], indent=1))
+        steps = [asdict(step) for step in job.snapshot().timeline]
+        settings.place("timeline.json").write_text(json.dumps(steps, indent=1))
         spark.stop()
     return 0
 
@@ -148,9 +119,9 @@ def start_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
     warm.selectExpr("0 AS partition", "id AS offset").mapInArrow(call_service(0.0), schema).collect()
     records = (
         spark.readStream.format("virtual-log")
-        .option("clock", settings.clock)
+        .option("clock", str(settings.place("clock.json")))
         .option("partitions", settings.partitions)
-        .option("maxRowsPerBatch", settings.most)
+        .option("maxRowsPerBatch", MAX_BATCH)
         .option("secondsPerBatch", settings.batch)
         .load()
     )
@@ -158,8 +129,8 @@ def start_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
         records.mapInArrow(call_service(settings.cost), schema)
         .writeStream.format("parquet")
         .queryName("surge")
-        .option("path", settings.sink)
-        .option("checkpointLocation", settings.checkpoint)
+        .option("path", str(settings.place("sink")))
+        .option("checkpointLocation", str(settings.place("checkpoint")))
         .start()
     )
 

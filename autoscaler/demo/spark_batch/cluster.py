@@ -14,18 +14,14 @@ from typing import Any
 from autoscaler.clients.java_home import find_java
 from autoscaler.demo.config import api
 from autoscaler.demo.environment import JOB, get, rescales, url
-from autoscaler.demo.processes import QUICK_START, DemoError, Processes, free_port, spark_variables, uninterrupted
+from autoscaler.demo.processes import DemoError, Processes, free_port, uninterrupted
 from autoscaler.demo.result import Rescale
+from autoscaler.demo.spark.cluster import WORKER_MEMORY, WORKER_TIMEOUT, spark_variables, start_master
 from autoscaler.demo.spark_batch.config import Ports, configuration
 from autoscaler.demo.spark_batch.job import GIVING_BACK, Settings
 from autoscaler.demo.spark_batch.result import BatchRun
 from autoscaler.injob.batch_stages import BatchReportError, read_event_log
 from autoscaler.targets.local.pool import request_size
-from autoscaler.targets.local.workers import spark_home
-
-EXECUTOR_MEMORY = "640m"
-WORKER_MEMORY = "1g"
-WORKER_TIMEOUT = 60  # seconds
 
 POLL_INTERVAL = 0.5
 START_TIMEOUT = 120.0
@@ -103,9 +99,7 @@ class BatchCluster:
         self._watch = watch
         self.file = output / f"{variant.name}.yaml"
         self.processes = Processes(output / "logs" / variant.name, self._work / "workers")
-        self._home = spark_home()
-        self._java = find_java(output / "work" / "java")
-        self._variables = spark_variables(self._home, self._java, sys.executable, WORKER_TIMEOUT)
+        self._variables = spark_variables(find_java(output / "work" / "java"))
         self._ports = Ports(*(free_port() for _ in range(5)))
         self._result = self._work / "result.json"
         self._phase = self._work / "phase"
@@ -140,7 +134,7 @@ class BatchCluster:
             )
         )
         request_size(self.processes.pool, variant.least)
-        self._start_master()
+        start_master(self.processes, ports.master, ports.master_ui, self._variables)
         self._wait_until(lambda: get(f"{url(ports.master_ui)}/json/") is not None, "the Master to respond")
         daemon = [sys.executable, "-m", "autoscaler", "run", str(self.file)]
         self.processes.start("daemon", daemon, self._variables)
@@ -176,32 +170,17 @@ class BatchCluster:
             rows=read_results(self._work / "results"),
         )
 
-    def _start_master(self) -> None:
-        place = ["--host", "127.0.0.1", "--port", str(self._ports.master), "--webui-port", str(self._ports.master_ui)]
-        program = [str(self._home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master"]
-        self.processes.start("master", [*program, *place], self._variables)
-
     def _start_job(self) -> None:
         settings = Settings(
-            name=JOB,
-            master=f"spark://127.0.0.1:{self._ports.master}",
-            ui_port=self._ports.driver_ui,
-            report_port=self._ports.report,
+            master=self._ports.master,
+            ui=self._ports.driver_ui,
+            report=self._ports.report,
+            directory=str(self._work),
             tables=str(self._tables),
-            output=str(self._work / "results"),
-            scratch=str(self._work / "scratch"),
-            event_log=str(self._work / "events"),
-            phase=str(self._phase),
-            result=str(self._result),
             sources=self._variant.sources,
             conf=self._variant.conf,
-            executor_memory=EXECUTOR_MEMORY,
-            java_options=QUICK_START,
         )
-        path = self._work / "job.json"
-        settings.write(path)
-        module = "autoscaler.demo.spark_batch.job"
-        self.processes.start("job", [sys.executable, "-m", module, str(path)], self._variables)
+        settings.start(self.processes, "autoscaler.demo.spark_batch.job", self._variables)
 
     def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + START_TIMEOUT

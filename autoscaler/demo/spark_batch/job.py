@@ -14,11 +14,12 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.demo.environment import get
+from autoscaler.demo.spark.cluster import Driver
 from autoscaler.demo.spark_batch.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -53,44 +54,21 @@ GIVING_BACK: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Driver):
     """Settings of the job.
 
+    Its directory has the directories `results`, for what it writes, `scratch` and `events`, for the event log, and gets
+    the files `phase`, with what it does now, in a few words, and `result.json`, at the end.
+
     Attributes:
-        name: the application's name.
-        master: address of the Spark Master.
-        ui_port: port of the driver's web UI.
-        report_port: port of the report.
         tables: directory of the tables.
-        output: directory for what it writes.
-        scratch: directory for Spark's temporary files.
-        event_log: directory for the event log.
-        phase: file for what it does now, in a few words.
-        result: file that is made at the end.
         sources: tasks of a stage that reads a large table; None: the number of tasks is left to Spark's defaults.
         conf: settings of Spark.
-        executor_memory: memory of an executor's JVM.
-        java_options: options of the driver's and the executors' JVMs.
     """
 
-    name: str
-    master: str
-    ui_port: int
-    report_port: int
     tables: str
-    output: str
-    scratch: str
-    event_log: str
-    phase: str
-    result: str
     sources: int | None
     conf: Mapping[str, str]
-    executor_memory: str
-    java_options: str
-
-    def write(self, path: Path) -> None:
-        """Write them to a file."""
-        path.write_text(json.dumps(asdict(self), indent=1))
 
 
 def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
@@ -121,7 +99,7 @@ class Job:
         """Time in the driver alone. Returns the sum of the report."""
         self._now("read the report in the driver")
         total = 0
-        report = self._spark.read.schema(SCHEMAS["lineitem"]).parquet(f"{self._settings.output}/report")
+        report = self._spark.read.schema(SCHEMAS["lineitem"]).parquet(str(self._settings.place("results/report")))
         for row in report.collect():
             time.sleep(READ_COST)
             total += row.l_cents
@@ -146,7 +124,7 @@ class Job:
 
     def _now(self, phase: str) -> None:
         self._spark.sparkContext.setJobDescription(phase)
-        Path(self._settings.phase).write_text(phase)
+        self._settings.place("phase").write_text(phase)
 
     def _table(self, name: str) -> DataFrame:
         return self._spark.read.schema(SCHEMAS[name]).parquet(f"{self._settings.tables}/{name}")
@@ -155,29 +133,7 @@ class Job:
         return rows.mapInArrow(call_service(cost), rows.schema)
 
     def _write(self, name: str, rows: DataFrame) -> None:
-        rows.write.parquet(f"{self._settings.output}/{name}")
-
-
-def session(settings: Settings) -> SparkSession:
-    """The session of the job."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
-
-    conf = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": settings.java_options,
-        "spark.executor.extraJavaOptions": settings.java_options,
-        "spark.executor.cores": "1",
-        "spark.executor.memory": settings.executor_memory,
-        "spark.ui.port": str(settings.ui_port),
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": settings.scratch,
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": Path(settings.event_log).as_uri(),
-    }
-    builder = SparkSession.builder.appName(settings.name).master(settings.master)
-    return builder.config(map={**conf, **settings.conf}).getOrCreate()
+        rows.write.parquet(str(self._settings.place(f"results/{name}")))
 
 
 def failed_tasks(spark: SparkSession) -> int | None:
@@ -194,8 +150,9 @@ def main(path: str) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("autoscaler").setLevel(logging.INFO)
     settings = Settings(**json.loads(Path(path).read_text()))
-    spark = session(settings)
-    report(spark, port=settings.report_port)
+    log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": settings.place("events").as_uri()}
+    spark = settings.session({**log, **settings.conf})
+    report(spark, port=settings.report)
     if settings.sources is not None:
         adaptive_batch(spark, VOLUME, default_source_parallelism=settings.sources)
     job = Job(spark, settings)
@@ -205,7 +162,7 @@ def main(path: str) -> int:
     job.score()
     job.state()
     result = {"began": began, "ended": time.time(), "total": total, "failed_tasks": failed_tasks(spark)}
-    Path(settings.result).write_text(json.dumps(result))
+    settings.place("result.json").write_text(json.dumps(result))
     spark.stop()
     return 0
 
