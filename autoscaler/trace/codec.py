@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
@@ -19,6 +19,7 @@ from autoscaler.core.model import ClusterState, Decision, Learned, Observation, 
 from autoscaler.ports import AuditEntry, Record, StoredControl
 from autoscaler.trace.verdict_trail import restored, shortened
 
+_T = TypeVar("_T")
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _SELDOM = ConfigDict(defer_build=True)  # what most daemons never use takes no memory
 
@@ -111,10 +112,7 @@ def dump_record(record: Record) -> bytes:
 
 def load_record(text: bytes | str) -> Record:
     """Read a record back. Raises ValueError with one line that says what is wrong."""
-    try:
-        line = _Lines.model_validate_json(text).root
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+    line = _load(_Lines, text)
     if line.version not in (VERSION, None):
         raise ValueError(f"version {line.version} of the trace format is not known, expected {VERSION}")
     values = _fields(line.decision)
@@ -146,10 +144,7 @@ def dump_state(state: ClusterState) -> bytes:
 
 def load_state(text: bytes | str) -> ClusterState:
     """Read a state back. Raises ValueError with one line that says what is wrong."""
-    try:
-        state = _State.model_validate_json(text).root
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+    state = _load(_State, text)
     return replace(state, learned=_sound(state.learned))
 
 
@@ -181,10 +176,7 @@ def dump_control(stored: StoredControl) -> bytes:
 
 def load_control(identity: int, text: bytes | str) -> StoredControl:
     """Read it back. Raises ValueError with one line that says what is wrong."""
-    try:
-        return replace(_StoredControl.model_validate_json(text).root, id=identity)
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+    return replace(_load(_StoredControl, text), id=identity)
 
 
 def dump_audit(entry: AuditEntry) -> bytes:
@@ -194,29 +186,34 @@ def dump_audit(entry: AuditEntry) -> bytes:
 
 def load_audit(text: bytes | str) -> AuditEntry:
     """Read it back. Raises ValueError with one line that says what is wrong."""
-    try:
-        return _AuditEntry.model_validate_json(text).root
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+    return _load(_AuditEntry, text)
 
 
 def to_json(thing: Observation | Decision | ClusterState | StoredControl | AuditEntry) -> object:
     """The same as JSON values, for the API. By way of the text, as only that knows how to write an infinity."""
-    match thing:
-        case StoredControl():
-            text = _StoredControl.model_construct(thing).model_dump_json()
-        case AuditEntry():
-            text = _AuditEntry.model_construct(thing).model_dump_json()
-        case Observation():
-            text = _Observation.model_construct(thing).model_dump_json(warnings=False)
-        case Decision():
-            text = _Decided.model_construct(thing).model_dump_json(warnings=False)
-        case ClusterState():
-            text = dump_state(thing).decode()
-    return json.loads(text)
+    if isinstance(thing, ClusterState):
+        return json.loads(dump_state(thing))
+    return json.loads(_SHOWN[type(thing)].model_construct(thing).model_dump_json(warnings=False))
 
 
-def _first(error: ValidationError) -> str:
+_SHOWN: Mapping[type, type[RootModel[Any]]] = {
+    Observation: _Observation,
+    Decision: _Decided,
+    StoredControl: _StoredControl,
+    AuditEntry: _AuditEntry,
+}
+
+
+def _load(model: type[RootModel[_T]], text: bytes | str) -> _T:
+    """What a model reads. Raises ValueError with one line that says what is wrong."""
+    try:
+        return model.model_validate_json(text).root
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where the first of its problems is, and what it is, in one line."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where}: {problem['msg']}" if where else str(problem["msg"])

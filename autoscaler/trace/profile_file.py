@@ -88,12 +88,12 @@ def load(text: bytes | str) -> Profile:
 def _validated(body: dict[str, Any]) -> Profile:
     from pydantic import ValidationError  # noqa: PLC0415 - see above
 
+    from autoscaler.trace.codec import first_problem  # noqa: PLC0415 - it imports pydantic
+
     try:
         return _reader().validate_python(body, strict=False)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(f"{where}: {problem['msg']}" if where else str(problem["msg"])) from error
+        raise ValueError(first_problem(error)) from error
 
 
 @cache
