@@ -103,7 +103,7 @@ class FlinkSettings:
         create: how long it takes to build the execution graph.
     """
 
-    groups: tuple[tuple[Bounds, ...], ...] = ((reactive_bounds(1),),)
+    groups: tuple[tuple[Bounds, ...], ...] = ((reactive_bounds(),),)
     rules: Rules = Rules.STABILIZED
     cooldown: float = 30.0
     stabilization: float = 60.0

@@ -10,7 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEAST_MAX_PARALLELISM = 1 << 7
+DEFAULT_MAX_PARALLELISM = 1 << 7
+"""The key groups of a vertex of a parallelism up to 85 whose author set none."""
 MOST_MAX_PARALLELISM = 1 << 15
 
 
@@ -30,26 +31,12 @@ Group = Sequence[Bounds]
 """The vertices of one slot sharing group."""
 
 
-def default_max_parallelism(parallelism: int) -> int:
-    """The key groups of a vertex whose author set none: `KeyGroupRangeAssignment.computeDefaultMaxParallelism`.
-
-    One and a half times its parallelism, up to the next power of two, between 128 and 32768. -1 (not set) counts as 1,
-    as in `SchedulerBase`.
-
-    Raises:
-        ValueError: Flink has no such parallelism.
-    """
-    parallelism = 1 if parallelism == -1 else _possible(parallelism)
-    wished = 1 << (parallelism + parallelism // 2 - 1).bit_length()
-    return min(max(wished, LEAST_MAX_PARALLELISM), MOST_MAX_PARALLELISM)
-
-
-def reactive_bounds(parallelism: int, max_parallelism: int | None = None) -> Bounds:
+def reactive_bounds(max_parallelism: int = DEFAULT_MAX_PARALLELISM) -> Bounds:
     """What a vertex asks for in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
 
     Its configured parallelism does not count: it takes all there are, up to its key groups.
     """
-    return Bounds(1, default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism)
+    return Bounds(1, max_parallelism)
 
 
 def required_slots(groups: Sequence[Group]) -> int:
@@ -111,9 +98,3 @@ def _least(group: Group) -> int:
 
 def _most(group: Group) -> int:
     return max((vertex.upper for vertex in group), default=0)
-
-
-def _possible(parallelism: int) -> int:
-    if not 0 < parallelism <= MOST_MAX_PARALLELISM:
-        raise ValueError(f"expected a parallelism from 1 to {MOST_MAX_PARALLELISM}, not {parallelism}")
-    return parallelism

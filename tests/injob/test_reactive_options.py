@@ -59,9 +59,10 @@ def test_an_option_is_taken_from_a_flink_configuration(key: str, value: str | fl
 
 
 def test_the_defaults_are_those_of_flink_in_reactive_mode_but_for_the_heartbeat() -> None:
-    settings = Options().flink_settings(checkpoint_interval=60)
+    settings = Options().flink_settings()
 
-    expected = FlinkSettings.of("2.3", checkpoint_interval=60, heartbeat=10.0, groups=((Bounds(1, MAX_PARALLELISM),),))
+    groups = ((Bounds(1, MAX_PARALLELISM),),)
+    expected = FlinkSettings.of("2.3", checkpoint_interval=60, max_delay=0.0, heartbeat=10.0, groups=groups)
     assert settings == expected
     assert settings.rules is Rules.STABILIZED
     assert Options.of({}) == Options()
@@ -199,8 +200,7 @@ def test_a_job_takes_slots_up_to_the_lower_of_its_bounds(
 
 def test_a_rescale_waits_for_a_commit_no_longer_than_for_its_maximum_delay() -> None:
     assert Options().flink_settings().max_delay == 0
-    assert Options(max_checkpoint_failures=1).flink_settings(checkpoint_interval=10).max_delay == 20
-    assert Options(max_delay=5.0).flink_settings(checkpoint_interval=10).max_delay == 5
+    assert Options(max_delay=5.0).flink_settings().max_delay == 5
 
 
 def test_a_fixed_delay_has_its_own_attempts() -> None:

@@ -150,7 +150,7 @@ class Timeline:
 
 def flink_settings(timeline: Timeline) -> FlinkSettings:
     """What the recorded Flink was configured with, as the state machine takes it."""
-    groups = ((reactive_bounds(1, timeline.key_groups),),)
+    groups = ((reactive_bounds(timeline.key_groups),),)
     changes: dict[str, Any] = {ours: timeline.settings[name] for name, ours in _NAMES.items()}
     interval = timeline.settings["execution.checkpointing.interval"]
     return FlinkSettings.of(timeline.version, checkpoint_interval=interval, **changes, groups=groups)

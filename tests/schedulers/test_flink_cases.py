@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from autoscaler.schedulers.flink import FlinkSettings, default_max_delay
 from autoscaler.schedulers.slots import (
     Bounds,
-    default_max_parallelism,
     required_slots,
     slot_allocation,
 )
@@ -70,8 +69,6 @@ def outcome(kind: str, inputs: dict[str, Any]) -> Any:
             return shares if shares is None else [list(group) for group in shares]
         case "required_slots":
             return required_slots(groups_of(inputs))
-        case "default_max_parallelism":
-            return default_max_parallelism(inputs["parallelism"])
         case "config_default":
             interval = inputs["checkpoint_interval_s"] if inputs["checkpointing_enabled"] else None
             return default_max_delay(interval, inputs["max_checkpoint_failures"])

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from autoscaler.schedulers.slots import (
     Bounds,
-    default_max_parallelism,
     reactive_bounds,
     required_slots,
     slot_allocation,
@@ -19,24 +18,10 @@ from autoscaler.schedulers.slots import (
 )
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "expected"),
-    [(-1, 128), (1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (21845, 32768), (32768, 32768)],
-)
-def test_key_groups_without_a_setting_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
-    assert default_max_parallelism(parallelism) == expected
-
-
-@pytest.mark.parametrize("parallelism", [0, -2, 32769])
-def test_flink_knows_no_such_parallelism(parallelism: int) -> None:
-    with pytest.raises(ValueError, match=f"from 1 to 32768, not {parallelism}"):
-        default_max_parallelism(parallelism)
-
-
 def test_in_reactive_mode_a_vertex_takes_all_there_is_up_to_its_key_groups() -> None:
-    assert reactive_bounds(4) == Bounds(1, 128)
-    assert reactive_bounds(4, 7) == Bounds(1, 7)
-    assert slot_allocation([[reactive_bounds(4), reactive_bounds(4, 7)]], 40) == ((40, 7),)
+    assert reactive_bounds() == Bounds(1, 128)
+    assert reactive_bounds(7) == Bounds(1, 7)
+    assert slot_allocation([[reactive_bounds(), reactive_bounds(7)]], 40) == ((40, 7),)
 
 
 @pytest.mark.parametrize(

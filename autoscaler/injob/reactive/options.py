@@ -11,7 +11,7 @@ from typing import Any
 
 from autoscaler.injob.reactive import proportions
 from autoscaler.injob.reactive.conf import LONGEST_HEARTBEAT_TIMEOUT, SHORTEST_HEARTBEAT_TIMEOUT
-from autoscaler.schedulers.flink import MAX_PARALLELISM, FlinkSettings, Restart, default_max_delay
+from autoscaler.schedulers.flink import MAX_PARALLELISM, FlinkSettings, Restart
 from autoscaler.schedulers.flink_durations import format_seconds, seconds
 from autoscaler.schedulers.slots import Bounds
 
@@ -79,7 +79,7 @@ class Options:
         cooldown: no rescale for so long after one; Flink's older name is `scaling-interval.min`.
         scaling_interval_max: a gain below `min_parallelism_increase` is taken after so long; math.inf: never.
         min_parallelism_increase: slots that must be gained to be worth a restart.
-        max_delay: longest wait of a rescale for a commit; None: for `max_checkpoint_failures` + 1 of them.
+        max_delay: longest wait of a rescale for a commit; None: it waits for none.
         max_commit_age: a rescale of a job that runs is taken only within so long after a commit of one of its queries;
             math.inf: at any time. Flink has no such option.
         max_checkpoint_failures: so many failed commits count like a completed one.
@@ -191,21 +191,17 @@ class Options:
         """The most slots that the job takes; None: without bound."""
         return min((most for most in (self.preferred_slots, self.max_parallelism) if most is not None), default=None)
 
-    def flink_settings(self, checkpoint_interval: float | None = None) -> FlinkSettings:
+    def flink_settings(self) -> FlinkSettings:
         """The settings of the state machine, by the rules of Flink 2.x, with one slot sharing group.
 
         `min_increase` and `force_after` are set, but those rules do not use them.
-
-        Args:
-            checkpoint_interval: seconds between commits, from which `max_delay` follows unless set; None: unknown.
         """
         fixed = self.restart is Restart.FIXED
-        delay = default_max_delay(checkpoint_interval, self.max_checkpoint_failures)
         return FlinkSettings(
             groups=((Bounds(self.min_slots, self.most_slots or MAX_PARALLELISM),),),
             cooldown=self.cooldown,
             stabilization=self.executing_stabilization,
-            max_delay=delay if self.max_delay is None else self.max_delay,
+            max_delay=self.max_delay or 0.0,
             checkpoint_failures=self.max_checkpoint_failures,
             min_increase=self.min_parallelism_increase,
             force_after=self.scaling_interval_max,
