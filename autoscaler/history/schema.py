@@ -6,6 +6,8 @@ identify a row.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -131,42 +133,29 @@ REJECTED = struct(file=_text, reason=_text, text=_text, date=DateType())
 """Quarantined lines, with file and reason. `text` is at most 1,000 characters of a line; `date` is that of the file's
 name, if it has one."""
 
+
+def _but(rows: StructType, left_out: Collection[str], **changed: DataType) -> StructType:
+    """Rows without some of their columns, and with other types of some."""
+    columns = {each.name: each.dataType for each in rows if each.name not in left_out}
+    return struct(**columns | changed)
+
+
+_WRITTEN = struct(
+    value=_text,  # a number, several, or one that JSON lacks
+    at=_time,
+    partitions=_whole,
+    parts=METRIC["parts"].dataType,
+    over=_text,
+    mean=_number,
+)
 LINE = struct(
-    observation=struct(
-        at=_time,
-        desired=_whole,
-        ready=_whole,
-        metrics=MapType(
-            _text,
-            struct(
-                value=_text,  # a number, several, or one that JSON lacks
-                at=_time,
-                partitions=_whole,
-                parts=MapType(_text, MapType(_text, _number)),
-                over=_text,
-                mean=_number,
-            ),
-        ),
-        missing=MapType(_text, _text),
-        engine=struct(**{one.name: one.dataType for one in ENGINE} | {"deadlines": MapType(_text, _text)}),
-        floor=BOUND,
-        ceiling=BOUND,
-        remarks=ArrayType(_text),
-        controls=ArrayType(CONTROL),
+    observation=_but(
+        OBSERVATIONS,
+        ("cluster", "lag", "arrivals", "throughput", "utilization", "date"),
+        metrics=MapType(_text, _WRITTEN),
+        engine=_but(ENGINE, (), deadlines=MapType(_text, _text)),
     ),
-    decision=struct(
-        cluster=_text,
-        at=_time,
-        current=_whole,
-        proposed=_whole,
-        desired=_whole,
-        reason=_text,
-        recommendations=DECISIONS["recommendations"].dataType,
-        guards=_text,
-        verdicts=DECISIONS["verdicts"].dataType,
-        notes=ArrayType(ArrayType(_text)),
-        combined=_text,
-    ),
+    decision=_but(DECISIONS, ("dry_run", "failed", "date"), notes=ArrayType(ArrayType(_text))),
     version=_whole,
     dry_run=_flag,
     failed=_text,
