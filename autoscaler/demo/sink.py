@@ -51,12 +51,7 @@ class Account:
 
 
 def account(heads: Sequence[int], arrivals: Iterable[tuple[int, int]]) -> Account:
-    """Compare what was offered with what arrived.
-
-    Args:
-        heads: how many records each partition was given.
-        arrivals: partition and offset of each record at the sink.
-    """
+    """Compare the number of records offered in each partition with the partition and offset of each that arrived."""
     seen = Counter(arrivals)
     offered = {(partition, offset) for partition, head in enumerate(heads) for offset in range(head)}
     return Account(

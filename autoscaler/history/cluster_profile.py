@@ -54,14 +54,9 @@ def build_profile(
     options: ProfileOptions,
     notes: Mapping[str, Any] | None = None,
 ) -> Profile:
-    """The profile of a cluster.
+    """The profile of a cluster from its minutes, in order and at least one, and its rescales.
 
-    Args:
-        cluster: its name.
-        minutes: its minutes, in order, at least one.
-        rescales: its rescales.
-        options: of the profile.
-        notes: what other data shows: `renamed_to`, `renamed_from` and `skew_s`.
+    `notes` are what other data shows: `renamed_to`, `renamed_from` and `skew_s`.
     """
     rescales = sorted(rescales, key=lambda rescale: rescale.at)
     partitions = _last(minutes.partitions)

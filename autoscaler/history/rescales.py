@@ -91,10 +91,8 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
     decision on, else `external`; or when replicas are lost (`loss`; `before` is the number left). It is followed until
     the next one begins, for six hours at most.
 
-    Args:
-        observations: the table of a dataset, or a part of it.
-        decisions: likewise.
-        tasks: number of tasks, each of which has its clusters in memory; None: chosen by Spark.
+    The tables may be parts of those of a dataset. Each of so many tasks has its clusters in memory; None: as Spark
+    chooses.
     """
     stream = _stream(observations, decisions)
     parts = stream.repartition("cluster") if tasks is None else stream.repartition(tasks, "cluster")
@@ -104,10 +102,7 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
 def find_local(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None = None) -> pa.Table:
     """Like `find`, of files on this machine and in this process: to plan a Spark job takes longer than to read them.
 
-    Args:
-        observations: files of the table.
-        decisions: likewise.
-        since: earlier rows are left out.
+    Rows before `since` are left out.
 
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.

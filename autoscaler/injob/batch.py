@@ -132,9 +132,7 @@ class AdaptiveBatch:
 def batch_report(event_log: str | Path, plot: str | Path | None = None) -> str:
     """The report of an application from its event log, which may be cut off; the options are those of its last stage.
 
-    Args:
-        event_log: the file, or the directory `eventlog_v2_...` of a log that was rolled.
-        plot: a PNG file to draw it into.
+    The log is a file, or the directory `eventlog_v2_...` of one that was rolled; `plot` a PNG file to draw it into.
 
     Raises:
         BatchReportError: it is no event log, or compressed in a way that is not read.

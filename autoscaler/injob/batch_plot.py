@@ -67,12 +67,9 @@ def draw(application: Application, options: BatchOptions, path: Path) -> None:
 
 
 def levels(spans: Iterable[tuple[float, float | None, int]], zero: float, end: float) -> tuple[list[float], list[int]]:
-    """How much there is from each time on, counted from `zero` to `end`.
+    """How much there is from each time on, counted from `zero`, the first that is shown, to `end`, the last.
 
-    Args:
-        spans: when it began, when it ended (None: it has not) and how much it is.
-        zero: first time that is shown.
-        end: last time that is shown.
+    A span is when something began, when it ended (None: it has not) and how much it is.
     """
     changes: dict[float, int] = defaultdict(int, {zero: 0, end: 0})
     for began, ended, amount in spans:

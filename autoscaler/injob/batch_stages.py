@@ -160,12 +160,7 @@ def within_one_power_of_two(stage: Stage, options: BatchOptions) -> bool | None:
 
 
 def read_rest(ui: str, app: str, *, with_tasks: bool = False) -> Application:
-    """Read a running application by the REST API of its UI.
-
-    Args:
-        ui: address of the UI.
-        app: id of the application.
-        with_tasks: whether to read the times of each task: some kilobytes for each.
+    """Read a running application by the REST API of its UI; `with_tasks` also each task's times, some kilobytes each.
 
     Raises:
         BatchReportError: it does not answer as expected.

@@ -295,12 +295,7 @@ class _Occurrences:
 
 
 class Injector:
-    """Injects faults between a plant and what decides.
-
-    Args:
-        faults: which.
-        seed: of their random draws.
-        spec: the cluster: its metrics, and the length of a tick.
+    """Injects faults between a plant and what decides. The cluster has the metrics, and the length of a tick.
 
     Raises:
         FaultError: a fault is about a metric that the cluster does not have.

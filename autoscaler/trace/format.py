@@ -112,13 +112,9 @@ def read(path: Path, complain: Callable[[str], object] = _refuse) -> Iterator[Re
 def read_back(
     path: Path, cluster: str, until: datetime | None = None, complain: Callable[[str], object] = _refuse
 ) -> Iterator[Record]:
-    """The records of one cluster in a daemon's history, the newest first. Only the files that are needed are read.
+    """The records of one cluster in a daemon's history until a time, the newest first. `complain` is as in `read`.
 
-    Args:
-        path: the directory with a file, or several, for each hour.
-        cluster: the name of the cluster.
-        until: none that is later is given.
-        complain: as in `read`.
+    The directory has a file, or several, for each hour. Only those that are needed are read.
 
     Raises:
         TraceError: nothing is there, or a file cannot be read.

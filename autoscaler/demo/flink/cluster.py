@@ -116,12 +116,7 @@ class Job:
 
 
 def compile_job(jdk: Path, home: Path, directory: Path) -> Path:
-    """Compile the job and return its JAR file.
-
-    Args:
-        jdk: the Java with its compiler.
-        home: the Flink installation.
-        directory: where the file and what is needed on the way are written; made if missing.
+    """Compile the job for a Flink installation, and return its JAR file. The directory is made if missing.
 
     Raises:
         DemoError: it cannot be compiled; the message is the compiler's.
@@ -151,12 +146,7 @@ def compile_job(jdk: Path, home: Path, directory: Path) -> Path:
 
 
 def write_conf(conf: Path, settings: Mapping[str, str]) -> None:
-    """Write the directory of Flink's configuration.
-
-    Args:
-        conf: the directory; made if missing.
-        settings: added to the demo's own settings, or replacing them.
-    """
+    """Write the directory of Flink's configuration, with settings that are added to the demo's own or replace them."""
     conf.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in {**_SETTINGS, **settings}.items())
     (conf / "config.yaml").write_text("".join(lines))
@@ -168,13 +158,7 @@ def job_manager(
 ) -> tuple[list[str], dict[str, str]]:
     """Command line and environment of a JobManager that runs the job.
 
-    Args:
-        home: the Flink installation.
-        java: the Java, as a JAVA_HOME.
-        conf: the directory of its configuration.
-        jar: the job's JAR file, which the TaskManagers get from it.
-        job: its arguments.
-        options: further options of its JVM.
+    The TaskManagers get the job's JAR file from it. `java` is a JAVA_HOME, `options` are further ones of its JVM.
 
     Raises:
         RefusedError: Flink does not accept the configuration.
@@ -189,11 +173,7 @@ def job_manager(
 def stop_job(rest: str, job: str, savepoint: Path, seconds: float) -> None:
     """Stop the job with a savepoint: all that it has read is written and committed. The JobManager ends with it.
 
-    Args:
-        rest: address of the JobManager's REST API.
-        job: the job's number.
-        savepoint: directory for the savepoint.
-        seconds: how long this may take.
+    `rest` is the address of its REST API.
 
     Raises:
         DemoError: it was not stopped, or not in time; the message is Flink's.

@@ -42,11 +42,7 @@ def order_files(scale: float) -> int:
 
 
 def write_tables(directory: Path, scale: float) -> None:
-    """Write the tables, each into a directory of its name.
-
-    Args:
-        directory: where to.
-        scale: how many times 1 000 customers, 10 000 orders and 40 000 lines there are.
+    """Write the tables, each into a directory of its name: `scale` times 1 000 customers, 10 000 orders, 40 000 lines.
 
     Raises:
         OSError: it cannot be written.

@@ -188,12 +188,7 @@ POOL = "spark.scheduler.pool"
 
 
 class Pools:
-    """The pools of an application's FAIR scheduler, one for each of some queries.
-
-    Args:
-        spark: a session of the application.
-        names: of the queries.
-    """
+    """The pools of an application's FAIR scheduler, one for each of the queries of these names."""
 
     def __init__(self, spark: Any, names: Iterable[str]) -> None:  # noqa: ANN401 - a SparkSession
         self._context = spark.sparkContext

@@ -142,12 +142,7 @@ def known(metric: Metric, snapshot: Snapshot) -> float | None:
 
 
 class Meters:
-    """The meters of all queries: filled by the thread of Spark's listener, read by the job's. Nothing raises.
-
-    Args:
-        spark: the session.
-        executors: those that are or were there.
-    """
+    """The meters of all queries: filled by the thread of Spark's listener, read by the job's. Nothing raises."""
 
     def __init__(self, spark: Any, executors: Callable[[], Iterable[Executor]]) -> None:  # noqa: ANN401 - a SparkSession
         self._spark = spark

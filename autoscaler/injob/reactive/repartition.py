@@ -88,9 +88,7 @@ class Checkpoint:
     def repartition(self, partitions: int, idle: Callable[[], bool]) -> None:
         """Rewrite the state into so many partitions; finish what was begun for that number.
 
-        Args:
-            partitions: more or fewer than there are.
-            idle: whether no task runs.
+        `idle` says whether no task runs.
 
         Raises:
             RepartitionError: it has failed, and the checkpoint is as it was before; or Spark refuses to start the query

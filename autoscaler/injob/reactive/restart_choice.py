@@ -123,10 +123,7 @@ def cause(text: str) -> str:
 def is_permanent(error: str, text: str) -> bool:
     """Whether a restart does not fix a failure: it is of the job's own code, or the checkpoint is of another query.
 
-    What is raised in a Python worker is not among it: data or a system that a function asks may be better later.
-
-    Args:
-        error: the class of what was raised in the driver.
-        text: what it said, with the cause.
+    What is raised in a Python worker is not among it: data or a system that a function asks may be better later. The
+    error is the class of what was raised in the driver, the text what it said, with the cause.
     """
     return error in _OWN_CODE or _OTHER_QUERY.search(text) is not None
