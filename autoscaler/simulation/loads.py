@@ -10,7 +10,6 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -351,48 +350,24 @@ STEPS6H = ((1, 0.25), (1, 1.0), (1, 0.25), (0.5, 0.5), (0.5, 0.75), (0.5, 1.0), 
 """The step load of the benchmark: (hours, share of the peak)."""
 
 
-def _steps6h(_seed: int) -> Load:
-    rates, changes = staircase(STEPS6H)
-    return Load("steps6h", tuple(rates), changes)
+_STEPS6H, _CHANGES = staircase(STEPS6H)
 
-
-def _diurnal24h(seed: int) -> Load:
-    return Load("diurnal24h", tuple(noise(diurnal(24, 0.15), 0.05, seed)))
-
-
-def _waves6h(seed: int) -> Load:
-    return Load("waves6h", tuple(noise(sine(6, 2, 0.08), 0.02, seed)))
-
-
-def _match24h(seed: int) -> Load:
-    """A day with matches: few visitors most of the time, and crowds within minutes."""
-    day = [0.25 * rate for rate in diurnal(24, 0.3)]
-    return Load("match24h", tuple(noise(spikes(day, 4, seed, (0.3, 0.8), (15, 50)), 0.04, seed + 1)))
-
-
-def _ramps8h(seed: int) -> Load:
-    return Load("ramps8h", tuple(noise(ramps(8, seed, 0.1, (5, 60)), 0.03, seed + 1)))
-
-
-def _bursts12h(seed: int) -> Load:
-    return Load("bursts12h", tuple(noise(bursts(12, seed, 0.3, 60, 15), 0.05, seed + 1)))
-
-
-def steady(hours: float, share: float, seed: int) -> Load:
-    """A constant load with noise of that share."""
-    return Load(f"steady{hours:g}h", tuple(noise(constant(hours), share, seed)))
-
-
-SYNTHETIC: Mapping[str, Callable[[int], Load]] = {
-    "steps6h": _steps6h,
-    "diurnal24h": _diurnal24h,
-    "waves6h": _waves6h,
-    "match24h": _match24h,
-    "ramps8h": _ramps8h,
-    "bursts12h": _bursts12h,
-    "steady12h": partial(steady, 12, 0.05),
+SYNTHETIC: Mapping[str, Callable[[int], list[float]]] = {
+    "steps6h": lambda _: _STEPS6H,
+    "diurnal24h": lambda seed: noise(diurnal(24, 0.15), 0.05, seed),
+    "waves6h": lambda seed: noise(sine(6, 2, 0.08), 0.02, seed),
+    "match24h": lambda seed: noise(_match(seed), 0.04, seed + 1),
+    "ramps8h": lambda seed: noise(ramps(8, seed, 0.1, (5, 60)), 0.03, seed + 1),
+    "bursts12h": lambda seed: noise(bursts(12, seed, 0.3, 60, 15), 0.05, seed + 1),
+    "steady12h": lambda seed: noise(constant(12), 0.05, seed),
 }
-"""Synthetic scenarios by name, each a function of a seed."""
+"""The rates of synthetic scenarios by name, each a function of a seed."""
+
+
+def _match(seed: int) -> list[float]:
+    """A day with matches: few visitors most of the time, and crowds within minutes."""
+    return spikes([0.25 * rate for rate in diurnal(24, 0.3)], 4, seed, (0.3, 0.8), (15, 50))
+
 
 SCENARIOS: tuple[str, ...] = (
     *RECORDED,
@@ -408,9 +383,9 @@ def load_by_name(name: str, seed: int = 0, folder: Path | None = None) -> Load:
     """
     made = SYNTHETIC.get(name)
     if made is not None:
-        load = made(seed)
         # The last digits of sines and powers differ between machines; a load must not.
-        return Load(name, tuple([round(rate, 9) for rate in load.rates]), load.changes)
+        rates = tuple([round(rate, 9) for rate in made(seed)])
+        return Load(name, rates, _CHANGES if name == "steps6h" else ())
     if name not in RECORDED:
         raise LoadError(f"{name}: is not a load, expected one of {', '.join((*RECORDED, *SYNTHETIC))}")
     if folder is None:

@@ -31,7 +31,7 @@ from autoscaler.core.model import ClusterState
 from autoscaler.daemon.state_store import open_state_store
 from autoscaler.demo.processes import free_port
 from autoscaler.ports import Record
-from autoscaler.simulation.loads import SYNTHETIC
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS
 
@@ -195,7 +195,7 @@ def remember_a_day(world: World, name: str) -> Record:
     spec = config.load(world.config, world.environment).clusters[name].spec
     start = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1, seconds=15)  # noqa: TID251 - real daemons follow
     records: list[Record] = []
-    load = SYNTHETIC["diurnal24h"](1).scaled(11_000)
+    load = load_by_name("diurnal24h", 1).scaled(11_000)
     simulated = replace(spec, interval=timedelta(seconds=15))
     result = run(simulated, PLANTS["k8s"], load, 1, record=records.append, start=start)
     _save(world, name, result.state, records)
@@ -218,7 +218,7 @@ def remember_a_week(world: World, name: str) -> Record:
     spec = config.load(world.config, world.environment).clusters[name].spec
     end = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=60)  # noqa: TID251 - real daemons follow
     day: list[Record] = []
-    load = SYNTHETIC["diurnal24h"](1).scaled(11_000)
+    load = load_by_name("diurnal24h", 1).scaled(11_000)
     simulated = replace(spec, interval=timedelta(minutes=1))
     result = run(simulated, PLANTS["k8s"], load, 1, record=day.append, start=end - timedelta(days=1))
     records = [_later(record, timedelta(days=-back)) for back in range(6, -1, -1) for record in day]
