@@ -50,6 +50,7 @@ from autoscaler.history.ingest_records import (
     RATIO,
     UNITS,
     Imported,
+    packed_sizes,
 )
 from autoscaler.history.schema import DECISIONS, LINE, METRIC, OBSERVATIONS
 from autoscaler.trace.codec import VERSION
@@ -105,13 +106,10 @@ def _size(file: str) -> float:
     if "://" in file:
         return math.inf
     try:
-        with Path(file).open("rb") as opened:
-            size = opened.seek(0, 2)
-            if not file.endswith(".gz"):
-                return size
-            # It ends with the size of its content, unless it is damaged.
-            opened.seek(max(0, size - 4))
-            return max(size, min(int.from_bytes(opened.read(), "little"), size * RATIO))
+        if not file.endswith(".gz"):
+            return Path(file).stat().st_size
+        size, content = packed_sizes(file)
+        return max(size, min(content, size * RATIO))
     except OSError:
         return 0  # it is found when it is read
 

@@ -301,12 +301,18 @@ def _has_plausible_end(file: str) -> bool:
     if "://" in file or not file.endswith(".gz"):
         return True
     try:
-        with Path(file).open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(0, size - 4))
-            return size <= int.from_bytes(opened.read(), "little") <= size * RATIO
+        size, content = packed_sizes(file)
+        return size <= content <= size * RATIO
     except OSError:
         return True  # Spark reports it
+
+
+def packed_sizes(file: str) -> tuple[int, int]:
+    """The size of a `.gz` file, and that of its content, if it is whole. Raises OSError."""
+    with Path(file).open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - 4))
+        return size, int.from_bytes(opened.read(), "little")
 
 
 def _damaged(spark: SparkSession, files: Sequence[str]) -> frozenset[str]:

@@ -254,12 +254,8 @@ class _Job:
 class BatchCluster:
     """One simulated cluster under a workload. `advance` it, `observe` it, `scale` it.
 
-    Args:
-        workload: what runs.
-        plant: how long workers take to start.
-        seed: of all random draws.
-        limits: its least size is up at the beginning, and is what it goes back to.
-        slots: of each worker.
+    The least size of the limits is up at the beginning, and is what it goes back to. Of the plant only the time that
+    workers take to start counts.
     """
 
     def __init__(self, workload: Workload, plant: PlantSpec, seed: int, limits: Limits, slots: int) -> None:

@@ -82,13 +82,9 @@ class BatchCluster:
     """One run with its processes."""
 
     def __init__(self, variant: Variant, tables: Path, output: Path, watch: Callable[[Moment], None]) -> None:
-        """Prepare a run.
+        """Prepare a run, which has directories of its name in `logs` and `work` of the output.
 
-        Args:
-            variant: how the job runs.
-            tables: directory of the tables.
-            output: directory of the run, with the directories of its name in `logs` and `work`.
-            watch: called with what is seen, about twice a second.
+        `watch` is called with what is seen, about twice a second.
 
         Raises:
             AutoscalerError: something is not installed.

@@ -74,16 +74,9 @@ class Ports:
 def configuration(
     ports: Ports, *, app: str, limits: tuple[int, int], state: Path, pool: Path, memory: str, worker_timeout: int
 ) -> str:
-    """The configuration file of a cluster.
+    """The configuration file of a cluster with so few and so many workers: the same for one of fixed size.
 
-    Args:
-        ports: of its processes.
-        app: name of the application.
-        limits: least and most workers: the same for a cluster of fixed size.
-        state: directory of the daemon.
-        pool: directory of the workers.
-        memory: that a worker offers.
-        worker_timeout: `spark.worker.timeout`, in seconds.
+    `state` is the directory of the daemon, `pool` that of the workers.
     """
     return _TEXT.format(
         cluster=CLUSTER,

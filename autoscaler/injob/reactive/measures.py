@@ -60,13 +60,9 @@ class Meter:
     def after(
         self, batch: Batch, changes: Sequence[float], written: int | None = None, watermark: float | None = None
     ) -> Meter:
-        """The meter when a batch has ended.
+        """The meter when a batch, with its time on the steady clock, has ended and its sink has counted what it wrote.
 
-        Args:
-            batch: with its time on the steady clock.
-            changes: when executors came and went, seconds since 1970.
-            written: rows that its sink counted, or None.
-            watermark: seconds since 1970, or None.
+        `changes` are when executors came and went; these and the watermark are in seconds since 1970.
         """
         run = replace(self.run, progress=(*self.run.progress, batch)[-KEPT:])
         steady = self.begun if batch.steady is None else batch.steady

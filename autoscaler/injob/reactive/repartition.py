@@ -59,12 +59,7 @@ def choose_partitions(
 
 
 class Checkpoint:
-    """The checkpoint of a query that is stopped.
-
-    Args:
-        spark: a session of Spark 4.2 or later, not of Spark Connect.
-        directory: a path or URL that Hadoop knows.
-    """
+    """The checkpoint of a query that is stopped, in a directory that Hadoop knows; Spark 4.2 or later, not Connect."""
 
     def __init__(self, spark: Any, directory: str) -> None:  # noqa: ANN401 - a SparkSession
         self._manager, self._directory = spark._streamingCheckpointManager, directory.rstrip("/")  # noqa: SLF001 - the only way

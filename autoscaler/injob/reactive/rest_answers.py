@@ -356,50 +356,45 @@ def jobs(question: Question) -> object:
     return {"jobs": [{"id": question.job.id, "status": STATUS[question.job.state]}]}
 
 
-def jobs_overview(question: Question) -> object:
-    """The only job there is, in a line."""
-    job, end = question.job, end_time(question.job)
-    counts = [task_counts(job, query) for query in job.queries]
-    tasks = {name.lower(): sum(count[name] for count in counts) for name in TASK_STATES}
-    modified = job.state not in UNDEPLOYED and max(job.entered.values(), default=0.0)
-    line = {
+def _line(job: Snapshot) -> dict[str, object]:
+    """What a job is in a list and alone."""
+    end = end_time(job)
+    return {
         "jid": job.id,
         "name": job.name,
-        "jobType": "STREAMING",
         "schedulerType": "Adaptive",
         "start-time": start_time(job),
         "end-time": end,
         "duration": (millis(job.now) if end < 0 else end) - start_time(job),
         "state": STATUS[job.state],
-        "last-modification": millis(modified),
-        "tasks": tasks | {"total": sum(tasks.values())},
         "pending-operators": 0,
     }
-    return {"jobs": [line]}
+
+
+def jobs_overview(question: Question) -> object:
+    """The only job there is, in a line."""
+    job = question.job
+    counts = [task_counts(job, query) for query in job.queries]
+    tasks = {name.lower(): sum(count[name] for count in counts) for name in TASK_STATES}
+    modified = job.state not in UNDEPLOYED and max(job.entered.values(), default=0.0)
+    more = {"jobType": "STREAMING", "last-modification": millis(modified)}
+    return {"jobs": [_line(job) | more | {"tasks": tasks | {"total": sum(tasks.values())}}]}
 
 
 def job_details(question: Question) -> object:
     """The job with its vertices."""
-    job, end = question.job, end_time(question.job)
+    job = question.job
     vertices = [vertex(job, query) for query in job.queries]
-    return {
-        "jid": job.id,
+    return _line(job) | {
         "application-id": None if job.state in UNDEPLOYED else identifier(job.id, "application"),
-        "name": job.name,
         "isStoppable": False,
-        "state": STATUS[job.state],
         "job-type": "STREAMING",
-        "schedulerType": "Adaptive",
-        "start-time": start_time(job),
-        "end-time": end,
-        "duration": (millis(job.now) if end < 0 else end) - start_time(job),
         "maxParallelism": number(job, "pipeline.max-parallelism", 0) or -1,
         "now": millis(job.now),
         "timestamps": timestamps(job),
         "vertices": vertices,
         "status-counts": {name: sum(one["status"] == name for one in vertices) for name in TASK_STATES},
         "plan": plan(job),
-        "pending-operators": 0,
     }
 
 

@@ -80,12 +80,7 @@ def decode(text: bytes) -> Kept:
 
 
 class KeptFile:
-    """The file in one directory.
-
-    Args:
-        spark: the session, whose Hadoop configuration counts.
-        directory: a path or URL that Hadoop knows.
-    """
+    """The file in a directory that Hadoop knows, by the session's configuration."""
 
     def __init__(self, spark: Any, directory: str) -> None:  # noqa: ANN401 - a SparkSession
         # Python has no file systems of Hadoop of its own.
