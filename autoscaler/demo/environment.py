@@ -146,6 +146,12 @@ def get(address: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of an
         return None
 
 
+def describe(decision: Mapping[str, Any]) -> str:
+    """Why a size was requested: in the policy's words, else in the daemon's."""
+    details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
+    return str((*details, decision["reason"])[0])
+
+
 def rescales(processes: Processes, listen: int) -> list[Mapping[str, Any]]:
     """The daemon's decisions that changed the size, oldest first, as its HTTP endpoint shows them.
 

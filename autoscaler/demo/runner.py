@@ -23,7 +23,7 @@ from autoscaler.core.model import ClusterState
 from autoscaler.daemon.run_page import RecordedRun, open_page
 from autoscaler.daemon.state_store import read_state
 from autoscaler.demo.config import CLUSTER, api, configuration
-from autoscaler.demo.environment import FINAL_TIMEOUT, PARTITIONS, Environment, get, require, rescales
+from autoscaler.demo.environment import FINAL_TIMEOUT, PARTITIONS, Environment, describe, get, require, rescales
 from autoscaler.demo.flink.environment import FlinkEnvironment
 from autoscaler.demo.live_view import LiveView, Status, live_view
 from autoscaler.demo.load import Load, read_load, split, start_clock, stretch, surge
@@ -381,9 +381,8 @@ def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str
     if not decision:
         return cluster.get("problem") or "(no decision yet)"
     rescale = cluster.get("rescale")
-    details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
     missing = cluster.get("missing")
-    why = f"no reading of {', '.join(missing)}" if missing else (*details, decision["reason"])[0]
+    why = f"no reading of {', '.join(missing)}" if missing else describe(decision)
     if rescale is None:
         return why
     return f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']}); {why}"

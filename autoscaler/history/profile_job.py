@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, TimestampType
 
-from autoscaler.core.model import JobState
+from autoscaler.core.model import Direction, JobState
 from autoscaler.core.workload_profile import Profile
 from autoscaler.history.cluster_profile import ProfileOptions, build_profile
 from autoscaler.history.dataset import FEW_ROWS, Dataset
@@ -308,21 +308,17 @@ _ARROW = to_arrow_schema(PROFILES, timezone="UTC")
 def _row(profile: Profile) -> dict[str, Any]:
     curve, done = profile.capacity, profile.done
 
-    def median(direction: str, part: str) -> float | None:
-        spread = {way.value: times for way, times in profile.times.items()}.get(direction, {}).get(part)
+    def median(direction: Direction, part: str) -> float | None:
+        spread = profile.times.get(direction, {}).get(part)
         return None if spread is None else spread.median
 
     return {
-        "cluster": profile.cluster,
-        "made_at": profile.made_at,
-        "begin": profile.begin,
-        "end": profile.end,
-        "observations": profile.observations,
+        **{name: getattr(profile, name) for name in ("cluster", "made_at", "begin", "end", "observations")},
         "rate": None if curve is None else curve.rate,
         "exponent": None if curve is None else curve.exponent,
-        "start_up_up_s": median("up", "start_up"),
-        "stall_up_s": median("up", "stall"),
-        "stall_down_s": median("down", "stall"),
+        "start_up_up_s": median(Direction.UP, "start_up"),
+        "stall_up_s": median(Direction.UP, "stall"),
+        "stall_down_s": median(Direction.DOWN, "stall"),
         "season_error": None if profile.season is None else profile.errors.get(AHEAD),
         "replica_hours": None if done is None else done.replica_hours,
         "needed_hours": None if done is None else done.needed_hours,

@@ -211,14 +211,10 @@ class _Run:
         }
         self.progress: deque[str] = deque(maxlen=batches)
         self.read = 0
-        self.prepared = json.dumps(self.head)
-
-    def prepare(self) -> None:
-        self.prepared = json.dumps(self.head)
 
     def body(self, working: bool | None = None) -> str:
         progress = ", ".join(tuple(self.progress))
-        return f'{self.prepared[:-1]}, "working": {json.dumps(working)}, "progress": [{progress}]}}'
+        return f'{json.dumps(self.head)[:-1]}, "working": {json.dumps(working)}, "progress": [{progress}]}}'
 
 
 class Reporter:
@@ -347,12 +343,10 @@ class Reporter:
                     run.read + (entry["rows"] or 0),
                 )
             run.progress.append(json.dumps(entry | {"idle": run.head["idle"]}))
-        first = run.head["trigger"] is None
-        if first:
+        if run.head["trigger"] is None:
             trigger = read_trigger(self.spark, progress["id"])
             with self._lock:
                 run.head["trigger"] = trigger
-                run.prepare()
 
     def _waits(self, progress: Mapping[str, Any]) -> int | None:
         try:
@@ -364,23 +358,19 @@ class Reporter:
     def on_idle(self, query: str, run: str) -> None:
         """A query is alive and had nothing to do."""
         with self._lock:
-            idle = self._run(query, run, None)
-            idle.head["idle"] = time.time()
-            idle.prepare()
+            self._run(query, run, None).head["idle"] = time.time()
 
     def on_terminated(self, query: str, run: str, exception: str | None) -> None:
         """A query has ended; `exception` is the reason when it failed."""
         with self._lock:
-            ended = self._run(query, run, None)
-            ended.head["terminated"] = time.time()
-            ended.head["exception"] = reason(exception) if exception else None
-            ended.prepare()
+            head = self._run(query, run, None).head
+            head["terminated"] = time.time()
+            head["exception"] = reason(exception) if exception else None
 
     def _run(self, query: str, run: str, name: str | None) -> _Run:
         known = self._runs.get(run)
         if known is not None and name is not None and known.head["name"] is None:
             known.head["name"] = name
-            known.prepare()
         if known is None:
             earlier = [old.head for old in self._runs.values()]
             mine = [head for head in earlier if head["id"] == query or (name is not None and head["name"] == name)]

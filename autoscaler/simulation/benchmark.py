@@ -223,14 +223,7 @@ def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
         "policy": policy,
         "scenarios": sorted({row.scenario for row in mine}),
         "seeds": sorted({row.seed for row in mine}),
-        "plants": {
-            one.plant: {
-                "cost": one.cost,
-                "violation": one.violation,
-                "rescales_per_hour": one.rescales_per_hour,
-            }
-            for one in means(mine)
-        },
+        "plants": {one.plant: {name: getattr(one, name) for name in ABSOLUTE_TOLERANCE} for one in means(mine)},
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autoscaler.clients.java_home import find_java
 from autoscaler.demo.config import api
-from autoscaler.demo.environment import JOB, get, rescales, url
+from autoscaler.demo.environment import JOB, describe, get, rescales, url
 from autoscaler.demo.processes import DemoError, Processes, free_port, uninterrupted
 from autoscaler.demo.result import Rescale
 from autoscaler.demo.spark.cluster import WORKER_MEMORY, WORKER_TIMEOUT, spark_variables, start_master
@@ -203,12 +203,6 @@ class BatchCluster:
         cluster = get(api(self._ports.listen)) or {}
         ready: int | None = cluster.get("ready")
         return ready
-
-
-def describe(decision: Mapping[str, Any]) -> str:
-    """Why a size was requested: in the policy's words, else in the daemon's."""
-    details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
-    return str((*details, decision["reason"])[0])
 
 
 def read_results(directory: Path) -> dict[str, list[tuple[Any, ...]]]:

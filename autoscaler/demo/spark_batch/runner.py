@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autoscaler.demo.environment import require
+from autoscaler.demo.environment import describe, require
 from autoscaler.demo.live_view import LiveView, live_view
-from autoscaler.demo.spark_batch.cluster import BatchCluster, Moment, Variant, autoscaled, defaults, describe
+from autoscaler.demo.spark_batch.cluster import BatchCluster, Moment, Variant, autoscaled, defaults
 from autoscaler.demo.spark_batch.config import WORKERS
 from autoscaler.demo.spark_batch.job import VOLUME
 from autoscaler.demo.spark_batch.result import BatchRun, summary
