@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.testing import assertDataFrameEqual
 
+from autoscaler.history import dataset as package
 from autoscaler.history.dataset import BusyError, Dataset, DatasetError, Merged, open_dataset, store
 from autoscaler.history.dataset.files import LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
@@ -52,6 +53,10 @@ def contents(path: Path) -> dict[str, tuple[bytes, int]]:
         for file in path.rglob("*.parquet")
         if file.is_file()
     }
+
+
+def test_all_that_the_package_offers_is_there() -> None:
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []
 
 
 def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ __all__ = [
     "Writer",
     "count_keys",
     "counted",
-    "day_of",
     "escape_glob",
     "open_dataset",
 ]
