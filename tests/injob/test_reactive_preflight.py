@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from autoscaler.injob.reactive.conf import reactive_conf
 from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
-from autoscaler.injob.reactive.preflight import Facts, Finding, QueryFacts, Severity, findings, read_facts
+from autoscaler.injob.reactive.preflight import Facts, Finding, QueryFacts, findings, read_facts
+from autoscaler.ports import Severity
 
 MASTER = {
     "spark.worker.timeout": "10",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from autoscaler.core.wording import agree, count_of
@@ -14,6 +13,7 @@ from autoscaler.injob.reactive.cluster import widest_stage
 from autoscaler.injob.reactive.conf import ROCKSDB
 from autoscaler.injob.reactive.master import Master
 from autoscaler.injob.reactive.options import Options
+from autoscaler.ports import Severity
 from autoscaler.schedulers.flink_durations import seconds
 
 TEMPORARY = "temporary-"
@@ -23,23 +23,13 @@ _EXECUTOR_TIMEOUTS = ("spark.storage.blockManagerHeartbeatTimeoutMs", "spark.sto
 """Either counts before spark.network.timeout."""
 
 
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"
-    """The job should not run: it would lose or repeat records, or never start."""
-    WARNING = "warning"
-    """The job runs, and does not use what comes, or notices late what goes."""
-    INFO = "info"
-    """It is not known whether something is wrong."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that keeps a job from being elastic.
 
     Attributes:
-        severity: how bad it is.
+        severity: ERROR: the job should not run, it would lose or repeat records, or never start; WARNING: it runs, and
+            does not use what comes, or notices late what goes; INFO: it is not known whether something is wrong.
         name: the setting or the matter.
         what: what is wrong and what follows, with the numbers.
         advice: what to do.
