@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -449,21 +449,8 @@ class FlinkSettings:
         return replace(job, stage=Stage.IDLING, changed=math.inf, timers=_without(job, Due.TRIGGERED)), ()
 
 
-_TIMES = (
-    "cooldown",
-    "stabilization",
-    "max_delay",
-    "force_after",
-    "resource_wait",
-    "submission_stabilization",
-    "heartbeat",
-    "delay",
-    "longest",
-    "reset_after",
-    "attempts",
-    "cancel",
-    "create",
-)
+_NUMBERS = [each.name for each in fields(FlinkSettings) if isinstance(each.default, float)]
+_TIMES = tuple([name for name in _NUMBERS if name != "multiplier"])
 
 
 def _finish(job: Job, at: float) -> Transition:
