@@ -124,11 +124,7 @@ def summary(run: Run) -> dict[str, Any]:
     if last_new is not None:
         back = next((at for at, count in lag if at >= max(last_new, peak_at) and count < enough), None)
     result = {
-        "offered": run.account.offered,
-        "processed": run.account.processed,
-        "lost": run.account.lost,
-        "duplicated": run.account.duplicated,
-        "strange": run.account.strange,
+        **asdict(run.account),
         **run.facts,
         "scale_ups": len(ups),
         "scale_downs": len(downs),

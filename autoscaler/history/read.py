@@ -249,9 +249,7 @@ def _record(observation: Observation, decision: _Row) -> Record:
 
 def _observation(row: _Row) -> Observation:
     return Observation(
-        at=row["at"],
-        desired=row["desired"],
-        ready=row["ready"],
+        **_same(row, "at", "desired", "ready"),
         metrics={name: _metric(metric) for name, metric in row["metrics"] or ()},
         missing=dict(row["missing"] or ()),
         engine=_engine(row["engine"]),
@@ -260,6 +258,11 @@ def _observation(row: _Row) -> Observation:
         remarks=tuple(row["remarks"] or ()),
         controls=tuple([_control(each) for each in row.get("controls") or ()]),
     )
+
+
+def _same(row: _Row, *names: str) -> dict[str, Any]:
+    """What a record has as the row has it."""
+    return {name: row[name] for name in names}
 
 
 def _metric(row: _Row) -> Reading:
@@ -279,13 +282,9 @@ def _engine(row: _Row | None) -> EngineStatus | None:
         return None
     return EngineStatus(
         job=JobState(row["job"]),
-        slots=row["slots"],
-        parallelism=row["parallelism"],
-        max_parallelism=row["max_parallelism"],
-        partitions=row["partitions"],
+        **_same(row, "slots", "parallelism", "max_parallelism", "partitions", "restarts"),
         running_since=None if row["running_since"] is None else _time(row["running_since"]),
         last_checkpoint=None if row["last_checkpoint"] is None else _time(row["last_checkpoint"]),
-        restarts=row["restarts"],
         deadlines={Phase(phase): timedelta(seconds=seconds) for phase, seconds in row["deadlines"] or ()},
     )
 
@@ -293,15 +292,11 @@ def _engine(row: _Row | None) -> EngineStatus | None:
 def _control(row: _Row) -> Control:
     return Control(
         kind=ControlKind(row["kind"]),
-        by=row["by"],
+        **_same(row, "by", "replicas", "minimum", "maximum", "reason"),
         at=None if row["at"] is None else _time(row["at"]),
         up=bool(row["up"]),
         down=bool(row["down"]),
-        replicas=row["replicas"],
-        minimum=row["minimum"],
-        maximum=row["maximum"],
         until=None if row["until"] is None else _time(row["until"]),
-        reason=row["reason"],
     )
 
 
@@ -318,11 +313,7 @@ def _decision(row: _Row) -> Decision:
         for one in row["verdicts"] or ()
     ]
     return Decision(
-        cluster=row["cluster"],
-        at=row["at"],
-        current=row["current"],
-        proposed=row["proposed"],
-        desired=row["desired"],
+        **_same(row, "cluster", "at", "current", "proposed", "desired"),
         reason=Reason(row["reason"]),
         recommendations=tuple(
             Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")

@@ -13,7 +13,7 @@ import urllib.request
 import zipfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,8 @@ class Job:
 
     def arguments(self) -> list[str]:
         """The arguments for its command line."""
-        values = {
-            "name": self.name,
-            "clock": self.clock,
-            "sink": self.sink.as_uri(),
-            "partitions": self.partitions,
-            "keys": self.keys,
-            "max-parallelism": self.max_parallelism,
-            "cost": self.cost,
-        }
-        return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+        values = asdict(self) | {"sink": self.sink.as_uri()}
+        return [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def compile_job(jdk: Path, home: Path, directory: Path) -> Path:

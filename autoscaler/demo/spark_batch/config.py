@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autoscaler.demo.config import CLUSTER
@@ -83,11 +83,7 @@ def configuration(
         app=app,
         state=json.dumps(str(state)),
         pool=json.dumps(str(pool)),
-        listen=ports.listen,
-        report=ports.report,
-        master=ports.master,
-        master_ui=ports.master_ui,
-        driver_ui=ports.driver_ui,
+        **asdict(ports),
         memory=memory,
         worker_timeout=worker_timeout,
         least=limits[0],
