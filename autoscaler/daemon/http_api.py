@@ -175,8 +175,8 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     A client of another daemon must not mistake these clusters for its own, and what is older is read from the files.
     """
     status = request.app[STATUS]
-    response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
-    response.headers["Autoscaler-History"] = quote(os.fsencode(status.history_directory))
+    response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config.path.absolute()))
+    response.headers["Autoscaler-History"] = quote(os.fsencode(status.history.directory.absolute()))
     # Names and error texts come from outside: no browser is to take an answer for a page.
     response.headers["X-Content-Type-Options"] = "nosniff"
 
@@ -292,7 +292,7 @@ async def _ready(request: web.Request) -> web.Response:
         "problems": problems,
         "fleets": fleets,
         "store": status.store_failure or "ok",
-        "history": status.history_failure or "ok",
+        "history": status.history.failure or "ok",
         "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
@@ -447,10 +447,10 @@ def _details(
 async def _decisions(request: web.Request) -> web.Response:
     status, renderer, name = request.app[STATUS], request.app[RENDERER], request.match_info["name"]
     if name in status.clusters and name not in status.controllers:
-        state = await status.load(name)
+        state = await status.store.load(name)
     else:
         state = controller_of(status, name).state
-    pages = status.pages(name, limit_of(request), until_of(request))
+    pages = status.store.pages(name, limit_of(request), until_of(request))
     parts = _decision_list(name, state, pages, renderer)
     # Before the answer begins: an error after that can only end the connection.
     first = await anext(parts)

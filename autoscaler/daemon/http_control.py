@@ -218,7 +218,7 @@ async def _controls(request: web.Request) -> web.Response:
 
 
 async def _audit(request: web.Request) -> web.Response:
-    entries = await request.app[STATUS].audit(limit_of(request), until_of(request))
+    entries = await request.app[STATUS].store.audit(limit_of(request), until_of(request))
     return web.json_response({"entries": [{**dataclasses.asdict(each), "at": _time(each.at)} for each in entries]})
 
 
@@ -234,7 +234,7 @@ async def _decide(request: web.Request) -> web.Response:
         reason=asked.reason or None,
     )
     request.app[CONNECTIONS].extend(request.protocol, DECIDE_TIMEOUT)
-    await status.add_audit(entry)
+    await status.store.add_audit(entry)
     before = controller.decision
     try:
         async with asyncio.timeout(DECIDE_TIMEOUT):

@@ -92,7 +92,7 @@ async def _fill(request: web.Request, controller: Controller) -> None:
     records: list[Record] = []
     until = None if known.begun_at is None else known.begun_at - timedelta(microseconds=1)
     try:
-        async for page in status.pages(controller.name, MAX_LISTED, until):
+        async for page in status.store.pages(controller.name, MAX_LISTED, until):
             records += await renderer.render(partial(_loaded, page))
     except StoreError as error:
         log.debug("series not filled", extra={"cluster": controller.name, "error": str(error)})

@@ -97,7 +97,7 @@ class DaemonCollector(Collector):
             ),
             ("dry_run", "1 when the targets are not called.", status.dry_run),
             ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
-            ("history_ok", "1 when the last decision was written to the history.", status.history_failure is None),
+            ("history_ok", "1 when the last decision was written to the history.", status.history.failure is None),
             ("last_reload_successful", "0 when the last reload was refused.", not status.reload_problems),
             ("last_reload_timestamp_seconds", "When the configuration was last loaded.", status.loaded_at.timestamp()),
         ):

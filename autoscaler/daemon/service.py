@@ -10,22 +10,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from autoscaler.config.model import Cluster, Config, DaemonSpec
+from autoscaler.config.model import Config, DaemonSpec
 from autoscaler.core.foreign import mask
-from autoscaler.core.model import ClusterState
 from autoscaler.core.step import Decide, step
 from autoscaler.core.wording import first_of
 from autoscaler.daemon.connections import contained, expire, format_error, sleep_until_stopped
-from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.controls import Controls
-from autoscaler.daemon.discovery import Discoveries, FleetStatus
+from autoscaler.daemon.discovery import Discoveries
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
@@ -38,10 +36,10 @@ from autoscaler.daemon.notifications import Notifications
 from autoscaler.daemon.observer import FoundControls, utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.stall_watch import StallWatch
-from autoscaler.daemon.status import fleet_of
+from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.daemon.stores import open_store, ownership_of
 from autoscaler.daemon.tracing import tracing
-from autoscaler.ports import AuditEntry, ConfigurationError, StateStore, StoreError
+from autoscaler.ports import ConfigurationError, StateStore, StoreError
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -64,18 +62,13 @@ CONFIG_POLL = 5.0
 """Seconds after which it is checked again whether the path of the configuration leads to another file."""
 
 
-class Daemon:
+class Daemon(DaemonStatus):
     """A running daemon.
 
     Attributes:
-        store, history: where decisions are kept.
         notifications: receivers of events of the clusters.
-        ownership: says which clusters this copy controls.
-        controls: the pauses, holds and limits that people have set.
         registry: its metrics.
         stalls: the one of them that counts stalls of the event loop.
-        reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
-        loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
         access: who may ask these for what.
     """
@@ -100,7 +93,7 @@ class Daemon:
         self.dry_run = dry_run
         self.registry: CollectorRegistry = registry()
         self.stalls = loop_stalls(self.registry)
-        self.reload_problems: tuple[str, ...] = ()
+        self.reload_problems = ()
         self.loaded_at = utc()
         self.url: str | None = None
         self.controls = Controls(store, utc)
@@ -120,7 +113,7 @@ class Daemon:
             self.fleet.controllers, self.ownership, self.registry, utc, self.discoveries.shows
         )
         self.access = Access(config.daemon, store.add_audit, utc)
-        self._config = config
+        self.config = config
         self._load = load
         self._notifier = notifier or Notifier()
         self._stop = asyncio.Event()
@@ -128,71 +121,11 @@ class Daemon:
         self._loading: asyncio.Timeout | None = None
         self.registry.register(DaemonCollector(self))
 
-    @property
-    def controllers(self) -> dict[str, Controller]:
-        """The controllers by the names of their clusters: those of this copy."""
-        return self.fleet.controllers
-
-    @property
-    def clusters(self) -> Mapping[str, Cluster]:
-        """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
-        return self.fleet.wanted
-
-    @property
-    def fleets(self) -> Sequence[FleetStatus]:
-        """What is known of the fleets, by their names."""
-        return self.discoveries.status
-
-    @property
-    def members(self) -> Mapping[str, tuple[str, str]]:
-        """The fleet and the member's id of every cluster that is a member, by its name."""
-        return self.discoveries.members
-
-    @property
-    def config_path(self) -> Path:
-        """The configuration file, as it was named at the start."""
-        return self._config.path.absolute()
-
-    @property
-    def history_directory(self) -> Path:
-        """Where the history files are."""
-        return self.history.directory.absolute()
-
-    @property
-    def store_failure(self) -> str | None:
-        """Why the last state could not be persisted, or the leases not be renewed; or None."""
-        return self.store.failure or self.ownership.failure
-
-    @property
-    def history_failure(self) -> str | None:
-        """Why the last decision could not be written to the history, or None."""
-        return self.history.failure
-
     def controls_of(self, cluster: str, at: datetime) -> FoundControls:
         """The controls of a cluster, or of the member that it is of, that are in force at this time."""
         controls = self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
         of_member = self.discoveries.controls.get(cluster, FoundControls())
         return FoundControls(controls + of_member.controls, of_member.remarks)
-
-    async def load(self, cluster: str) -> ClusterState | None:
-        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
-        return await self.store.load(cluster)
-
-    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
-        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
-        return self.store.pages(cluster, limit, until)
-
-    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
-        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
-        return await self.store.audit(limit, until)
-
-    async def add_audit(self, entry: AuditEntry) -> None:
-        """Persist an entry of the audit. Raises StoreError."""
-        await self.store.add_audit(entry)
 
     def stop(self) -> None:
         """Ask it to end, between ticks."""
@@ -211,11 +144,11 @@ class Daemon:
             ListenError: its address cannot be listened on.
             StoreError: the controls cannot be read in a store that is this daemon's alone.
         """
-        mask.hide(*self._config.secrets)
+        mask.hide(*self.config.secrets)
         refreshing: asyncio.Task[None] | None = None
         expiring = asyncio.create_task(self.access.log_expiries(), name="expiry of tokens")
         try:
-            daemon = self._config.daemon
+            daemon = self.config.daemon
             if self.ownership.me is None:
                 # Before any cluster: one that is held must not be scaled first. And before anybody can set a control.
                 await self.controls.load()
@@ -224,18 +157,18 @@ class Daemon:
                     "started",
                     extra={
                         "url": self.url,
-                        "clusters": len(self._config.clusters),
-                        "fleets": len(self._config.fleets),
+                        "clusters": len(self.config.clusters),
+                        "fleets": len(self.config.fleets),
                         "directory": str(daemon.directory),
                         "dry_run": self.dry_run,
                     },
                 )
-                _warn(self._config)
+                _warn(self.config)
                 if self.ownership.me is not None:
                     await self._wait_for_controls()
                     refreshing = asyncio.create_task(self._refresh_controls(), name="manual controls of other copies")
                 self.notifications.apply(daemon.notifications)
-                await self.discoveries.apply(self._config)
+                await self.discoveries.apply(self.config)
                 self.ownership.start(self.fleet, advertised(daemon, self.url, os.environ))
                 async with self._notifier.watching(self, self.fleet.connections.tried):
                     while True:
@@ -311,7 +244,7 @@ class Daemon:
             self._loading = None
         mask.hide(*config.secrets)
         _warn(config)
-        old, new = self._config.daemon, config.daemon
+        old, new = self.config.daemon, config.daemon
         fixed = [
             (each.directory, each.state, each.listen, each.advertise, each.hosts, each.tls is None, each.tracing)
             for each in (old, new)
@@ -328,7 +261,7 @@ class Daemon:
         self.history.keep, self.history.compress = new.history, new.pack
         self.notifications.apply(new.notifications)
         added, removed, changed = await self.discoveries.apply(config)
-        self._config = config
+        self.config = config
         self.reload_problems = ()
         self.loaded_at = self.utc()
         log.info(

@@ -2,116 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
-from autoscaler.config.model import Cluster
+from autoscaler.config.model import Cluster, Config
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
 from autoscaler.core.wording import count_of
 from autoscaler.daemon.controller import Controller, Counters, trouble
 from autoscaler.daemon.controls import Controls
-from autoscaler.daemon.discovery import FleetStatus
+from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.event_loop import Slices
+from autoscaler.daemon.fleet import Fleet
+from autoscaler.daemon.history import History
 from autoscaler.daemon.leases import Ownership
-from autoscaler.ports import AuditEntry
+from autoscaler.ports import StateStore
 
 _MAX_NAMED = 5
 
 
-class DaemonStatus(Protocol):
-    """The state of a daemon, to be read only."""
+class DaemonStatus:
+    """The parts of a daemon, and what can be read of it while it runs.
+
+    Attributes:
+        config: the configuration that it runs.
+        fleet: its controllers.
+        discoveries: its fleets.
+        controls: the pauses, holds and limits that people have set.
+        store, history: where decisions are kept.
+        ownership: which copies there are, and what this one controls.
+        utc: the time.
+        dry_run: whether no target is called.
+        loaded_at: when the configuration was last loaded.
+        reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
+    """
+
+    config: Config
+    fleet: Fleet
+    discoveries: Discoveries
+    controls: Controls
+    store: StateStore
+    history: History
+    ownership: Ownership
+    utc: Callable[[], datetime]
+    dry_run: bool
+    loaded_at: datetime
+    reload_problems: tuple[str, ...]
 
     @property
-    def controllers(self) -> Mapping[str, Controller]:
+    def controllers(self) -> dict[str, Controller]:
         """The controllers by the names of their clusters: those of this copy."""
-        ...
+        return self.fleet.controllers
 
     @property
     def clusters(self) -> Mapping[str, Cluster]:
         """All clusters of the configuration and of its fleets, whichever copy controls them, by their names."""
-        ...
-
-    @property
-    def ownership(self) -> Ownership:
-        """Which copies there are, and what this one controls."""
-        ...
+        return self.fleet.wanted
 
     @property
     def fleets(self) -> Sequence[FleetStatus]:
         """What is known of the fleets, by their names. It may be read in another thread."""
-        ...
+        return self.discoveries.status
 
     @property
     def members(self) -> Mapping[str, tuple[str, str]]:
         """The fleet and the member's id of every cluster that is a member, by its name."""
-        ...
-
-    @property
-    def controls(self) -> Controls:
-        """The controls."""
-        ...
-
-    @property
-    def dry_run(self) -> bool:
-        """Whether no target is called."""
-        ...
-
-    @property
-    def config_path(self) -> Path:
-        """The configuration file."""
-        ...
-
-    @property
-    def history_directory(self) -> Path:
-        """Where the history files are."""
-        ...
-
-    @property
-    def loaded_at(self) -> datetime:
-        """When the configuration was last loaded."""
-        ...
-
-    @property
-    def reload_problems(self) -> Sequence[str]:
-        """The problems of the configuration at the last reload; empty when it was accepted."""
-        ...
+        return self.discoveries.members
 
     @property
     def store_failure(self) -> str | None:
-        """Why the last state could not be persisted, or None."""
-        ...
-
-    @property
-    def history_failure(self) -> str | None:
-        """Why the last decision could not be written to the history, or None."""
-        ...
-
-    async def load(self, cluster: str) -> ClusterState | None:
-        """The state of a cluster that was last persisted, by any copy, or None. Raises StoreError."""
-        ...
-
-    def utc(self) -> datetime:
-        """The time."""
-        ...
-
-    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
-        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
-        ...
-
-    async def audit(self, limit: int, until: datetime | None) -> list[AuditEntry]:
-        """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
-        ...
-
-    async def add_audit(self, entry: AuditEntry) -> None:
-        """Persist an entry of the audit. Raises StoreError."""
-        ...
+        """Why the last state could not be persisted, or the leases not be renewed; or None."""
+        return self.store.failure or self.ownership.failure
 
 
 class ClusterSnapshot(NamedTuple):

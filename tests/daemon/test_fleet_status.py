@@ -184,7 +184,7 @@ async def test_a_reload_goes_through_the_fleets(house: House) -> None:
     house.world.specs["f"] = replace(
         house.world.spec("f", house.world.discover, minimum=2), interval=timedelta(hours=1)
     )
-    config = replace(house.daemon._config, fleets=dict(house.world.specs))
+    config = replace(house.daemon.config, fleets=dict(house.world.specs))
     house.daemon._load = lambda: config
     house.daemon.reload()
     await house.until("/api/v1/clusters", lambda _, body: body["clusters"][0]["min"] == 2)

@@ -43,7 +43,6 @@ from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
-from autoscaler.trace.codec import dump_record
 
 from .conftest import Moves, Remembers, make_cluster, make_config
 
@@ -932,7 +931,7 @@ async def test_decisions_are_read_and_sent_some_at_a_time(house: House, monkeypa
     await house.daemon.fleet.stop()
     whole = await house.get("/api/v1/clusters/a/decisions?limit=10000")
     monkeypatch.setattr(state_store, "PAGE", 1)
-    pages = [page async for page in house.daemon.pages("a", 10_000, None)]
+    pages = [page async for page in house.daemon.store.pages("a", 10_000, None)]
     assert [len(page) for page in pages] == [1] * len(whole["decisions"])
     assert await house.get("/api/v1/clusters/a/decisions?limit=10000") == whole
     assert (await house.get("/api/v1/clusters/a/decisions?limit=3"))["decisions"] == whole["decisions"][:3]
@@ -943,12 +942,13 @@ async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_on
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await house.ready()
+    page = await anext(house.daemon.store.pages("a", 1))
 
     async def pages(*_: object) -> AsyncIterator[list[bytes]]:
-        yield [dump_record((await house.daemon.store.records("a", 1))[0])]
+        yield page
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(house.daemon, "pages", pages)
+    monkeypatch.setattr(house.daemon.store, "pages", pages)
     async with house.session.get(house.url + "/api/v1/clusters/a/decisions") as response:
         assert response.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
