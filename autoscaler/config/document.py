@@ -222,39 +222,30 @@ def from_json(value: object, line: int, problems: Problems, path: str) -> Node:
         Invalid: it has too many values, or texts that are too long: it comes from outside, and reading it must not take
             longer than a tick may be late.
     """
-    return _FromJson(line, problems).node(value, path)
+    nodes = 0
 
-
-class _FromJson:
-    """Makes nodes, and counts them."""
-
-    def __init__(self, line: int, problems: Problems) -> None:
-        self._line = line
-        self._problems = problems
-        self._nodes = 0
-
-    def node(self, value: object, path: str, depth: int = 0) -> Node:
-        self._nodes += 1
-        if self._nodes > MAX_FOREIGN_NODES:
-            raise self._problems.fail(self._line, path, f"more than {MAX_FOREIGN_NODES:,} values in all")
+    def read(value: object, path: str, depth: int) -> Node:
+        nonlocal nodes
+        nodes += 1
+        if nodes > MAX_FOREIGN_NODES:
+            raise problems.fail(line, path, f"more than {MAX_FOREIGN_NODES:,} values in all")
         if depth > MAX_DEPTH:
-            raise self._problems.fail(self._line, path, f"nested more than {MAX_DEPTH} levels deep")
-        line = self._line
+            raise problems.fail(line, path, f"nested more than {MAX_DEPTH} levels deep")
         match value:
             case str():
                 if len(value) > MAX_FOREIGN_TEXT:
-                    raise self._problems.fail(line, path, f"longer than {MAX_FOREIGN_TEXT:,} characters")
+                    raise problems.fail(line, path, f"longer than {MAX_FOREIGN_TEXT:,} characters")
                 return Scalar(line, value, value)
             case None | bool() | int() | float():
                 return Scalar(line, json.dumps(value), value)
             case abc.Mapping():
-                inner = {str(key): self.node(found, join(path, str(key)), depth + 1) for key, found in value.items()}
+                inner = {str(key): read(found, join(path, str(key)), depth + 1) for key, found in value.items()}
                 return Mapping(line, {key: Entry(line, node) for key, node in inner.items()})
             case list() | tuple():
-                return Sequence(
-                    line, [self.node(found, join(path, index), depth + 1) for index, found in enumerate(value)]
-                )
-        raise self._problems.fail(line, path, f"of the type {type(value).__name__}, which JSON does not have")
+                return Sequence(line, [read(found, join(path, index), depth + 1) for index, found in enumerate(value)])
+        raise problems.fail(line, path, f"of the type {type(value).__name__}, which JSON does not have")
+
+    return read(value, path, 0)
 
 
 def _line_in(file: str | None, number: int) -> int:
