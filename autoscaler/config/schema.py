@@ -47,7 +47,7 @@ def json_schema() -> dict[str, Any]:
 
     It does not contain what only the reader can check: names of sources, expressions, and limits across fields.
     """
-    schema = _object(FileSections, None)
+    schema = object_schema(FileSections)
     schema["anyOf"] = [{"required": [section]} for section in SCALED]
     schema["patternProperties"] = {f"^{OWN}": {"description": "For your own anchors; not read."}}
     defs: Schema = {
@@ -62,11 +62,6 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": _DIALECT, "title": "autoscaler configuration", **schema, "$defs": defs}
 
 
-def object_schema(cls: type[Any]) -> Schema:
-    """The schema of one section, which refers to the definitions of the whole by `$ref`."""
-    return _object(cls, None)
-
-
 def _plugins(kind: Kind) -> Schema:
     """The definitions of one kind: each plug-in, and the choice by `type`."""
     found: dict[str, Schema] = {}
@@ -76,13 +71,13 @@ def _plugins(kind: Kind) -> Schema:
             cls = build.usable(plugins.load(kind, name), kind)
         except PluginError:  # `autoscaler plugins` shows what is wrong with it; it cannot be used in a file
             continue
-        found[name] = _object(cls, None, {"type": _choice(_spellings(name))})
+        found[name] = object_schema(cls, extra={"type": _choice(_spellings(name))})
         current = plugins.current_name(kind, name)
         if current != name:
             found[name] |= {"deprecated": True, "description": f"Now called `{current}`."}
         if kind is Kind.SOURCE:
             source = {"source": {"type": "string", "description": "The source, by its name under `sources`."}}
-            queries[name] = _object(cls.Query, None, source)
+            queries[name] = object_schema(cls.Query, extra=source)
     defs = {f"{kind.value}.{name}": schema for name, schema in found.items()}
     defs[kind.value] = {
         "type": "object",
@@ -111,9 +106,13 @@ def _spellings(name: str) -> list[Any]:
     return [name, plain] if plain is None or isinstance(plain, bool) else [name]
 
 
-def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | None = None) -> Schema:
-    """The schema of a dataclass; defaults are those of `default`, or else of the class."""
-    extra = extra or {}
+def object_schema(
+    cls: type[Any], default: object = None, extra: abc.Mapping[str, Schema] = types.MappingProxyType({})
+) -> Schema:
+    """The schema of a dataclass, which refers to the definitions of the whole by `$ref`.
+
+    Defaults are those of `default`, or else of the class.
+    """
     hints = build.type_hints(cls)
     docs = plugins.attribute_docs(cls)
     properties: dict[str, Schema] = dict(extra)
@@ -184,7 +183,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
             "maxItems": len(args),
         }
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _object(hint, default if isinstance(default, hint) else None)
+        return object_schema(hint, default if isinstance(default, hint) else None)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _choice([member.value for member in hint])
     return dict(_SCALARS[hint])
