@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
 
 from autoscaler import plugins
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import FAILED, OK, WIDTH, print_json, print_lines, table
-from autoscaler.cli.plugins_markdown import markdown
-from autoscaler.config.build import usable
-from autoscaler.config.keys import Key, keys
-from autoscaler.plugins import Description, Kind, Parameter
+from autoscaler.cli.plugins_markdown import markdown, parts
+from autoscaler.plugins import Description, Parameter
 from autoscaler.ports import AutoscalerError
 
 
@@ -70,7 +68,7 @@ def _show(plugin: Description) -> None:
     head = f"{plugin.kind.noun} {plugin.name} ({plugin.package} {plugin.version})"
     former = f" (formerly {', '.join(plugin.former_names)})" if plugin.former_names else ""
     print_lines(f"{head}: {plugin.problem or plugin.summary}{former}")
-    for title, part in _parts(plugin):
+    for title, part in () if plugin.problem else parts(plugin):
         print_lines("")
         table((title, "default", "takes", "meaning"), [(key.path, key.default, key.takes, key.meaning) for key in part])
     if plugin.variables:
@@ -82,17 +80,6 @@ def _markdown(plugin: Description, *, titled: bool) -> str:
         raise AutoscalerError(plugin.problem)
     title = f"The {plugin.kind.noun} `{plugin.name}`:\n\n" if titled else ""
     return title + (markdown(plugin).rstrip() or "No parameters.")
-
-
-def _parts(plugin: Description) -> Iterator[tuple[str, list[Key]]]:
-    """The keys of a plug-in, and those of a metric if it is a source."""
-    if plugin.problem:
-        return
-    cls = usable(plugins.load(plugin.kind, plugin.name), plugin.kind)
-    parts = [("key", list(keys(cls)))]
-    if plugin.kind is Kind.SOURCE:
-        parts.append(("key of a metric", list(keys(cls.Query))))
-    yield from ((title, found) for title, found in parts if found)
 
 
 def _json(plugin: Description) -> dict[str, Any]:

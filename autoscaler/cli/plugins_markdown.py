@@ -19,15 +19,19 @@ def markdown(description: plugins.Description) -> str:
     Raises:
         PluginError: the plug-in cannot be used.
     """
-    cls = build.usable(plugins.load(description.kind, description.name), description.kind)
-    parts = [("key", cls)]
-    if description.kind is plugins.Kind.SOURCE:
-        parts.append(("key of a metric", cls.Query))
-    found = [(title, list(keys(part))) for title, part in parts]
-    tables = [table(title, rows) for title, rows in found if rows]
+    tables = [table(title, rows) for title, rows in parts(description)]
     if description.variables:
         tables.append(f"A template may name {', '.join(f'`{name}`' for name in description.variables)}.\n")
     return "\n".join(tables)
+
+
+def parts(description: plugins.Description) -> list[tuple[str, list[Key]]]:
+    """The keys of a plug-in, and those of a metric if it is a source. Raises PluginError: it cannot be used."""
+    cls = build.usable(plugins.load(description.kind, description.name), description.kind)
+    found = [("key", list(keys(cls)))]
+    if description.kind is plugins.Kind.SOURCE:
+        found.append(("key of a metric", list(keys(cls.Query))))
+    return [(title, rows) for title, rows in found if rows]
 
 
 def table(title: str, rows: Iterable[Key]) -> str:
