@@ -28,7 +28,6 @@ def register(commands: Commands) -> None:
 
     parser = commands.add_parser(
         "benchmark",
-        help="compare policies on simulated clusters",
         description="Run policies against loads on simulated clusters and print for each its cost relative to the "
         "exact optimum, the share of the time beyond the delay objective, and rescales. Equal arguments give equal "
         "figures. docs/contributing/benchmark.md explains them.",

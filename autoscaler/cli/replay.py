@@ -39,7 +39,6 @@ def register(commands: Commands) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "replay",
-        help="compare what a configuration would have decided with what was recorded",
         description="Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report "
         "what would have been different, and why. Every decision sees the recorded sizes: what another size would have "
         "led to, only `simulate` can show. Nothing is connected to.",

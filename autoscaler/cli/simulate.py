@@ -34,7 +34,6 @@ def register(commands: Commands) -> None:
 
     parser = commands.add_parser(
         "simulate",
-        help="try a configuration on a simulated cluster under a load or batch jobs",
         description="Let a cluster of a configuration scale a simulated one under a load, or under batch jobs, and "
         "report cost, delays, rescales and their reasons. Nothing is connected to. Equal arguments give equal results. "
         "docs/simulate.md has an example.",
