@@ -97,7 +97,7 @@ def _show(config: Config, checked: Checked) -> None:
         for what, why in untrusted.items():
             if what not in shown:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
-        rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
+        rows.extend((name, "target", "remark", remark) for remark in observation.remarks)
     _readings(rows, many=len(checked.observations) > MAX_LISTED)
     clusters: dict[tuple[str, Finding | str], list[str]] = {}  # what is equal for several clusters is shown once
     for examined in checked.examined:
@@ -144,7 +144,7 @@ def _json(config: Config, checked: Checked, *, ok: bool) -> object:
                 "observation": to_json(observation),
                 "doubts": checked.untrusted[name],
                 "awaited": sorted(checked.awaited[name]),
-                "remarks": list(checked.remarks[name]),
+                "remarks": list(observation.remarks),
             }
             for name, observation in checked.observations.items()
         },

@@ -52,7 +52,6 @@ class Checked:
         observations: cluster -> its observation.
         untrusted: cluster -> name -> why it could not be read or cannot be trusted.
         awaited: cluster -> those of them that have no value yet, without anything being wrong.
-        remarks: cluster -> the remarks of its target.
         examined: the findings of plug-ins.
     """
 
@@ -61,7 +60,6 @@ class Checked:
     observations: dict[str, Observation]
     untrusted: dict[str, dict[str, str]]
     awaited: dict[str, frozenset[str]]
-    remarks: dict[str, tuple[str, ...]]
     examined: tuple[Examined, ...]
 
 
@@ -105,7 +103,6 @@ async def check(config: Config) -> Checked:
         observations,
         {name: trusted(config.clusters[name].spec, observation)[1] for name, observation in observations.items()},
         {name: observer.awaited for name, observer in observers.items()},
-        {name: observer.status.remarks if observer.status else () for name, observer in observers.items()},
         tuple(found for found in (*limits, *examined) if found is not None),
     )
 
