@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.capacity import beyond_use
@@ -73,13 +72,8 @@ _TICKS_UNTIL_BACK = 3
 _MAX_REFUSALS = 100
 
 
-class TickRecorder(Protocol):
-    """Records how late ticks begin and how long they take, in seconds."""
-
-    def record_tick(self, late: float, took: float) -> None:
-        """Record one tick."""
-        ...
-
+RecordTick = Callable[[float, float], None]
+"""Records how late a tick began and how long it took, in seconds."""
 
 Ticked = Callable[["Controller"], None]
 """Called after each tick of a controller; it neither raises nor takes time."""
@@ -190,7 +184,7 @@ class Controller:
         sink: DecisionSink,
         *,
         utc: Callable[[], datetime],
-        tick_recorder: TickRecorder,
+        record_tick: RecordTick,
         dry_run: bool,
         decide: Decide,
         ownership: Ownership,
@@ -214,7 +208,7 @@ class Controller:
         self._store = store
         self._sink = sink
         self._utc = utc
-        self._tick_recorder = tick_recorder
+        self._record_tick = record_tick
         self._decide = decide
         self._ownership = ownership
         self._ticked = ticked
@@ -329,7 +323,7 @@ class Controller:
                 self.finished = loop.time()
             self._ticked(self)
             ended = loop.time()
-            self._tick_recorder.record_tick(begun - due, ended - begun)
+            self._record_tick(begun - due, ended - begun)
             following = number if due < planned else number + 1  # an asked one leaves the grid as it is
             number = max(following, math.floor((ended - offset) / interval) + 1)
             self.counters.skipped += number - following

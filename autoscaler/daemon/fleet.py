@@ -11,9 +11,9 @@ from typing import NamedTuple
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections, equal
-from autoscaler.daemon.controller import Controller, Ticked, TickRecorder
+from autoscaler.daemon.controller import Controller, RecordTick, Ticked
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.leases import Ownership, SoleOwnership
+from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.observer import FindControls, no_controls, utc_now
 from autoscaler.ports import ClusterStore, DecisionSink
 
@@ -76,7 +76,7 @@ class Fleet:
         self,
         store: ClusterStore,
         sink: DecisionSink,
-        tick_recorder: TickRecorder,
+        record_tick: RecordTick,
         *,
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
@@ -88,7 +88,7 @@ class Fleet:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
         self.template_problems: Mapping[str, str] = {}
-        self.ownership = ownership or SoleOwnership()
+        self.ownership = ownership or Ownership()
         self._config: Config | None = None
         self._lock = asyncio.Lock()
         self._running: dict[str, _Running] = {}
@@ -96,7 +96,7 @@ class Fleet:
         self._stopped = False
         self._store = store
         self._sink = sink
-        self._tick_recorder = tick_recorder
+        self._record_tick = record_tick
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
@@ -230,7 +230,7 @@ class Fleet:
             self._store,
             self._sink,
             utc=self._utc,
-            tick_recorder=self._tick_recorder,
+            record_tick=self._record_tick,
             dry_run=self._dry_run,
             decide=self._decide,
             ownership=self.ownership,

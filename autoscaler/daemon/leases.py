@@ -42,92 +42,58 @@ _AT_ONCE = 1000
 _MAX_NAMED = 10
 
 
-class Ownership(Protocol):
-    """Which clusters this copy controls.
+class Ownership:
+    """Which clusters this copy controls: all of them, where it is the only one.
 
     Attributes:
-        me: the id of this copy, or None where there are no others.
         copies: all that live, as of the last renewal, this one included; empty where there are no others to share with.
         failure: why the leases cannot be renewed, or None.
         taken: how many leases this copy has taken since its start.
     """
 
-    copies: Mapping[UUID, Copy]
-    failure: str | None
-    taken: int
+    copies: Mapping[UUID, Copy] = MappingProxyType({})
+    failure: str | None = None
+    taken = 0
 
     @property
     def me(self) -> UUID | None:
-        """The id of this copy."""
-        ...
+        """The id of this copy, or None where there are no others."""
+        return None
 
     @property
     def owned(self) -> int:
         """How many leases this copy has."""
-        ...
+        return 0
 
     def owns(self, cluster: str) -> bool:
         """Whether it controls this cluster."""
-        ...
-
-    def valid(self, cluster: str) -> bool:
-        """Whether it certainly still does: to be asked directly before a target is changed."""
-        ...
-
-    def shares(self, name: str) -> bool:
-        """Whether what belongs to no cluster, by its name, is this copy's affair."""
-        ...
-
-    def doubt(self) -> None:
-        """Have it found out at once what this copy still has: the store has refused to save."""
-        ...
-
-    def start(self, controllers: Controllers, url: str) -> None:
-        """Begin to take this copy's share; others reach it at this URL."""
-        ...
-
-    async def stop(self) -> None:
-        """Let go of every cluster as soon as its controller has ended."""
-        ...
-
-    def cancel(self) -> None:
-        """Renew no more: the leases expire."""
-        ...
-
-    async def owner(self, cluster: str) -> Copy | None:
-        """The copy that has the lease of a cluster, or None. Raises StoreError."""
-        ...
-
-
-class SoleOwnership:
-    """The ownership of the only copy there is: everything is its own. See `Ownership`."""
-
-    copies: Mapping[UUID, Copy] = MappingProxyType({})
-    failure: str | None = None
-    me: UUID | None = None
-    owned = taken = 0
-
-    def owns(self, cluster: str) -> bool:
-        """Yes."""
         del cluster
         return True
 
-    valid = shares = owns
+    def valid(self, cluster: str) -> bool:
+        """Whether it certainly still does: to be asked directly before a target is changed."""
+        del cluster
+        return True
+
+    def shares(self, name: str) -> bool:
+        """Whether what belongs to no cluster, by its name, is this copy's affair."""
+        del name
+        return True
 
     def doubt(self) -> None:
-        """Nothing is in doubt."""
+        """Have it found out at once what this copy still has: the store has refused to save."""
 
     def start(self, controllers: Controllers, url: str) -> None:
-        """There is nothing to take."""
+        """Begin to take this copy's share; others reach it at this URL."""
 
     async def stop(self) -> None:
-        """There is nobody to hand over to."""
+        """Let go of every cluster as soon as its controller has ended."""
 
     def cancel(self) -> None:
-        """Nothing expires."""
+        """Renew no more: the leases expire."""
 
     async def owner(self, cluster: str) -> Copy | None:
-        """None: no copy has a lease."""
+        """The copy that has the lease of a cluster, or None. Raises StoreError."""
         del cluster
         return None
 
@@ -226,8 +192,8 @@ class _Shares:
         return self.mine
 
 
-class SharedOwnership:
-    """The leases of this copy among others. See `Ownership`.
+class SharedOwnership(Ownership):
+    """The leases of this copy among others.
 
     Args:
         store: keeps them.
@@ -235,9 +201,6 @@ class SharedOwnership:
     """
 
     def __init__(self, store: LeaseStore, name: str) -> None:
-        self.copies: Mapping[UUID, Copy] = {}
-        self.failure: str | None = None
-        self.taken = 0
         self._store = store
         self._name = name
         self._url = ""

@@ -17,7 +17,7 @@ from autoscaler.core.explain import outcome
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.event_loop import Slices
-from autoscaler.daemon.leases import Ownership, SoleOwnership
+from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import EdgeError, Member, MemberStatus, Reports
 
 log = logging.getLogger("autoscaler.daemon.reports")
@@ -92,7 +92,7 @@ class Reporter:
         self._known = known
         self._controllers = controllers
         self._utc = utc
-        self._ownership = ownership or SoleOwnership()
+        self._ownership = ownership or Ownership()
         self._shown: dict[str, _Shown] = {}
         self._failing = False
 

@@ -29,7 +29,7 @@ from autoscaler.daemon.garbage import collect_on_growth
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_access import Access
 from autoscaler.daemon.http_api import serve_http
-from autoscaler.daemon.leases import Ownership, SoleOwnership
+from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.notifications import Notifications
@@ -87,7 +87,7 @@ class Daemon(DaemonStatus):
         ownership: Ownership | None = None,
     ) -> None:
         self.store = store
-        self.ownership = ownership or SoleOwnership()
+        self.ownership = ownership or Ownership()
         self.history = history
         self.utc = utc
         self.dry_run = dry_run
@@ -100,7 +100,7 @@ class Daemon(DaemonStatus):
         self.fleet = Fleet(
             store,
             history,
-            TickHistograms(self.registry),
+            TickHistograms(self.registry).record_tick,
             utc=utc,
             dry_run=dry_run,
             decide=decide,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.config.model import DaemonSpec
 from autoscaler.core.model import ClusterState
-from autoscaler.daemon.leases import Ownership, SharedOwnership, SoleOwnership
+from autoscaler.daemon.leases import Ownership, SharedOwnership
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store, read_state
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | Pos
 
 def ownership_of(store: SqliteStateStore | PostgresStateStore) -> Ownership:
     """Which clusters are controlled by the copy of the daemon that this store is of."""
-    return SoleOwnership() if isinstance(store, SqliteStateStore) else SharedOwnership(store, socket.gethostname())
+    return Ownership() if isinstance(store, SqliteStateStore) else SharedOwnership(store, socket.gethostname())
 
 
 async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str, ClusterState]:

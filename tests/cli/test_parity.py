@@ -128,11 +128,6 @@ class Clock:
         return START + timedelta(seconds=round(seconds))
 
 
-class NoTickRecorder:
-    def record_tick(self, late: float, took: float) -> None:
-        pass
-
-
 async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restart_every: int) -> FakeStore:
     """A daemon's controllers in front of a simulated cluster; stopped and started again every so many ticks."""
     clock, store = Clock(spec), FakeStore()
@@ -157,7 +152,7 @@ async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restar
     ticks = 0
     while not world.ended:
         if fleet is None:
-            fleet = Fleet(store, store, NoTickRecorder(), utc=clock)
+            fleet = Fleet(store, store, lambda *_: None, utc=clock)
             await fleet.apply(config)
         await asyncio.sleep(TICK.total_seconds())
         ticks += 1

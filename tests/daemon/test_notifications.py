@@ -20,7 +20,7 @@ from autoscaler.core.model import Control, ControlKind
 from autoscaler.daemon import notifications
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.daemon.leases import Ownership, SoleOwnership
+from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.notifications import Notifications
 from autoscaler.ports import Copy, Notification, RefusedError, Severity, UnavailableError
 from autoscaler.testing import virtual_time
@@ -75,7 +75,7 @@ class Told(World):
     """A world whose clusters' news go to inboxes."""
 
     def __init__(self, *names: str, ownership: Ownership | None = None, **changes: Any) -> None:
-        self.ownership = ownership or SoleOwnership()
+        self.ownership = ownership or Ownership()
         self.orders: dict[str, tuple[Control, ...]] = {}
         self.registry = CollectorRegistry()
         self.members: set[str] = set()
@@ -256,11 +256,14 @@ def test_a_backlog_at_the_maximum_is_told_once_it_has_lasted() -> None:
     run(main)
 
 
-class Copies(SoleOwnership):
+class Copies(Ownership):
     """One of two copies, that has everything."""
 
-    me = UUID(int=1)
     copies: Mapping[UUID, Copy] = MappingProxyType({UUID(int=1): Copy(UUID(int=1), "pod-a", "http://a:8765")})
+
+    @property
+    def me(self) -> UUID:
+        return UUID(int=1)
 
 
 def test_who_controls_a_cluster_is_told_where_copies_share_them_and_a_reload_is_no_news() -> None:

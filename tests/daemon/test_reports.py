@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.daemon import reports
 from autoscaler.daemon.discovery import Discoveries
-from autoscaler.daemon.leases import SoleOwnership
+from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import Member, MemberStatus, RefusedError, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeDiscovery
@@ -234,7 +234,7 @@ def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog
     assert said(caplog, "the status of members cannot be shown") == []
 
 
-class Some(SoleOwnership):
+class Some(Ownership):
     """Owns what it is given, and has the share of the members without a cluster that it is given."""
 
     def __init__(self, *owned: str, share: bool = False) -> None:
