@@ -607,10 +607,6 @@ class StateStore(ClusterStore, ControlStore, MemberStore, Protocol):
         """
         ...
 
-    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
-        """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        ...
-
     async def close(self) -> None:
         """Write what waits and close it."""
         ...

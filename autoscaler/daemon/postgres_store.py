@@ -42,7 +42,6 @@ from autoscaler.trace.codec import (
     dump_state,
     load_audit,
     load_control,
-    load_record,
 )
 
 if TYPE_CHECKING:
@@ -340,15 +339,11 @@ class PostgresStateStore:
         if save.error is not None:
             raise save.error
 
-    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
-        """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        try:
-            return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
-        except ValueError as error:
-            raise self._unreadable(f"the decisions of cluster {cluster!r}", error) from error
-
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
-        """Like `records`, as they are stored and some at a time: what all of them take may be more than there is."""
+        """The last decisions of a cluster as they are stored, up to a time if one is given, newest first.
+
+        Some at a time: what all of them take may be more than there is. Raises StoreError.
+        """
         below = 2**63 - 1
         while limit > 0:
             values = {

@@ -31,7 +31,6 @@ from autoscaler.trace.codec import (
     dump_state,
     load_audit,
     load_control,
-    load_record,
 )
 
 R = TypeVar("R")
@@ -134,13 +133,11 @@ class SqliteStateStore:
             log.info("state is persisted again", extra={"path": str(self.path)})
             self.failure = None
 
-    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
-        """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        with store_errors(self.path, f"the decisions of cluster {cluster!r}"):
-            return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
-
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
-        """Like `records`, as they are stored and some at a time: what all of them take may be more than there is."""
+        """The last decisions of a cluster as they are stored, up to a time if one is given, newest first.
+
+        Some at a time: what all of them take may be more than there is. Raises StoreError.
+        """
         before = math.inf
         while limit > 0:
             page, before = await self._read(
@@ -187,10 +184,6 @@ class SqliteStateStore:
     async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
         """The last entries of the audit, up to a time if one is given, newest first. Raises StoreError."""
         return await self._read(lambda: _load_audit(self._connection, limit, until), "the audit")
-
-    async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
-        """Call something with the connection, in the writer's thread."""
-        return await self._batcher.call(lambda: function(self._connection))
 
     async def open(self) -> None:
         """Open the file. Raises StoreError."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -26,12 +27,16 @@ from autoscaler.core.model import (
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.discovery import Discoveries, FleetStatus
 from autoscaler.daemon.fleet import Fleet
-from autoscaler.ports import ConfigurationError, Member
+from autoscaler.daemon.http_requests import record_of
+from autoscaler.daemon.state_store import SqliteStateStore
+from autoscaler.ports import ConfigurationError, Member, Record, StateStore
 from autoscaler.testing.fakes import Fake, FakeDiscovery, FakeEngine, FakeQuery, FakeSource, FakeTarget
 from autoscaler.testing.virtual_time import WallClock
 from tests.daemon.fake_stores import FakeStore
 
 INTERVAL = timedelta(seconds=10)
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,16 @@ class Moves:
         return Recommendation(None, Reason.ABSTAINED)
 
 
+async def records_of(store: StateStore, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
+    """The last decisions of a cluster, newest first, read as the HTTP endpoints read them."""
+    return [record_of(line) async for page in store.pages(cluster, limit, until) for line in page]
+
+
+async def in_writer(store: SqliteStateStore, function: Callable[[sqlite3.Connection], R]) -> R:
+    """Call something with the connection, in the thread that writes."""
+    return await store._batcher.call(lambda: function(store._connection))
+
+
 def spec(name: str, **changes: Any) -> ClusterSpec:
     fields: dict[str, Any] = {
         "limits": Limits(1, 10),
@@ -123,7 +138,7 @@ class Ticked:
     late: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
 
-    def record_tick(self, late: float, took: float) -> None:
+    def __call__(self, late: float, took: float) -> None:
         self.late.append(late)
         self.took.append(took)
 

@@ -25,7 +25,7 @@ from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake
 from tests.daemon.fake_stores import FakeStore
 
-from .conftest import Fleets
+from .conftest import Fleets, in_writer
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -421,7 +421,7 @@ async def test_the_last_entries_of_the_audit_are_kept(tmp_path: Path, monkeypatc
 
 async def test_a_file_of_before_there_were_controls_is_read_and_damage_is_named(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=5) as store:
-        await store.call(lambda connection: connection.executescript("DROP TABLE control; DROP TABLE audit"))
+        await in_writer(store, lambda connection: connection.executescript("DROP TABLE control; DROP TABLE audit"))
     async with open_state_store(tmp_path, decisions=5) as store:
         assert await store.load_controls() == []
         await Controls(store, lambda: NOON).add(control("hold"), ["a"], by="alice")

@@ -44,7 +44,7 @@ from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
-from .conftest import Moves, Remembers, make_cluster, make_config
+from .conftest import Moves, Remembers, in_writer, make_cluster, make_config
 
 TICK = timedelta(milliseconds=100)
 TIMEOUT = timedelta(milliseconds=500)
@@ -134,7 +134,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) -> None:
     await house.ready()
     disk = threading.Event()
-    hanging = asyncio.create_task(house.store.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(in_writer(house.store, lambda _: disk.wait(PATIENCE)))
     added = make_cluster("c", Fake(FakeTarget()), interval=TICK, timeout=TIMEOUT)
     house.daemon._load = lambda: replace(house.config, clusters={**house.config.clusters, "c": added})
     house.daemon.reload()
@@ -184,7 +184,7 @@ async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
 
     await house.until(well)
     disk = threading.Event()
-    hanging = asyncio.create_task(house.store.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(in_writer(house.store, lambda _: disk.wait(PATIENCE)))
 
     async def overdue() -> bool:
         async with house.session.get(house.url + "/healthz") as response:

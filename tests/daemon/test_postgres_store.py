@@ -20,6 +20,7 @@ from autoscaler.daemon.postgres_store import PostgresStateStore, open_postgres_s
 from autoscaler.ports import AuditEntry, LeaseLost, Member, StoreError
 from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, postgres
 
+from .conftest import records_of
 from .test_state_store import NOW, a_record, a_state
 
 
@@ -50,7 +51,7 @@ async def save(store: PostgresStateStore, second: int, cluster: str = "a") -> No
 
 async def times(store: PostgresStateStore, cluster: str = "a") -> list[int]:
     """The seconds of the decisions that are kept, newest first."""
-    return [int((record.decision.at - NOW).total_seconds()) for record in await store.records(cluster, 100)]
+    return [int((record.decision.at - NOW).total_seconds()) for record in await records_of(store, cluster, 100)]
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

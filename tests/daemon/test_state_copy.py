@@ -24,7 +24,7 @@ from autoscaler.daemon.state_store import FILE, open_state_store
 from autoscaler.ports import AuditEntry, Member, Record, Secret, StateStore, StoreError
 from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, postgres
 
-from .conftest import spec
+from .conftest import records_of, spec
 from .test_state_store import NOW, a_record
 from .test_store_contract import noted, open_alone, ordered
 
@@ -69,7 +69,7 @@ async def content(store: StateStore) -> object:
     return (
         [await store.load(name) for name in names],
         [[page async for page in store.pages(name, 1000)] for name in names],
-        [await store.records(name, 1000, NOW + timedelta(seconds=10.123457 * 45)) for name in names],
+        [await records_of(store, name, 1000, NOW + timedelta(seconds=10.123457 * 45)) for name in names],
         await store.load_members("f"),
         await store.load_controls(),
         await store.audit(100),
@@ -90,11 +90,11 @@ async def filled(place: str) -> object:
 async def goes_on(place: str) -> None:
     """A daemon goes on where the one before has stopped: numbers rise, and what is too much is pruned."""
     async with open_alone(daemon(place)) as store:
-        before = await store.records("c0", 1)
+        before = await records_of(store, "c0", 1)
         for second in range(1000, 1040):
             at = NOW + timedelta(seconds=second)
             await store.save("c0", replace(ClusterState(), at=at), a_record(at, "c0"))
-        found = await store.records("c0", 1000)
+        found = await records_of(store, "c0", 1000)
         assert found[0].decision.at == NOW + timedelta(seconds=1039)
         assert before[0] not in found
         assert 20 <= len(found) < 36

@@ -46,7 +46,7 @@ from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_sto
 from autoscaler.ports import Member, Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
 
-from .conftest import spec
+from .conftest import in_writer, records_of, spec
 
 NOW = datetime(2026, 1, 31, 17, 5, 3, 250_000, tzinfo=UTC)
 DATA = Path(__file__).parent / "data"
@@ -248,10 +248,10 @@ def test_what_is_no_record_is_refused_with_the_place(text: str, problem: str) ->
 async def test_what_waits_is_kept_in_one_transaction(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=20) as store:
         commits: list[str] = []
-        await store.call(lambda connection: connection.set_trace_callback(commits.append))
+        await in_writer(store, lambda connection: connection.set_trace_callback(commits.append))
         await asyncio.gather(*(store.save(f"c{n}", a_state(), a_record(cluster=f"c{n}")) for n in range(200)))
         assert commits.count("COMMIT") == 1
-        await store.call(lambda connection: connection.set_trace_callback(None))
+        await in_writer(store, lambda connection: connection.set_trace_callback(None))
 
 
 def fill(connection: sqlite3.Connection) -> None:
@@ -262,17 +262,17 @@ def fill(connection: sqlite3.Connection) -> None:
 async def test_a_full_disk_is_reported_and_nothing_is_half_persisted(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=1000) as store:
         await store.save("a", a_state(), a_record())
-        await store.call(fill)
+        await in_writer(store, fill)
         with pytest.raises(StoreError, match=r"the disk is full\. Decisions are not acted on until there is space"):
             await keep_many(store)
         assert "disk is full" in str(store.failure)
-        assert len(await store.records("new", 1000)) == 0
+        assert len(await records_of(store, "new", 1000)) == 0
         assert await store.load("new") is None
         assert await store.load("a") is not None
-        await store.call(lambda connection: connection.execute("PRAGMA max_page_count = 1000000"))
+        await in_writer(store, lambda connection: connection.execute("PRAGMA max_page_count = 1000000"))
         await keep_many(store)
         assert store.failure is None
-        assert len(await store.records("new", 1000)) == 50
+        assert len(await records_of(store, "new", 1000)) == 50
 
 
 async def keep_many(store: SqliteStateStore) -> None:
@@ -400,7 +400,7 @@ async def test_a_deleted_state_is_noticed_and_written_anew(
         await store.save("a", a_state(), a_record())
         assert store.failure is None
         assert read_state(directory, "a") == a_state()
-        assert len(await store.records("a", 10)) == 1
+        assert len(await records_of(store, "a", 10)) == 1
         with pytest.raises(StoreError, match="in use by another autoscaler"):
             async with open_state_store(directory, decisions=5):
                 pass
@@ -471,18 +471,18 @@ async def test_only_members_that_differ_are_written(tmp_path: Path) -> None:
     members = {str(number): Member(str(number), {"name": str(number)}) for number in range(100)}
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save_members("f", members)
-        before = await store.call(lambda connection: connection.total_changes)
+        before = await in_writer(store, lambda connection: connection.total_changes)
         await store.save_members("f", {**members, "7": Member("7", {"name": "other"}), "new": Member("new", {})})
-        assert await store.call(lambda connection: connection.total_changes) - before == 2
+        assert await in_writer(store, lambda connection: connection.total_changes) - before == 2
 
 
 async def test_a_directory_of_a_version_without_fleets_is_still_read(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save("a", ClusterState(), a_record())
-        await store.call(lambda connection: connection.execute("DROP TABLE member"))
+        await in_writer(store, lambda connection: connection.execute("DROP TABLE member"))
     async with open_state_store(tmp_path, decisions=9) as store:
         assert await store.load_members("f") == {}
-        assert len(await store.records("a", 9)) == 1
+        assert len(await records_of(store, "a", 9)) == 1
 
 
 async def test_all_members_are_written_anew_where_the_file_was_deleted(tmp_path: Path) -> None:
@@ -498,10 +498,10 @@ async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_p
     a = Member("a", {"name": "a"})
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save_members("f", {"a": a})
-        await store.call(lambda connection: connection.execute("PRAGMA query_only = 1"))
+        await in_writer(store, lambda connection: connection.execute("PRAGMA query_only = 1"))
         with pytest.raises(StoreError, match="cannot be used"):
             await store.save_members("f", {"b": a})
         with pytest.raises(StoreError, match="cannot be used"):
             await store.forget_members(set())
-        await store.call(lambda connection: connection.execute("PRAGMA query_only = 0"))
+        await in_writer(store, lambda connection: connection.execute("PRAGMA query_only = 0"))
         assert await store.load_members("f") == {"a": a}
