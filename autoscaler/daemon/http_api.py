@@ -31,7 +31,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.explain import explain
-from autoscaler.core.model import ClusterState, Decision
+from autoscaler.core.model import ClusterState
 from autoscaler.core.workload_profile import Profile
 from autoscaler.daemon.controller import NOT_OBSERVED, trouble
 from autoscaler.daemon.discovery import FleetStatus
@@ -45,7 +45,10 @@ from autoscaler.daemon.http_requests import (
     STATUS,
     controller_of,
     decision_document,
+    failure_of,
     limit_of,
+    record_of,
+    time_text,
     until_of,
 )
 from autoscaler.daemon.http_series import series
@@ -57,7 +60,7 @@ from autoscaler.daemon.rows import clusters_beside, row_document
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, fleet_of, health, snapshot
 from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
-from autoscaler.trace.codec import call_failure, load_record, to_json
+from autoscaler.trace.codec import call_failure, to_json
 
 T = TypeVar("T")
 
@@ -314,24 +317,23 @@ def _fleet_problem(fleet: FleetStatus) -> str | None:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    status, registry, renderer = request.app[STATUS], request.app[_REGISTRY], request.app[RENDERER]
-
-    async def make() -> bytes:
-        clusters = await snapshot(status, ask=False)
-        return await renderer.render(lambda: exposition(status, registry, clusters))
-
-    body = await renderer.share("metrics", make)
-    return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    status, registry = request.app[STATUS], request.app[_REGISTRY]
+    return await _exposed(request, "metrics", lambda clusters: exposition(status, registry, clusters))
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
-    status, renderer = request.app[STATUS], request.app[RENDERER]
+    status = request.app[STATUS]
+    return await _exposed(request, "policies", lambda clusters: exposition_of_policies(status, clusters))
+
+
+async def _exposed(request: web.Request, key: str, text: Callable[[list[ClusterSnapshot]], bytes]) -> web.Response:
+    renderer = request.app[RENDERER]
 
     async def make() -> bytes:
-        clusters = await snapshot(status, ask=False)
-        return await renderer.render(lambda: exposition_of_policies(status, clusters))
+        clusters = await snapshot(request.app[STATUS], ask=False)
+        return await renderer.render(lambda: text(clusters))
 
-    body = await renderer.share("policies", make)
+    body = await renderer.share(key, make)
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -393,7 +395,7 @@ def _load_what_if() -> Handler:
 def _fleet(fleet: FleetStatus, loop_time: float, now: datetime) -> dict[str, object]:
     return {
         "name": fleet.name,
-        "answered_at": None if fleet.answered_at is None else fleet.answered_at.isoformat(),
+        "answered_at": time_text(fleet.answered_at),
         "age": None if fleet.answered_at is None else (now - fleet.answered_at).total_seconds(),
         "problem": fleet.failure,
         "failures": fleet.failures,
@@ -440,7 +442,7 @@ def _details(
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=cluster.dry_run, failed=_failure(state, decision)),
+        else explain(observation, decision, dry_run=cluster.dry_run, failed=failure_of(state, decision)),
     }
 
 
@@ -466,8 +468,8 @@ async def _decision_list(
         nonlocal newer
         texts = []
         for line in page:
-            record = _record(line)
-            failed = _failure(state, record.decision) or call_failure(record, newer)
+            record = record_of(line)
+            failed = failure_of(state, record.decision) or call_failure(record, newer)
             texts.append(json.dumps(decision_document(record, failed)))
             newer = record
         return ", ".join(texts)
@@ -496,19 +498,6 @@ async def _parts(body: bytes) -> AsyncIterator[bytes]:
 
 def _json(document: object) -> bytes:
     return json.dumps(document).encode()
-
-
-def _failure(state: ClusterState | None, decision: Decision) -> str | None:
-    """Why the scale call of the last decision failed."""
-    rescale = None if state is None else state.rescale
-    return rescale.error if rescale is not None and rescale.at == decision.at else None
-
-
-def _record(line: bytes) -> Record:
-    try:
-        return load_record(line)
-    except ValueError as error:
-        raise StoreError(f"a decision cannot be read: {error}") from error
 
 
 def _reload(status: DaemonStatus) -> list[str] | str:

@@ -36,7 +36,9 @@ from autoscaler.daemon.http_requests import (
     control_document,
     controller_of,
     decision_document,
+    failure_of,
     limit_of,
+    time_text,
     until_of,
 )
 from autoscaler.daemon.openapi import document
@@ -183,7 +185,7 @@ async def _add_control(request: web.Request) -> web.Response:
         raise web.HTTPServiceUnavailable(
             text=f"nothing is set: the clock of the daemon's machine shows {shown}; set it, and try again"
         ) from error
-    answer = {"id": stored.id, "until": _time(stored.until), "clusters": clusters}
+    answer = {"id": stored.id, "until": time_text(stored.until), "clusters": clusters}
     return web.json_response({**answer, "held_at": _held_at(status, asked.replicas, clusters)}, status=201)
 
 
@@ -219,7 +221,7 @@ async def _controls(request: web.Request) -> web.Response:
 
 async def _audit(request: web.Request) -> web.Response:
     entries = await request.app[STATUS].store.audit(limit_of(request), until_of(request))
-    return web.json_response({"entries": [{**dataclasses.asdict(each), "at": _time(each.at)} for each in entries]})
+    return web.json_response({"entries": [{**dataclasses.asdict(each), "at": time_text(each.at)} for each in entries]})
 
 
 async def _decide(request: web.Request) -> web.Response:
@@ -247,10 +249,8 @@ async def _decide(request: web.Request) -> web.Response:
         if why in (None, NOT_OBSERVED):
             why = "the cluster was reconfigured, removed or handed over, or the daemon stops"
         raise web.HTTPServiceUnavailable(text=f"nothing was decided: {why}")
-    rescale = None if state is None else state.rescale
-    failed = rescale.error if rescale is not None and rescale.at == decision.at else None
     record = Record(observation, decision, dry_run=controller.dry_run)
-    return web.json_response({"cluster": controller.name, **decision_document(record, failed)})
+    return web.json_response({"cluster": controller.name, **decision_document(record, failure_of(state, decision))})
 
 
 async def _openapi(_: web.Request) -> web.Response:
@@ -291,7 +291,3 @@ def _shown(stored: StoredControl, in_force: list[str]) -> dict[str, object]:
     assert stored.control is not None  # noqa: S101 - resumes are not listed
     scope = {"clusters": stored.clusters, "fleets": stored.fleets, "in_force": in_force}
     return {"id": stored.id, **scope, **control_document(stored.control)}
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()

@@ -12,12 +12,12 @@ from pydantic_core import ErrorDetails
 
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import describe_control, explain
-from autoscaler.core.model import Control
+from autoscaler.core.model import ClusterState, Control, Decision
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.status import DaemonStatus
 from autoscaler.http_connections import Connections
-from autoscaler.ports import Record
-from autoscaler.trace.codec import to_json
+from autoscaler.ports import Record, StoreError
+from autoscaler.trace.codec import load_record, to_json
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -75,10 +75,16 @@ def controller_of(status: DaemonStatus, name: str) -> Controller:
 
 def limit_of(request: web.Request) -> int:
     """How many are asked for by `limit`. Raises HTTPBadRequest."""
-    text = request.query.get("limit", "20")
+    return number_of(request, "limit", 20, 1, MAX_LISTED)
+
+
+def number_of(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    """A number that is given in a query. Raises HTTPBadRequest."""
+    text = request.query.get(name, str(default))
     # Long ones are not converted: Python raises another error for thousands of digits.
-    if not text.isdecimal() or len(text) > len(str(MAX_LISTED)) or not 1 <= int(text) <= MAX_LISTED:
-        raise web.HTTPBadRequest(text=f"limit is {text[:_LONGEST_SHOWN]!r}, expected a number from 1 to {MAX_LISTED}")
+    if not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
+        shown = text[:_LONGEST_SHOWN]
+        raise web.HTTPBadRequest(text=f"{name} is {shown!r}, expected a number from {least} to {most}")
     return int(text)
 
 
@@ -100,6 +106,25 @@ def time_of(request: web.Request, name: str) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def record_of(line: bytes) -> Record:
+    """A decision as the state store has it. Raises StoreError."""
+    try:
+        return load_record(line)
+    except ValueError as error:
+        raise StoreError(f"a decision cannot be read: {error}") from error
+
+
+def failure_of(state: ClusterState | None, decision: Decision) -> str | None:
+    """Why the scale call of the last decision failed, or None."""
+    rescale = None if state is None else state.rescale
+    return rescale.error if rescale is not None and rescale.at == decision.at else None
+
+
+def time_text(at: datetime | None) -> str | None:
+    """A time in an answer."""
+    return None if at is None else at.isoformat()
+
+
 def decision_document(record: Record, failed: str | None) -> dict[str, object]:
     """A decision with what it was made of, and its explanation; `failed` is why its scale call has failed."""
     return {
@@ -115,8 +140,8 @@ def control_document(control: Control) -> dict[str, object]:
     return {
         "kind": control.kind.value,
         "by": control.by,
-        "at": None if control.at is None else control.at.isoformat(),
-        "until": None if control.until is None else control.until.isoformat(),
+        "at": time_text(control.at),
+        "until": time_text(control.until),
         "reason": control.reason,
         "up": control.up,
         "down": control.down,

@@ -13,11 +13,18 @@ from aiohttp import hdrs, web
 
 from autoscaler.core.model import ClusterState
 from autoscaler.daemon.controller import Controller
-from autoscaler.daemon.http_requests import MAX_LISTED, STATUS, controller_of, time_of, until_of
+from autoscaler.daemon.http_requests import (
+    MAX_LISTED,
+    STATUS,
+    controller_of,
+    number_of,
+    record_of,
+    time_of,
+    until_of,
+)
 from autoscaler.daemon.renderer import RENDERER
 from autoscaler.daemon.series import Series, series_document
 from autoscaler.ports import Record, StoreError
-from autoscaler.trace.codec import load_record
 
 log = logging.getLogger("autoscaler.daemon.http_series")
 
@@ -37,7 +44,7 @@ async def series(request: web.Request) -> web.Response:
     controller = controller_of(status, request.match_info["name"])
     now = status.utc()
     since, until = range_of(request, now)
-    number = _points_of(request)
+    number = number_of(request, "points", DEFAULT_POINTS, LEAST_POINTS, MOST_POINTS)
     await fill(request, controller)
     rows, width = controller.series.points(since, until, now.timestamp())
     changes = controller.series.changes(since, until)
@@ -48,8 +55,8 @@ async def series(request: web.Request) -> web.Response:
         headers[hdrs.CONTENT_ENCODING] = "gzip"
 
     def rendered() -> bytes:
-        document = series_document(rows, since, until, number, width)
-        body = json.dumps({"cluster": controller.name, **document, **changes}, allow_nan=False).encode()
+        document = series_document(rows, since, until, number, width, changes)
+        body = json.dumps({"cluster": controller.name, **document}, allow_nan=False).encode()
         return gzip.compress(body, _LEVEL, mtime=0) if hdrs.CONTENT_ENCODING in headers else body
 
     return web.Response(body=await renderer.render(rendered), content_type="application/json", headers=headers)
@@ -65,15 +72,6 @@ def range_of(request: web.Request, now: datetime) -> tuple[float, float]:
         )
         raise web.HTTPBadRequest(text=text)
     return since.timestamp(), until.timestamp()
-
-
-def _points_of(request: web.Request) -> int:
-    text = request.query.get("points", str(DEFAULT_POINTS))
-    if not (text.isdecimal() and len(text) <= len(str(MOST_POINTS)) and LEAST_POINTS <= int(text) <= MOST_POINTS):
-        raise web.HTTPBadRequest(
-            text=f"points is {text[:40]!r}, expected a number from {LEAST_POINTS} to {MOST_POINTS}"
-        )
-    return int(text)
 
 
 async def fill(request: web.Request, controller: Controller) -> None:
@@ -93,19 +91,12 @@ async def _fill(request: web.Request, controller: Controller) -> None:
     until = None if known.begun_at is None else known.begun_at - timedelta(microseconds=1)
     try:
         async for page in status.store.pages(controller.name, MAX_LISTED, until):
-            records += await renderer.render(partial(_loaded, page))
+            records += await renderer.render(partial(list, map(record_of, page)))
     except StoreError as error:
         log.debug("series not filled", extra={"cluster": controller.name, "error": str(error)})
         return
     earlier = await renderer.render(partial(_earlier, controller, state or ClusterState(), records))
     known.fill(earlier)
-
-
-def _loaded(page: Sequence[bytes]) -> list[Record]:
-    try:
-        return [load_record(line) for line in page]
-    except ValueError as error:
-        raise StoreError(f"a decision cannot be read: {error}") from error
 
 
 def _earlier(controller: Controller, state: ClusterState, records: Sequence[Record]) -> Series:

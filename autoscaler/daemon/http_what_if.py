@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from statistics import median
-from typing import Any
 
 from aiohttp import web
 
@@ -21,7 +21,7 @@ from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.http_requests import BUSY, CONNECTIONS, STATUS, WhatIfRequest, body_of, controller_of
 from autoscaler.daemon.http_series import fill
 from autoscaler.daemon.renderer import RENDERER
-from autoscaler.daemon.series import KEYS, Row, Series, series_document
+from autoscaler.daemon.series import KEYS, Row, series_document
 from autoscaler.daemon.what_if import POINTS, Job, figures_of
 from autoscaler.daemon.workload import capacity_at, roles
 from autoscaler.simulation.loads import Load
@@ -65,17 +65,15 @@ async def what_if(request: web.Request) -> web.Response:
             raise web.HTTPBadRequest(text=found["error"])
         rows = [row for row in rows if begin <= row[0] <= end]
         width = max(width, controller.cluster.interval.total_seconds())
-        happened = await request.app[RENDERER].render(lambda: _happened(controller.series, rows, begin, end, width))
+        changes = controller.series.changes(begin, end)
+        draw = partial(series_document, rows, begin, end, POINTS, width, changes)
+        happened = await request.app[RENDERER].render(draw)
     objective = None if found["objective"] is None else timedelta(seconds=found["objective"])
     figures = {**found["figures"], "happened": figures_of(rows, width, objective, len(happened["decisions"]))}
     answer = {"cluster": controller.name, "simulated": True, "notes": [CAVEAT, *notes]}
     return web.json_response(
         {**answer, "what": found["what"], "happened": happened, "objective": found["objective"], "figures": figures}
     )
-
-
-def _happened(series: Series, rows: Sequence[Row], begin: float, end: float, width: float) -> dict[str, Any]:
-    return {**series_document(rows, begin, end, POINTS, width), **series.changes(begin, end)}
 
 
 async def _simulated(job: Job) -> bytes:

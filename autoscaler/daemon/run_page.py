@@ -75,10 +75,8 @@ def _documents(run: RecordedRun) -> tuple[dict[str, Any], dict[str, Any], list[d
         points.add(record.decision.at.timestamp(), sample(spec, run.state, record))
         series.add_changes(record)
     rows = points.rows(first, now.timestamp())
-    drawn = {
-        **series_document(rows, first, now.timestamp() + interval, MOST_POINTS, points.width),
-        **series.changes(first, now.timestamp()),
-    }
+    changes = series.changes(first, now.timestamp())
+    drawn = series_document(rows, first, now.timestamp() + interval, MOST_POINTS, points.width, changes)
     pairs = zip(records, [*records[1:], None], strict=True)
     kept = [pair for pair in pairs if pair[0].decision.rescale][-MOST_TRAILS:]
     if not last.decision.rescale:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -213,10 +213,12 @@ def change_document(record: Record) -> dict[str, Any]:
     }
 
 
-def series_document(rows: Iterable[Row], since: float, until: float, number: int, width: float) -> dict[str, Any]:
+def series_document(
+    rows: Iterable[Row], since: float, until: float, number: int, width: float, changes: Mapping[str, Any]
+) -> dict[str, Any]:
     """Figures as lists of at most about so many points; a null in each where nothing was read for a while.
 
-    `width`: seconds that two rows are apart at most, usually.
+    `width`: seconds that two rows are apart at most, usually. `changes`: those of `Series.changes`.
     """
     coarse = Points(max((until - since) / number, 1.0))
     for at, values in rows:
@@ -238,6 +240,7 @@ def series_document(rows: Iterable[Row], since: float, until: float, number: int
         "until": datetime.fromtimestamp(until, UTC).isoformat(),
         "at": times,
         **dict(zip(KEYS, columns, strict=True)),
+        **changes,
     }
 
 

@@ -169,19 +169,14 @@ def answer(job: Job) -> dict[str, Any]:
     other = changed(job.spec, job.objective, job.policies)
     objective = roles(other).objective or roles(job.spec).objective
     begin, end = job.start.timestamp(), job.start.timestamp() + job.load.seconds
-    found: dict[str, Any] = {}
+    drawn, figures = {}, {}
     for name, spec in (("what", other), ("present", job.spec)):
         rows, width, series = simulate(job, spec)
         changes = series.changes(begin, end)
-        found[name] = {
-            "series": {**series_document(rows, begin, end, POINTS, width), **changes},
-            "figures": figures_of(rows, width, objective, len(changes["decisions"])),
-        }
-    return {
-        "what": found["what"]["series"],
-        "objective": None if objective is None else objective.total_seconds(),
-        "figures": {"what": found["what"]["figures"], "present": found["present"]["figures"]},
-    }
+        drawn[name] = series_document(rows, begin, end, POINTS, width, changes)
+        figures[name] = figures_of(rows, width, objective, len(changes["decisions"]))
+    seconds = None if objective is None else objective.total_seconds()
+    return {"what": drawn["what"], "objective": seconds, "figures": figures}
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from autoscaler.core.model import (
     Reason,
     Recommendation,
 )
-from autoscaler.daemon import http_series
+from autoscaler.daemon import http_requests
 from autoscaler.daemon.series import KEYS, RESOLUTIONS, Points, Series, sample, series_document
 from autoscaler.ports import Record, StoreError
 from autoscaler.testing.virtual_time import run
@@ -119,7 +119,7 @@ def test_an_hour_is_finer_than_a_day_and_that_finer_than_a_week() -> None:
 
 def test_what_was_not_read_is_null_and_so_is_a_gap() -> None:
     rows = [(T, array("f", figures(1.0))), (T + 60, array("f", figures())), (T + 600, array("f", figures(math.inf)))]
-    document = series_document(rows, T, T + 900, 15, 60.0)
+    document = series_document(rows, T, T + 900, 15, 60.0, {})
     assert document["at"] == [T, T + 60, T + 120, T + 600]
     assert document["load"] == [1.0, None, None, None]
     assert document["desired"] == [4.0, 4.0, None, 4.0]
@@ -128,7 +128,7 @@ def test_what_was_not_read_is_null_and_so_is_a_gap() -> None:
 
 def test_no_more_points_than_asked_for() -> None:
     rows = [(T + 10.0 * number, array("f", figures(float(number)))) for number in range(360)]
-    document = series_document(rows, T, T + 3600, 36, 10.0)
+    document = series_document(rows, T, T + 3600, 36, 10.0, {})
     assert len(document["at"]) == 36
     assert document["load"][0] == pytest.approx(4.5)
 
@@ -215,7 +215,7 @@ async def test_a_state_store_that_cannot_be_read_leaves_what_is_known(
     def broken(_: object) -> None:
         raise ValueError("torn")
 
-    monkeypatch.setattr(http_series, "load_record", broken)
+    monkeypatch.setattr(http_requests, "load_record", broken)
     answer = await house.ask("GET", "/api/v1/clusters/a/series")
     assert len(answer["at"]) == 1
 
@@ -223,7 +223,7 @@ async def test_a_state_store_that_cannot_be_read_leaves_what_is_known(
         raise StoreError("the disk is gone")
         yield []
 
-    monkeypatch.setattr(house.daemon, "pages", unreadable)
+    monkeypatch.setattr(house.daemon.store, "pages", unreadable)
     assert len((await house.ask("GET", "/api/v1/clusters/a/series"))["at"]) == 1
 
 
