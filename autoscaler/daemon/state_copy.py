@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoscaler.daemon.postgres_connection import Database
 from autoscaler.daemon.postgres_store import NoTablesError, PostgresStateStore
@@ -28,25 +28,10 @@ TABLES = ("cluster", "decision", "member", "control", "audit")
 _AT_ONCE = 500
 
 Row = tuple[Any, ...]
+"""Those of SQLite, except for decisions: the cluster's name, the number, the time in seconds, and the record."""
 
-
-class _Side(Protocol):
-    """One of the two stores.
-
-    Rows are those of SQLite, except for decisions: the cluster's name, the number, the time in seconds, and the record.
-    """
-
-    def rows(self, table: str) -> Iterator[Row]:
-        """All rows of a table."""
-        ...
-
-    def write(self, table: str, rows: Iterable[Row]) -> None:
-        """Add rows to a table that is empty."""
-        ...
-
-    def finish(self) -> None:
-        """Make it permanent."""
-        ...
+_Side: TypeAlias = "_Sqlite | _Postgres"
+"""One of the two stores."""
 
 
 def copy_state(source: str, target: str) -> Mapping[str, int]:
