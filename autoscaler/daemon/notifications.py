@@ -356,14 +356,7 @@ class Notifications:
     def apply(self, specs: Mapping[str, NotificationSpec]) -> None:
         """Have these receivers. One that has not changed goes on; of one that has, what waits is sent as before."""
         if self._events is None:
-            self._events = Receiver(
-                "kubernetes-events",
-                self._show,
-                EVENTS_RATE,
-                self._counting("kubernetes-events"),
-                attempts=1,
-                together=1,
-            )
+            self._events = Receiver(EVENTS, self._show, EVENTS_RATE, self._counting(EVENTS), attempts=1, together=1)
         for name in [name for name, (spec, _, _) in self._receivers.items() if not equal(specs.get(name), spec)]:
             _, connection, receiver = self._receivers.pop(name)
             closing = asyncio.create_task(self._close(connection, receiver))
