@@ -335,12 +335,11 @@ def _accepts_profile(policy: Any) -> bool:  # noqa: ANN401 - any plug-in
 
 def _with_profile(spec: ClusterSpec) -> tuple[NamedPolicy, ...]:
     """The policies; those that can use a profile get one."""
-    return tuple(_profiled(named) if _accepts_profile(named.policy) else named for named in spec.policies)
 
+    def profiled(policy: Any) -> Any:  # noqa: ANN401 - any plug-in
+        return replace(policy, **{PROFILE: PROFILE}) if _accepts_profile(policy) else policy
 
-def _profiled(named: NamedPolicy) -> NamedPolicy:
-    policy: Any = named.policy
-    return NamedPolicy(named.name, replace(policy, **{PROFILE: PROFILE}))
+    return tuple(NamedPolicy(named.name, profiled(named.policy)) for named in spec.policies)
 
 
 def _stepped(spec: ClusterSpec, name: str) -> ClusterSpec:
