@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.cli import spark_options
-from autoscaler.cli.configuration import with_clusters, wrong
+from autoscaler.cli.configuration import load_live, with_clusters, wrong
 from autoscaler.cli.options import above, duration, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, progress
 from autoscaler.core.durations import format_duration
@@ -107,13 +106,12 @@ class _Counts:
 def run(options: argparse.Namespace, dataset: Path) -> int:
     """Run `history import --prometheus`. Returns the exit code."""
     spark_options.require_pyspark("history")
-    from autoscaler import config as configurations
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.ingest_prometheus import differing, observations
     from autoscaler.history.progress import show_progress
 
     _check(options, dataset)
-    config = with_clusters(configurations.load(options.config, os.environ))
+    config = with_clusters(load_live(options.config))
     opened = open_dataset(dataset, make=True)
     wants, answers, asked = ask(config, options, dataset)
     with (
@@ -277,9 +275,9 @@ def _fetch(answers: Sequence[Answer], options: argparse.Namespace) -> int:
         for done, answer in enumerate(missing):
             if answer.server not in servers:
                 servers[answer.server] = opened.enter_context(Ranges(answer.server, TIMEOUT))
-            asker = _Asker(servers[answer.server], limiter, max(ATTEMPTS, answer.server.attempts))
+            ask = _asking(servers[answer.server], limiter, max(ATTEMPTS, answer.server.attempts))
             try:
-                fetch(answer, options.step, asker.ask)
+                fetch(answer, options.step, ask)
             except UnavailableError as error:
                 begin = datetime.fromtimestamp(answer.span.begin, UTC)
                 raise AutoscalerError(
@@ -306,28 +304,23 @@ class _RateLimiter:
         self._next = max(now, self._next) + self._apart
 
 
-@dataclass(frozen=True, slots=True)
-class _Asker:
+def _asking(
+    ranges: Ranges, limiter: _RateLimiter, attempts: int
+) -> Callable[[str, datetime, datetime, timedelta], list[Series]]:
     """Queries at a limited rate, with retries while the server is unavailable or too slow."""
+    from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-    ranges: Ranges
-    limiter: _RateLimiter
-    attempts: int
+    @retry(
+        stop=stop_after_attempt(attempts),
+        wait=wait_random_exponential(multiplier=1, max=MAX_WAIT),
+        retry=retry_if_exception_type(UnavailableError),
+        reraise=True,
+    )
+    def ask(query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
+        limiter.wait()
+        return ranges.ask(query, begin, end, step)
 
-    def ask(self, query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
-        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
-        def once() -> list[Series]:
-            self.limiter.wait()
-            return self.ranges.ask(query, begin, end, step)
-
-        retrying = Retrying(
-            stop=stop_after_attempt(self.attempts),
-            wait=wait_random_exponential(multiplier=1, max=MAX_WAIT),
-            retry=retry_if_exception_type(UnavailableError),
-            reraise=True,
-        )
-        return retrying(once)
+    return ask
 
 
 # Output
