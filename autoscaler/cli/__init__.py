@@ -1,8 +1,8 @@
 """The command line: `autoscaler --help` lists the commands.
 
-Each command is a module of this package with `register(commands)`, which adds its parser, and `run(arguments)`, which
-returns the exit code. Only the module of the command that is asked for is imported: `--help` is quick, and the daemon
-loads nothing that it does not use.
+Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which returns the exit code.
+Only the module of the command that is asked for is imported: `--help` is quick, and the daemon loads nothing it does
+not use.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"autoscaler {version('reactive-autoscaler')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     if asked in COMMANDS:
-        import_module(f"autoscaler.cli.{asked}").register(commands)
+        command = import_module(f"autoscaler.cli.{asked}")
+        its_own = commands.add_parser(asked)
+        its_own.set_defaults(command=command.run)
+        command.add_arguments(its_own)
     else:
         for name, text in COMMANDS.items():
             commands.add_parser(name, help=text)

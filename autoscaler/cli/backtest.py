@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.wording import count_of, format_span
@@ -32,10 +32,8 @@ NEEDS = f"one whole day of history at least, and a week to have all kinds of day
 HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s", "worst s", "rescales/h", "J", "front")
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("backtest")
-    parser.set_defaults(command=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
     parser.description = (
         "Try policies and parameters on recorded load: every day of every cluster, on a simulated cluster with the "
         "properties of the real one, with the decisions that the daemon would make. Equal arguments give equal "

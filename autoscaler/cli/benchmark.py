@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.cli import options as arguments
-from autoscaler.cli.options import Commands
 from autoscaler.cli.output import USAGE, print_error
 
 if TYPE_CHECKING:
@@ -18,21 +17,19 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - what the command needs is imported when it runs
 
 
-def register(commands: Commands) -> None:
-    """Add the command and its options."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
     from autoscaler.simulation.baselines import BASELINES
     from autoscaler.simulation.benchmark import DEFAULT, FAST
     from autoscaler.simulation.families import FOLDS
     from autoscaler.simulation.loads import RECORDED, SYNTHETIC
     from autoscaler.simulation.plant import PLANTS
 
-    parser = commands.add_parser(
-        "benchmark",
-        description="Run policies against loads on simulated clusters and print for each its cost relative to the "
+    parser.description = (
+        "Run policies against loads on simulated clusters and print for each its cost relative to the "
         "exact optimum, the share of the time beyond the delay objective, and rescales. Equal arguments give equal "
-        "figures. docs/contributing/benchmark.md explains them.",
+        "figures. docs/contributing/benchmark.md explains them."
     )
-    parser.set_defaults(command=run)
     add = parser.add_argument
     names = ", ".join(BASELINES)
     add("--fast", action="store_true", help=f"synthetic loads only ({', '.join(FAST)}), one seed: under a minute")

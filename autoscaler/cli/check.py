@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from autoscaler.cli.configuration import load_live, summarized
-from autoscaler.cli.options import Commands, config_argument, json_option
+from autoscaler.cli.options import config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, print_lines, table
 from autoscaler.cli.status import MAX_LISTED
 from autoscaler.config.model import Config
@@ -22,15 +22,14 @@ from autoscaler.trace.codec import to_json
 MAX_NAMED = 5  # clusters that have the same finding
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("check", description="Validate a configuration.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = "Validate a configuration."
     config_argument(parser)
     parser.add_argument(
         "--online", action="store_true", help="also connect everything, read every metric once, and examine the jobs"
     )
     json_option(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,23 +7,21 @@ from typing import Any
 
 from autoscaler.cli.control_requests import format_time, short_control
 from autoscaler.cli.daemon_client import daemon_options, find_daemon, get
-from autoscaler.cli.options import Commands, count, json_option
+from autoscaler.cli.options import count, json_option
 from autoscaler.cli.output import OK, print_json, print_lines, table
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "controls",
-        description="List the pauses, holds and limits that were set by command or over HTTP and are in force. "
-        "`autoscaler status` shows those of each cluster, annotations among them.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "List the pauses, holds and limits that were set by command or over HTTP and are in force. "
+        "`autoscaler status` shows those of each cluster, annotations among them."
     )
     parser.add_argument(
         "--audit", type=count, metavar="N", help="list the last N changes instead: who changed what, and when"
     )
     daemon_options(parser, argument=True)
     json_option(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

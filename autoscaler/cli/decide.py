@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 
 from autoscaler.cli.daemon_client import cluster_path, daemon_options, find_daemon, post
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import OK, print_json, print_lines
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "decide", description="Have a running daemon observe a cluster, decide and act now, and explain the decision."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = "Have a running daemon observe a cluster, decide and act now, and explain the decision."
     parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the audit")
     daemon_options(parser)
     json_option(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

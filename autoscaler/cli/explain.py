@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get, get_with_history
-from autoscaler.cli.options import Commands, count, json_option, moment
+from autoscaler.cli.options import count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
-from autoscaler.core.explain import explain
 from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError, Record
 
@@ -23,12 +22,11 @@ _MAX_CLUSTERS = 20
 """Most clusters that one pattern explains."""
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "explain",
-        description="Explain the decisions of a running daemon. Those that it does not keep any more are read from "
-        "the files of its history, where it runs on this machine.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Explain the decisions of a running daemon. Those that it does not keep any more are read from "
+        "the files of its history, where it runs on this machine."
     )
     parser.add_argument(
         "cluster", metavar="CLUSTER", help=f"name of the cluster, or a pattern like 'prod-a/*' of up to {_MAX_CLUSTERS}"
@@ -40,7 +38,6 @@ def register(commands: Commands) -> None:
     )
     daemon_options(parser)
     json_option(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,7 +99,8 @@ def _recorded(
         before: only older decisions.
         number: how many.
     """
-    from autoscaler.trace.codec import call_failure, to_json  # noqa: PLC0415 - most often the daemon keeps what is asked for
+    from autoscaler.daemon.http_requests import decision_document  # noqa: PLC0415 - mostly the daemon keeps what is asked
+    from autoscaler.trace.codec import call_failure  # noqa: PLC0415
     from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
     try:
@@ -124,12 +122,4 @@ def _recorded(
     if older:
         # Said, as a daemon on another machine may have its history at the same place.
         print_error(f"autoscaler: {count_of(len(older), 'decision')} read from {history} on this machine")
-    return [
-        {
-            "observation": to_json(record.observation),
-            "decision": to_json(record.decision),
-            "dry_run": record.dry_run,
-            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
-        }
-        for record, failed in older
-    ]
+    return [decision_document(record, failed) for record, failed in older]

@@ -32,9 +32,9 @@ _TAIL = 1 << 20
 """Bytes at the end of a file in which its last line begins."""
 
 
-def register(commands: Commands) -> None:
-    """Add `history` with its commands `import`, `follow` and `query`."""
-    parser = commands.add_parser("history", description="Collect the history of a fleet in a dataset, and query it.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands `import`, `follow` and `query`."""
+    parser.description = "Collect the history of a fleet in a dataset, and query it."
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _register_import(own)
     history_follow.register(own)

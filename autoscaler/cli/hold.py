@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 
 from autoscaler.cli.control_requests import request_control, scope_options, time_options
-from autoscaler.cli.options import Commands, whole
+from autoscaler.cli.options import whole
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "hold",
-        description="Hold clusters of a running daemon at a size, whatever their policies ask for: at the next tick, "
-        "within min and max of the configuration. It ends by itself after an hour unless another time is given.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Hold clusters of a running daemon at a size, whatever their policies ask for: at the next tick, "
+        "within min and max of the configuration. It ends by itself after an hour unless another time is given."
     )
     parser.add_argument("replicas", type=whole, metavar="N", help="the size, in replicas")
     scope_options(parser)
     time_options(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

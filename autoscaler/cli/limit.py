@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 
 from autoscaler.cli.control_requests import request_control, scope_options, time_options
-from autoscaler.cli.options import Commands, whole
+from autoscaler.cli.options import whole
 from autoscaler.ports import ConfigurationError
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "limit",
-        description="Limit the size of clusters of a running daemon, within min and max of the configuration. It ends "
-        "by itself after an hour unless another time is given.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Limit the size of clusters of a running daemon, within min and max of the configuration. It ends "
+        "by itself after an hour unless another time is given."
     )
     parser.add_argument("--min", type=whole, metavar="N", help="the least size, in replicas")
     parser.add_argument("--max", type=whole, metavar="N", help="the greatest size, in replicas")
     scope_options(parser)
     time_options(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

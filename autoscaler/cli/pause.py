@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 
 from autoscaler.cli.control_requests import request_control, scope_options, time_options
-from autoscaler.cli.options import Commands
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "pause",
-        description="Pause scaling of clusters of a running daemon: they stay at the size that they have. What the "
-        "policies ask for is still shown. A pause ends by itself after an hour unless another time is given.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Pause scaling of clusters of a running daemon: they stay at the size that they have. What the "
+        "policies ask for is still shown. A pause ends by itself after an hour unless another time is given."
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--up", action="store_true", help="pause scaling up only")
     which.add_argument("--down", action="store_true", help="pause scaling down only")
     scope_options(parser)
     time_options(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from autoscaler.cli.configuration import load_live, summarized
-from autoscaler.cli.options import Commands, config_argument, json_option
+from autoscaler.cli.options import config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, log_nothing, print_error, print_json, print_lines, table
 from autoscaler.cli.status import MAX_LISTED, MAX_TROUBLED
 from autoscaler.cli.tables import summarize_decision
@@ -18,12 +18,11 @@ from autoscaler.ports import AutoscalerError, Record
 from autoscaler.trace.codec import to_json
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "plan",
-        description="Observe every cluster once and show what would be decided, changing nothing. Of more than "
-        f"{MAX_LISTED} clusters a summary is shown; --filter explains the decisions.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Observe every cluster once and show what would be decided, changing nothing. Of more than "
+        f"{MAX_LISTED} clusters a summary is shown; --filter explains the decisions."
     )
     config_argument(parser)
     parser.add_argument(
@@ -34,7 +33,6 @@ def register(commands: Commands) -> None:
         help="only the clusters whose names match, like 'orders-*'; may be repeated",
     )
     json_option(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

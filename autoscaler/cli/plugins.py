@@ -9,24 +9,22 @@ from textwrap import shorten
 from typing import Any
 
 from autoscaler import plugins
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import FAILED, OK, WIDTH, print_json, print_lines, table
 from autoscaler.cli.plugins_markdown import markdown, parts
 from autoscaler.plugins import Description, Parameter
 from autoscaler.ports import AutoscalerError
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "plugins",
-        description="List the installed policies, sources, engines, targets and discoveries, or describe one of them.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "List the installed policies, sources, engines, targets and discoveries, or describe one of them."
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="describe this one, with all its keys")
     output = parser.add_mutually_exclusive_group()
     json_option(output)
     output.add_argument("--markdown", action="store_true", help="print the keys of NAME as Markdown tables")
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

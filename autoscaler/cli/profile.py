@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import configuration, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, add_rename, day, json_option, moment, span
+from autoscaler.cli.options import add_rename, day, json_option, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.wording import count_of, format_number
@@ -32,10 +32,8 @@ ALL_FINDINGS = 5
 Row = Mapping[str, Any]
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("profile")
-    parser.set_defaults(command=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
     parser.description = (
         "Analyze the history of each cluster: the capacity of sizes, durations of rescales, weekly seasonality, cost, "
         "lateness, and findings. Each profile is a file that the policy `adaptive` can use. docs/history.md explains "

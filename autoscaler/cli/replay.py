@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import configuration
 from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import known, wrong
-from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_error, print_json, print_lines, progress, table
 from autoscaler.cli.spark_options import require_pyspark
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
@@ -35,15 +34,13 @@ CAVEAT = (
 )
 
 
-def register(commands: Commands) -> None:
-    """Add the command and its options."""
-    parser = commands.add_parser(
-        "replay",
-        description="Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report "
         "what would have been different, and why. Every decision sees the recorded sizes: what another size would have "
-        "led to, only `simulate` can show. Nothing is connected to.",
+        "led to, only `simulate` can show. Nothing is connected to."
     )
-    parser.set_defaults(command=run)
     add = parser.add_argument
     add(
         "trace",

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 
 from autoscaler.cli.control_requests import request_control, scope_options
-from autoscaler.cli.options import Commands
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "resume",
-        description="End all pauses, holds and limits of clusters of a running daemon, except for annotations.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = "End all pauses, holds and limits of clusters of a running daemon, except for annotations."
     scope_options(parser)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

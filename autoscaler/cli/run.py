@@ -7,19 +7,17 @@ import asyncio
 import os
 import signal
 
-from autoscaler.cli.options import Commands, config_argument
+from autoscaler.cli.options import config_argument
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "run",
-        description="Run the daemon until it is stopped. SIGTERM and SIGINT stop it between two ticks, a second one "
-        "at once; SIGHUP reloads the configuration.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        "Run the daemon until it is stopped. SIGTERM and SIGINT stop it between two ticks, a second one "
+        "at once; SIGHUP reloads the configuration."
     )
     config_argument(parser)
     parser.add_argument("--dry-run", action="store_true", help="decide and record everything, but call no target")
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

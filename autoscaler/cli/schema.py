@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autoscaler.cli.options import Commands
 from autoscaler.cli.output import OK, print_json
 from autoscaler.config import json_schema
 from autoscaler.config.crd import crd_manifest
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("schema", description="Print the JSON Schema of the configuration file.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = "Print the JSON Schema of the configuration file."
     parser.add_argument(
         "--crd", action="store_true", help="print the CustomResourceDefinition of StreamAutoscaler, as YAML"
     )
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

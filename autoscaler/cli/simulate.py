@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import options as arguments
 from autoscaler.cli import size_requests
-from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_error, print_json, print_lines, table
 from autoscaler.cli.size_requests import Request
 from autoscaler.core.wording import format_number, format_span
@@ -26,19 +25,17 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - what the command needs is imported when it runs
 
 
-def register(commands: Commands) -> None:
-    """Add the command and its options."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
     from autoscaler.simulation.faults import DESCRIPTIONS
     from autoscaler.simulation.loads import RECORDED, SYNTHETIC
     from autoscaler.simulation.plant import PLANTS, SCHEDULER_PLANTS
 
-    parser = commands.add_parser(
-        "simulate",
-        description="Let a cluster of a configuration scale a simulated one under a load, or under batch jobs, and "
+    parser.description = (
+        "Let a cluster of a configuration scale a simulated one under a load, or under batch jobs, and "
         "report cost, delays, rescales and their reasons. Nothing is connected to. Equal arguments give equal results. "
-        "docs/simulate.md has an example.",
+        "docs/simulate.md has an example."
     )
-    parser.set_defaults(command=run)
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
     what = parser.add_mutually_exclusive_group(required=True)

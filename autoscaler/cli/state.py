@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import OK, print_json, print_lines, table
 from autoscaler.core.foreign import mask
 
@@ -17,9 +17,9 @@ _SHOWN = {
 }
 
 
-def register(commands: Commands) -> None:
-    """Add `state` with its command `copy`."""
-    parser = commands.add_parser("state", description="Manage the persisted state of daemons.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command `copy`."""
+    parser.description = "Manage the persisted state of daemons."
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     copy = own.add_parser("copy", help="copy all state from a directory to PostgreSQL, or back")
     copy.description = (

@@ -11,7 +11,7 @@ from typing import Any
 from autoscaler.cli.configuration import summarized
 from autoscaler.cli.control_requests import short_control
 from autoscaler.cli.daemon_client import Address, cluster_path, daemon_options, find_daemon, get
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.wording import count_of, format_age, format_number, format_span
 from autoscaler.ports import AutoscalerError
@@ -23,12 +23,11 @@ MAX_TROUBLED = 10
 """Problems in a summary."""
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "status",
-        description=f"Show the clusters of a running daemon. Of more than {MAX_LISTED}, a summary is shown, with those "
-        "that have a problem; the options list them.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
+    parser.description = (
+        f"Show the clusters of a running daemon. Of more than {MAX_LISTED}, a summary is shown, with those "
+        "that have a problem; the options list them."
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and what was learned of it")
@@ -47,7 +46,6 @@ def register(commands: Commands) -> None:
     how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
     json_option(how)
     daemon_options(parser, argument=True)
-    parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

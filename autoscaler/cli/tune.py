@@ -15,7 +15,7 @@ import yaml
 from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.options import json_option
 from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.config import include
@@ -53,10 +53,8 @@ headrooms."""
 Row = Mapping[str, Any]
 
 
-def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("tune")
-    parser.set_defaults(command=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command, and add its arguments."""
     parser.description = (
         "Find the parameters that meet an objective at the least cost, by back-tests: chosen on the first two thirds "
         "of each cluster's days, and recommended only if on the last third they also meet it and cost at least "
