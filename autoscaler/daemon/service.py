@@ -61,6 +61,9 @@ REPEATED_SIGNAL = 0.3
 CONFIG_POLL = 5.0
 """Seconds after which it is checked again whether the path of the configuration leads to another file."""
 
+LOAD_TIMEOUT = 60.0
+"""Seconds that reading the configuration may take at a reload: one that hangs must not hold up the next ones."""
+
 
 class Daemon(DaemonStatus):
     """A running daemon.
@@ -225,16 +228,20 @@ class Daemon(DaemonStatus):
         try:
             # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
             with contained():
-                async with asyncio.timeout(None) as self._loading:
+                async with asyncio.timeout(LOAD_TIMEOUT) as self._loading:
                     config = await asyncio.to_thread(self._load)
         except ConfigurationError as error:
-            self.reload_problems = error.problems
-            log.error(NOT_RELOADED, extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
-            for problem in error.problems:
-                log.error(problem)  # noqa: TRY400 - it is complete
+            self._refuse_reload(error.problems)
             return
         except Exception as error:
             if self._stop.is_set():  # a stop does not wait for a file that hangs
+                return
+            if self._loading is not None and self._loading.expired():
+                problem = (
+                    f"{self._config.path}: it, or a file that it includes, was not read within {LOAD_TIMEOUT:g} s: "
+                    "see whether its disk hangs or it is a pipe, then reload"
+                )
+                self._refuse_reload((problem,))
                 return
             # A defect, of ours or of a plug-in: no reason to stop the running controllers.
             self.reload_problems = (format_error(error),)
@@ -268,6 +275,12 @@ class Daemon(DaemonStatus):
             "configuration reloaded",
             extra={"added": _few(added), "removed": _few(removed), "changed": _few(changed)},
         )
+
+    def _refuse_reload(self, problems: tuple[str, ...]) -> None:
+        self.reload_problems = problems
+        log.error(NOT_RELOADED, extra={"problems": len(problems)})
+        for problem in problems:
+            log.error(problem)
 
 
 def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:

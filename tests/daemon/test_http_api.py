@@ -38,7 +38,7 @@ from autoscaler.core.model import (
 from autoscaler.daemon import event_loop, http_api, state_store, status
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
-from autoscaler.daemon.service import Daemon
+from autoscaler.daemon.service import NOT_RELOADED, Daemon
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
@@ -750,6 +750,41 @@ async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuratio
     await house.until(refused)
     assert (await house.get("/readyz"))["reload"] == ["RecursionError: a plug-in's own affair"]
     assert any("the previous one stays" in record.message for record in caplog.records)
+
+
+async def test_a_configuration_that_hangs_while_it_is_read_is_given_up_and_the_next_reload_is_made(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.ready()
+    monkeypatch.setattr("autoscaler.daemon.service.LOAD_TIMEOUT", 0.2)
+    disk = threading.Event()
+
+    def hangs() -> Config:
+        disk.wait(PATIENCE)
+        return replace(house.config, clusters={})
+
+    house.daemon._load = hangs
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    problem = (
+        f"{house.config.path}: it, or a file that it includes, was not read within 0.2 s: "
+        "see whether its disk hangs or it is a pipe, then reload"
+    )
+    assert (await house.get("/readyz"))["reload"] == [problem]
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [NOT_RELOADED, problem]
+    house.daemon._load = lambda: house.config
+    house.daemon.reload()
+
+    async def accepted() -> bool:
+        return bool((await house.get("/readyz"))["reload"] == "ok")
+
+    await house.until(accepted)
+    disk.set()  # what was read too late is not used
+    assert set(house.daemon.clusters) == {"a", "b"}
 
 
 async def test_a_plug_in_that_cannot_be_compared_is_another_one_after_a_reload(house: House) -> None:
