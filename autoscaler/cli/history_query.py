@@ -91,12 +91,11 @@ def _profiles(spark: SparkSession, directory: Path) -> None:
     """The profiles as a table; each part of a profile is a struct."""
     from autoscaler.trace.profile_file import SUFFIX
 
-    if not any(directory.glob(f"*{SUFFIX}")):
+    # Spark, given the directory, would leave out the files whose name begins with `_`, as a cluster's may.
+    texts = [(file.read_text(encoding="utf-8", errors="replace"),) for file in sorted(directory.glob(f"[!.]*{SUFFIX}"))]
+    if not texts:
         raise wrong(f"{directory}: contains no profile (*{SUFFIX})")
-    place = f"file://{directory.absolute()}"
-    spark.read.option("pathGlobFilter", f"*{SUFFIX}").option("multiLine", value=True).json(
-        place
-    ).createOrReplaceTempView("profiles")
+    spark.read.json(spark.createDataFrame(texts, "profile string")).createOrReplaceTempView("profiles")
 
 
 def _first_line(error: Exception) -> str:

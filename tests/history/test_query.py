@@ -145,11 +145,11 @@ def test_profiles_are_a_table_if_they_are_there(
     asked = ["SELECT cluster FROM profiles", "--profiles", str(tmp_path), "--json"]
     with pytest.raises(ConfigurationError, match="contains no profile"):
         ask(dataset, *asked)
-    for cluster in ("orders", "clicks"):
+    for cluster in ("orders", "_clicks"):
         profile = {"format": "autoscaler-profile", "version": 1, "cluster": cluster}
         (tmp_path / f"{cluster}.json").write_text(json.dumps(profile, indent=2))
     assert ask(dataset, *asked) == 0
-    assert {row["cluster"] for row in json.loads(capsys.readouterr().out)} == {"orders", "clicks"}
+    assert {row["cluster"] for row in json.loads(capsys.readouterr().out)} == {"orders", "_clicks"}
 
 
 def test_a_damaged_file_is_named(dataset: Path, tmp_path: Path) -> None:
