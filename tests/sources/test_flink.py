@@ -486,10 +486,16 @@ async def test_a_restarted_subtask_starts_the_window_of_workers_anew(rig: Rig) -
     assert (await work_on(rig)).value == pytest.approx((1.0, 0.4, 0.4, 0.2))
 
 
-@pytest.mark.parametrize("status", [503, 429])
-async def test_subtasks_that_cannot_be_read_now_leave_the_mean_and_all_other_metrics(rig: Rig, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [(503, {"errors": ["busy"]}), (429, {"errors": ["busy"]}), (200, {"subtasks": [{"subtask": "no number"}]})],
+    ids=["unavailable", "too many requests", "not an answer"],
+)
+async def test_subtasks_that_cannot_be_read_now_leave_the_mean_and_all_other_metrics(
+    rig: Rig, status: int, answer: object
+) -> None:
     async def unavailable(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"errors": ["busy"]}, status=status)
+        return web.json_response(answer, status=status)
 
     await show_work(rig, "a", "b", "c", "d")
     path = f"/jobs/{rig.flink.jid}/vertices/{WORK}"
