@@ -65,14 +65,14 @@ def run(options: argparse.Namespace) -> int:
     config = configuration.load(options.config)
     if options.cluster is not None and len(config.clusters) > 1:
         known(options.cluster, config.clusters, f"cluster of {config.path}")
-    unreadable: list[str] = []
+    unreadable, damaged = list[str](), list[str]()
     decided: dict[str, list[Record]] = {}
     try:
-        replays, left_out = _replayed(options, config, unreadable, decided if options.open else None)
+        replays, left_out = _replayed(options, config, unreadable, damaged, decided if options.open else None)
     except TraceError as error:
         raise wrong(str(error)) from error
     if not replays:
-        raise wrong(_nothing_to_compare(options, config, unreadable, left_out))
+        raise wrong(_nothing_to_compare(options, config, [*damaged, *unreadable], left_out))
     found = {name: replay.result() for name, replay in replays.items()}
     if not any(comparison.decisions for comparison in found.values()):
         raise wrong(f"{options.trace}: has no decision between --from and --to")
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             {
                 "clusters": {name: _json(comparison, explained=options.explain) for name, comparison in found.items()},
                 "left_out": left_out,
-                "unreadable": unreadable,
+                "unreadable": [*unreadable, *damaged],
             }
         )
         return 0
@@ -92,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         _show(comparison, options)
     print_lines("", CAVEAT)
     _report_left_out(unreadable, left_out, config)
+    if damaged:
+        print_error(*damaged)
     return 0
 
 
@@ -107,7 +109,11 @@ def _open_page(config: Config, replays: Mapping[str, Replay], decided: Mapping[s
 
 
 def _replayed(
-    options: argparse.Namespace, config: Config, unreadable: list[str], decided: dict[str, list[Record]] | None
+    options: argparse.Namespace,
+    config: Config,
+    unreadable: list[str],
+    damaged: list[str],
+    decided: dict[str, list[Record]] | None,
 ) -> tuple[dict[str, Replay], dict[str, int]]:
     """The replay of each cluster, and the number of records of clusters that the configuration does not have.
 
@@ -122,7 +128,7 @@ def _replayed(
     if imported:
         records, left_out = _dataset(options, config)
     else:
-        records = _records(options, unreadable)
+        records = _records(options, unreadable, damaged)
     for record in records:
         name = record.decision.cluster
         if options.cluster is not None and name != options.cluster:
@@ -170,13 +176,16 @@ def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Reco
     return records(), left_out
 
 
-def _records(options: argparse.Namespace, unreadable: list[str]) -> Iterable[Record]:
-    from autoscaler.trace.format import files, read
+def _records(options: argparse.Namespace, unreadable: list[str], damaged: list[str]) -> Iterable[Record]:
+    from autoscaler.trace.format import TraceError, files, read
 
     here = files(options.trace)
     with progress("replaying", len(here)) as advanced:
         for done, file in enumerate(here, 1):
-            yield from read(file, unreadable.append)
+            try:
+                yield from read(file, unreadable.append)
+            except TraceError as error:
+                damaged.append(f"{error}; what follows in this file is left out")
             advanced(done)
 
 

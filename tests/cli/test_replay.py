@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,31 @@ def test_lines_that_cannot_be_read_are_counted_and_reported_and_cost_no_other(
     assert f"{torn}:1: Invalid JSON" in shown.err
     assert f"{torn}:241: is cut off; a daemon may still be writing it" in shown.err
     assert len(as_json(capsys, torn, config)["unreadable"]) == 2
+
+
+def test_a_damaged_file_of_a_directory_is_named_and_costs_only_what_follows_in_it(
+    trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "history"
+    directory.mkdir()
+    first, second = (trace / f"2026-01-05T{hour}.jsonl" for hour in ("00", "01"))
+    (directory / first.name).write_bytes(first.read_bytes())
+    damaged = directory / f"{second.name}.gz"
+    packed = gzip.compress(second.read_bytes())
+    damaged.write_bytes(packed[: len(packed) // 2])
+    counts = []
+    for whole in (False, True):
+        if whole:
+            damaged.write_bytes(packed)
+        assert replay(directory, config) == 0
+        shown = capsys.readouterr()
+        counts.append(int(re.findall(r"(\d+) decisions", shown.out)[0]))
+        assert (f"{damaged}: cannot be read: Compressed file ended" in shown.err) is not whole
+        assert len(as_json(capsys, directory, config)["unreadable"]) == (not whole)
+    assert 239 < counts[0] < counts[1]
+    damaged.write_bytes(b"no gzip")
+    assert replay(damaged, config) == 2
+    assert f"has no readable record; {damaged}: cannot be read: Not a gzipped file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
