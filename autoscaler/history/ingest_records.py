@@ -70,6 +70,10 @@ _SPARK_FAILED = (PySparkException, Py4JError)
 _BAD = "_bad"
 _METRICS = "_metrics"
 WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
+NO_ZONE = "a time in it has no zone, expected one like 2026-01-31T17:05:00Z"
+_ZONED = "yyyy-MM-dd['T'][ ]HH:mm:ss[.SSSSSSSSS]XXX"
+"""Times of lines. Without a format Spark takes one without a zone for UTC, and a date for its beginning."""
+_UNZONED = r':\s*"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.]\d+)?)?)?"'
 NEEDED = (
     *(f"decision.{name}" for name in ("at", "current", "proposed", "desired", "reason")),
     "observation.at",
@@ -353,6 +357,7 @@ def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
             lines = (
                 spark.read.schema(StructType([*LINE, StructField(_BAD, StringType())]))
                 .option("columnNameOfCorruptRecord", _BAD)
+                .option("timestampFormat", _ZONED)
                 .option("ignoreCorruptFiles", str(damaged).lower())
                 .json(files)
             )
@@ -454,6 +459,7 @@ def _problem(of: _Of, given: _Input) -> Column:
                 F.lit("version "), F.col("version"), F.lit(f" of the trace format is not known, expected {VERSION}")
             ),
         )
+        .when(bad.rlike(_UNZONED), NO_ZONE)
         .when(bad.isNotNull(), WRONG_TYPE)
         .when(cluster.isNull() | (cluster == ""), "it has no decision.cluster")
     )

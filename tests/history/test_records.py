@@ -36,7 +36,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.history import ingest_local, ingest_records
 from autoscaler.history.dataset import Dataset, open_dataset
-from autoscaler.history.ingest_records import DAMAGED, WRONG_TYPE, Imported
+from autoscaler.history.ingest_records import DAMAGED, NO_ZONE, WRONG_TYPE, Imported
 from autoscaler.history.read import read
 from autoscaler.ports import Record
 from autoscaler.trace.codec import dump_record
@@ -205,6 +205,9 @@ BAD = {
     spoiled(decision__at="2026-01-05T12:00:01Z"): "its observation is of another time than its decision",
     spoiled(**OLD): "its time is before 2000: a clock was wrong",
     spoiled(**BOTH): "its time is in the future: a clock was wrong",
+    spoiled(**dict.fromkeys(BOTH, "2026-01-05T12:00:00.5")): NO_ZONE,
+    spoiled(observation__metrics__lag__at="2026-01-05T12:00:00"): NO_ZONE,
+    spoiled(observation__metrics__lag__at="2026-01-05"): NO_ZONE,
     spoiled(decision__current="many"): WRONG_TYPE,
     spoiled(decision__verdicts__0__before="few"): WRONG_TYPE,
     spoiled(decision__guards="bounds nobody"): WRONG_TYPE,
