@@ -223,7 +223,7 @@ def _table(answer: Answer, values: Sequence[Series], ages: Sequence[Series] | No
             continue
         count = len(one.points)
         times = np.array([point[0] for point in one.points], dtype=float)
-        numbers = np.array([point[1] for point in one.points]).astype(float)
+        numbers = np.array([point[1] for point in one.points], dtype=float)
         true = times
         if known is not None:
             measured = known.get(_key(asked, one), {})
@@ -259,8 +259,8 @@ def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, fl
     found: dict[object, dict[float, float]] = {}
     for one in series:
         oldest = found.setdefault(_key(asked, one), {})
-        for at, text in one.points:
-            number, before = float(text), oldest.get(at, math.inf)
+        for at, number in one.points:
+            before = oldest.get(at, math.inf)
             oldest[at] = math.nan if math.isnan(number) or math.isnan(before) else min(number, before)
     return found
 

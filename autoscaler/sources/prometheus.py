@@ -448,11 +448,11 @@ class Series:
 
     Attributes:
         labels: name -> value.
-        points: unix time and value, a string as Prometheus sends it, in order of time; empty for a histogram.
+        points: unix time and value, in order of time; empty for a histogram.
     """
 
     labels: Mapping[str, str]
-    points: list[tuple[float, str]]
+    points: list[tuple[float, float]]
 
 
 class Ranges:
@@ -482,12 +482,15 @@ class Ranges:
         """
         series = []
         for item in self._server.ask_range(query, begin, end, step, self._seconds):
-            match item:
-                case {"metric": dict() as labels, **rest}:
-                    points: Any = rest.get("values", [])
-                    series.append(Series(labels, points))
-                case _:
-                    raise AnswerError(f"{self._server.name}: query {_short(query)}: not a series: {_short(item)}")
+            try:
+                labels = {str(name): str(value) for name, value in item["metric"].items()}
+                points = [(float(at), float(value)) for at, value in item.get("values", ())]
+                known = all(math.isfinite(at) for at, _ in points)
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+                known = False
+            if not known:
+                raise AnswerError(f"{self._server.name}: query {_short(query)}: not a series: {_short(item)}")
+            series.append(Series(labels, points))
         return series
 
 

@@ -22,7 +22,7 @@ from autoscaler.core.model import Decision, Observation, Reading
 from autoscaler.history import read
 from autoscaler.history.dataset import open_dataset
 from autoscaler.history.ingest_prometheus import Span, spans
-from autoscaler.ports import AutoscalerError, ConfigurationError
+from autoscaler.ports import AnswerError, AutoscalerError, ConfigurationError
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR, STEP = timedelta(hours=1), timedelta(minutes=1)
@@ -354,6 +354,31 @@ def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path
         import_(stub, tmp_path)
     assert "continues from there" not in str(raised.value)
     assert len(stub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        5,
+        {"metric": None, "values": []},
+        {"metric": {}, "values": 5},
+        {"metric": {}, "values": {"a": 1}},
+        {"metric": {}, "values": [[1767571200]]},
+        {"metric": {}, "values": ["ab"]},
+        {"metric": {}, "values": [[1767571200, "many"]]},
+        {"metric": {}, "values": [[1767571200, None]]},
+        {"metric": {}, "values": [["noon", "1"]]},
+        {"metric": {}, "values": [["NaN", "1"]]},
+        {"metric": {}, "values": [[10**400, "1"]]},
+    ],
+    ids=lambda series: str(series)[:50],
+)
+def test_what_is_not_a_series_is_reported_and_nothing_of_it_is_kept(stub: Stub, tmp_path: Path, series: object) -> None:
+    body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
+    stub.respond = lambda _: (200, body)
+    with pytest.raises(AnswerError, match=r"query 'avg by .*: not a series: "):
+        asked(stub, tmp_path)
+    assert not [*(tmp_path / "dataset").rglob("*.parquet")]
 
 
 @pytest.mark.e2e
