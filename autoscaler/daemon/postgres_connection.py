@@ -64,6 +64,7 @@ class Database:
 
     Attributes:
         place: its URL without user and password.
+        demotions: how often the server that was connected to took no writes any more, as one that becomes a standby.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,6 +76,7 @@ class Database:
                 f"daemon.state needs psycopg, which cannot be imported ({error}): {install_hint('postgres')}"
             ) from error
         self._psycopg = psycopg
+        self.demotions = 0
         try:
             given = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
@@ -125,6 +127,10 @@ class Database:
         text = str(error)
         return "FATAL:" in text and not any(word in text for word in passing)
 
+    def is_read_only(self, error: BaseException) -> bool:
+        """Whether the server takes no writes, as one that has become a standby."""
+        return isinstance(error, self._psycopg.errors.ReadOnlySqlTransaction)
+
     def is_error(self, error: BaseException) -> bool:
         """Whether this is an error of the database or of the way to it."""
         return isinstance(error, self._psycopg.Error | OSError | TimeoutError)
@@ -145,6 +151,7 @@ class Link:
         self._prepare = prepare
         self._lock = asyncio.Lock()
         self._connection: AsyncConnection[Any] | None = None
+        self._demotions = database.demotions
         self._pause = 0.0
         self._not_before = 0.0
         self._failure = ""
@@ -207,6 +214,8 @@ class Link:
         self._given_up = False
 
     async def _use(self, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool) -> R:
+        if self._demotions != self._database.demotions:
+            await self._drop()  # what is read there is not what the new primary has
         try:
             if (connection := self._connection) is None:
                 return await work(await self._connect())
@@ -218,6 +227,11 @@ class Link:
                     raise
                 await self._drop()
                 return await work(await self._connect())
+        except Exception as error:
+            if self._database.is_read_only(error):
+                # The next connections are to the host that takes writes now.
+                self._database.demotions += 1
+            raise
         finally:
             if self._connection is not None and not _is_idle(self._connection):
                 await self._drop()
@@ -226,6 +240,7 @@ class Link:
         if time.monotonic() < self._not_before:
             raise StoreError(self._failure)
         try:
+            self._demotions = self._database.demotions
             self._connection = connection = await self._database.connect(self._purpose)
             settings = ", ".join("set_config(%s, %s, false)" for _ in _SETTINGS)
             await connection.execute(f"SELECT {settings}", [part for item in _SETTINGS.items() for part in item])

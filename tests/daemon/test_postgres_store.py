@@ -319,6 +319,25 @@ async def test_a_standby_is_not_written_to(server: PostgresServer, url: str) -> 
             await save(store, 0)
 
 
+async def test_a_primary_that_becomes_read_only_is_left_for_the_host_that_takes_writes() -> None:
+    with postgres() as first, postgres() as second:
+        both = first.database().replace(f":{first.port}/", f":{first.port},127.0.0.1:{second.port}/")
+        async with open_postgres_store(second.database(), decisions=9) as store:
+            await save(store, 7)
+        async with open_postgres_store(both, decisions=9) as store:
+            await save(store, 0)
+            assert await times(store) == [0]
+            # Sessions stay, as where a managed database changes roles without a restart.
+            first.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            first.execute("SELECT pg_reload_conf()")
+
+            async def elsewhere() -> bool:
+                await works(save(store, 8))
+                return await times(store) == [8, 7]
+
+            await until(elsewhere)
+
+
 async def test_reading_alone_makes_no_tables(server: PostgresServer, url: str) -> None:
     assert await read_postgres_states(url, ["a"]) == {}
     assert server.execute("SELECT to_regnamespace('autoscaler')::text", url) == [(None,)]
