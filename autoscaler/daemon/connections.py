@@ -89,6 +89,18 @@ def cancelled_itself() -> bool:
     return task is not None and not task.cancelling()
 
 
+@contextmanager
+def uncancelled() -> Iterator[None]:
+    """As `contained`, and make a CancelledError that a plug-in raises itself an EdgeError: it would end our task."""
+    try:
+        with contained():
+            yield
+    except asyncio.CancelledError as error:
+        if not cancelled_itself():
+            raise
+        raise EdgeError(CANCELLED) from error
+
+
 class Connection:
     """One plug-in, kept connected by a task until it is released.
 

@@ -27,10 +27,10 @@ from autoscaler.core.wording import format_span
 from autoscaler.daemon.connections import (
     Connection,
     Connections,
-    contained,
     equal,
     format_error,
     sleep_until_stopped,
+    uncancelled,
 )
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, LogState, trouble
 from autoscaler.daemon.leases import Ownership
@@ -295,7 +295,7 @@ class Receiver:
                 retry=retry_if_exception_type(UnavailableError),
                 reraise=True,
             ):
-                with attempt, contained():
+                with attempt, uncancelled():
                     await self._attempt(batch)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             self._count("failed", len(batch))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from autoscaler.core.explain import outcome
-from autoscaler.daemon.connections import contained, format_error
+from autoscaler.daemon.connections import contained, format_error, uncancelled
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller, trouble
 from autoscaler.daemon.event_loop import Slices
 from autoscaler.daemon.leases import Ownership
@@ -181,7 +181,7 @@ class Reporter:
         """Show one. Returns whether that succeeded; that it does not is logged once for the fleet."""
         shown, loop = self._shown[member.id], asyncio.get_running_loop()
         try:
-            with contained():
+            with uncancelled():
                 async with asyncio.timeout(TIMEOUT):
                     await live.report(member.id, status)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way

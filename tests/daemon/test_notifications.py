@@ -344,6 +344,20 @@ def test_an_unavailable_receiver_is_tried_again_and_a_refusal_is_not(caplog: pyt
     run(main)
 
 
+def test_a_receiver_that_cancels_itself_is_sent_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Told("a")
+        world.inbox.failures = [asyncio.CancelledError()]
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(100)
+        assert (world.count("sent"), world.count("failed")) == (1, 1)
+        assert logged(caplog) == ["notifications cannot be sent", "notifications are sent again"]
+        await world.stop()
+
+    run(main)
+
+
 def test_a_receiver_that_hangs_delays_no_tick_no_other_receiver_and_the_end_by_three_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -190,6 +190,25 @@ def test_what_cannot_be_shown_is_tried_again_with_growing_pauses_and_logged_once
     assert len(said(caplog, "the status of members is shown again")) == 1
 
 
+def test_a_discovery_that_cancels_itself_is_shown_the_status_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = Boards()
+        world.find("ab")
+        world.board.refuse = {"id-a": asyncio.CancelledError()}
+        await world.start()
+        await world.until(100)
+        shown = len(world.board.of("id-a"))
+        world.board.refuse = {}
+        await world.until(300)
+        assert len(world.board.of("id-a")) > shown > 1
+        await world.stop()
+
+    run(main)
+    [line] = said(caplog, "the status of a member cannot be shown")
+    assert line["error"] == "the plug-in cancelled itself"
+    assert len(said(caplog, "the status of members is shown again")) == 1
+
+
 def test_one_member_whose_status_is_refused_keeps_no_other_from_being_shown() -> None:
     async def main() -> None:
         world = Boards()
