@@ -33,7 +33,7 @@ DEFAULT_SPAN = timedelta(hours=1)
 _LEVEL = 5
 """Of compression: a week of 113 kB is 8 kB."""
 
-_FIRST = datetime(2000, 1, 1, tzinfo=UTC)
+FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 
 LEAST_POINTS, MOST_POINTS, DEFAULT_POINTS = 10, 2000, 600
 
@@ -65,8 +65,8 @@ async def series(request: web.Request) -> web.Response:
 def range_of(request: web.Request, now: datetime) -> tuple[float, float]:
     """From when and until when, seconds since 1970. Raises HTTPBadRequest."""
     until = min(until_of(request) or now, now)
-    since = time_of(request, "from") or max(until, _FIRST) - DEFAULT_SPAN
-    if not _FIRST <= since < until:
+    since = time_of(request, "from") or max(until, FIRST) - DEFAULT_SPAN
+    if not FIRST <= since < until:
         text = (
             f"from is {since.isoformat()}, expected a time of this century, before until ({until.isoformat()}) and now"
         )

@@ -19,7 +19,7 @@ from autoscaler.core.capacity import source_partitions
 from autoscaler.core.model import ClusterSpec, ClusterState, Direction, Phase
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.http_requests import BUSY, CONNECTIONS, STATUS, WhatIfRequest, body_of, controller_of
-from autoscaler.daemon.http_series import fill
+from autoscaler.daemon.http_series import DEFAULT_SPAN, FIRST, fill
 from autoscaler.daemon.renderer import RENDERER
 from autoscaler.daemon.series import KEYS, Row, series_document
 from autoscaler.daemon.what_if import POINTS, Job, figures_of
@@ -54,7 +54,7 @@ async def what_if(request: web.Request) -> web.Response:
     async with lock:
         now = status.utc()
         until = min(asked.until or now, now)
-        since = asked.since or until - timedelta(hours=1)
+        since = asked.since or max(until, FIRST) - DEFAULT_SPAN
         await fill(request, controller)
         rows, width = controller.series.points(since.timestamp(), until.timestamp(), now.timestamp())
         job, notes = _job(controller, asked, rows, now)

@@ -105,6 +105,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"objective": "5s", "from": "2026-01-01T00:00:00"}, "from"),
     ({"objective": "5s", "from": "0001-01-01T00:00:00Z", "until": "0001-01-01T00:00:00Z"}, "0 minutes of load"),
     ({"objective": "5s", "from": "2001-01-01T00:00:00Z", "until": "2001-02-01T00:00:00Z"}, "0 minutes of load"),
+    ({"objective": "5s", "until": "0001-01-01T00:00:00Z"}, "0 minutes of load"),
     ({"policies": {}}, "at least one policy"),
     ({"policies": {"main": {"type": "adoptive"}}}, "adaptive"),
     ({"policies": {"main": {}}}, "type"),
