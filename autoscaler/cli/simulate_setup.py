@@ -104,7 +104,10 @@ def setup(options: argparse.Namespace) -> Setup:
         load = _cut(_sized(_load(options), options, spec, described, notes), options.hours)
     except (LoadError, FaultError) as error:
         raise wrong(*str(error).splitlines()) from error
-    peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
+    try:
+        peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
+    except ValueError as error:
+        raise wrong(f"--load {options.load}: {error} (--peak, --rate-per-worker)") from error
     if peak > spec.limits.maximum:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
     readings = tuple([replace(fault, name=names.get(fault.name, fault.name)) for fault in faults.readings])

@@ -25,6 +25,9 @@ PEAK_WORKERS = 16
 HOUR = 3600.0
 DAY = 24.0
 
+MOST_SECONDS = 366 * DAY * HOUR
+"""The longest load."""
+
 Point = tuple[float, float]
 
 
@@ -156,6 +159,11 @@ def resample(points: Sequence[Point], begin: float = 0.0, seconds: float | None 
     if not points or begin < points[0][0] or end > until or end - begin < STEP:
         have = f"{points[0][0]:g} to {until:g} s" if points else "nothing"
         raise LoadError(f"{begin:g} to {end:g} s were requested, the trace has {have}, and a step takes {STEP:g} s")
+    if end - begin > MOST_SECONDS:
+        raise LoadError(
+            f"{begin:g} to {end:g} s is longer than the {MOST_SECONDS / HOUR / DAY:g} days that can be simulated: "
+            "are the times in seconds?"
+        )
     steps = int((end - begin) / STEP + 1e-9)
     rates: list[float] = []
     at = 0  # the current piece

@@ -28,6 +28,9 @@ VIOLATION_WEIGHT = 10.0
 RESCALE_WEIGHT = 0.02
 """Weights of `Score.j`: 1 % of the time too late counts as much as 10 % of cost, or five rescales an hour."""
 
+MOST_WORKERS = 1_000_000
+"""More are not needed: a rate is in another unit than the other."""
+
 _EXACT = 1e-9
 """Two positions that differ by this share of all records are the same one."""
 
@@ -152,12 +155,20 @@ def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -
     """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
 
     One worker processes `rate_per_worker` records/s, n of them n^exponent times as much.
+
+    Raises:
+        ValueError: one processes nothing, or more than `MOST_WORKERS` are needed.
     """
     if not (rate_per_worker > 0 and exponent > 0):
         raise ValueError(
             f"one worker processes {rate_per_worker:g}/s, n of them n^{exponent:g} times as much: expected above 0"
         )
     top = max(arrivals, default=0.0) / STEP
+    if top > rate_per_worker * MOST_WORKERS**exponent:
+        raise ValueError(
+            f"{top:g} records/s need more than {MOST_WORKERS:,} workers, of which one processes {rate_per_worker:g}/s: "
+            "one of the two is in another unit"
+        )
     # The capacity of each size, plus rounding: a peak may be exactly the capacity of a size.
     capacity = [0.0]
     while capacity[-1] < top:

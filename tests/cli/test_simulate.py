@@ -323,6 +323,7 @@ def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.Ca
         ((*WITH_METRIC, "--faults", "nan@lag"), "it has waiting, busy, target"),
         ((*WITH_METRIC, "--faults", "missing@engine"), "missing@engine: cluster orders does not read it"),
         ((*WITH_METRIC, "--hours", "7"), "--hours 7: steps6h has 6 hours"),
+        ((*WITH_METRIC, "--peak", "1e12", "--rate-per-worker", "1"), "records/s need more than 1,000,000 workers"),
         ((*WITH_METRIC, "--load", "sine6h", "--traces", "/nowhere"), "daedalus_sine_1s_6h.csv: cannot be read"),
     ],
 )

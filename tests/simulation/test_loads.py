@@ -296,6 +296,11 @@ def test_a_recorded_part_is_cut_out_and_what_is_below_the_offset_is_nothing(
     assert load.rates[-1] == pytest.approx(10, abs=0.01)
 
 
+def test_a_load_of_more_than_a_year_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"0 to 1e\+18 s is longer than the 366 days .*: are the times in seconds\?"):
+        loads.resample([(0.0, 1.0), (1e18, 1.0)])
+
+
 def test_a_trace_that_is_too_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / RECORDED["elb24h"].file
     path.write_text("t_seconds,value\n0,1\n300,1\n")
