@@ -238,7 +238,7 @@ class Daemon(DaemonStatus):
                 return
             if self._loading is not None and self._loading.expired():
                 problem = (
-                    f"{self._config.path}: it, or a file that it includes, was not read within {LOAD_TIMEOUT:g} s: "
+                    f"{self.config.path}: it, or a file that it includes, was not read within {LOAD_TIMEOUT:g} s: "
                     "see whether its disk hangs or it is a pipe, then reload"
                 )
                 self._refuse_reload((problem,))
