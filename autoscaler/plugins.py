@@ -257,7 +257,7 @@ def is_installed(package: str) -> bool:
 def guess(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when one of the known words is close, else nothing."""
     lowered = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.65)
     return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 

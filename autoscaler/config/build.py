@@ -55,6 +55,7 @@ log = logging.getLogger("autoscaler.config")
 
 Reader: TypeAlias = Callable[[Node, str], Any]
 
+_PLUGIN = "{}: a mapping with `type` and its parameters"
 _LONGEST_ODD = 40
 TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2}))?"
 """A date, or a time with its zone, as `read_time` reads it."""
@@ -260,7 +261,11 @@ class Builder:
 
     def plugin_class(self, kind: Kind, node: Node, path: str) -> type[Any]:
         """The class of the plug-in that the key `type` of a mapping names."""
-        mapping = self.mapping(node, path)
+        if not isinstance(node, Mapping):
+            # One plug-in in the place of several by name: its `type` and parameters are read as such names.
+            named = "; put `type` and the keys beside it under a name of your choice" if path.endswith(".type") else ""
+            raise self.fail(node, path, f"expected {_PLUGIN.format(kind.phrase)}, not {shape(node)}{named}")
+        mapping = node
         if "type" not in mapping.entries:
             known = ", ".join(plugins.names(kind)) or "none at all"
             raise self.problems.fail(
@@ -650,7 +655,7 @@ def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
     """A type in words, for `expected ...`."""
     plugin = plugin_of(hint)
     if plugin:
-        return f"{plugin.kind.phrase}: a mapping with `type` and its parameters"
+        return _PLUGIN.format(plugin.kind.phrase)
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

@@ -33,6 +33,7 @@ _RESOLVER = yaml.resolver.Resolver()
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = ("!", f"{_TAG}str")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_NO_COLON = "could not find expected ':'"
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _MAX_DIGITS = 18
 _PLAIN_KEY = re.compile(r"[\w@-][\w./@-]{0,79}")
@@ -206,10 +207,12 @@ def parse(text: str, problems: Problems, file: str | None = None) -> Node:
     try:
         return _Composer(text, problems, file).document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        message = f"not valid YAML: {what}{_tab_hint(text, line)}"
+        # A key without its colon is noticed only after it.
+        marks = error.problem_mark, error.context_mark
+        mark = next(filter(None, reversed(marks) if _NO_COLON in what else marks), None)
+        line = mark.line + 1 if mark else 1
+        message = f"not valid YAML: {what}{_yaml_hint(text, line, what)}"
         raise problems.fail(_line_in(file, line), FILE, message) from error
     except yaml.YAMLError as error:
         raise problems.fail(_line_in(file, 1), FILE, "not valid YAML") from error
@@ -308,13 +311,17 @@ def _line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def _tab_hint(text: str, line: int) -> str:
-    lines = text.split("\n")
-    if line > len(lines):
-        return ""
-    current = lines[line - 1]
-    indentation = current[: len(current) - len(current.lstrip())]
-    return "; indent with spaces, not with tabs" if "\t" in indentation else ""
+def _yaml_hint(text: str, line: int, what: str) -> str:
+    current = next(iter(text.split("\n")[line - 1 : line]), "")
+    if "\t" in current[: len(current) - len(current.lstrip())]:
+        return "; indent with spaces, not with tabs"
+    if _NO_COLON in what:
+        return "; write `key: value`, with a space after the colon"
+    if "mapping values are not allowed" in what:
+        return "; put a value with a colon and a space in quotes; a key above needs a space after its colon"
+    if "block mapping" in what:
+        return "; keys of one mapping are indented alike: compare this line with those above"
+    return ""
 
 
 class _Composer:

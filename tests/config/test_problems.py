@@ -214,14 +214,28 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET + "}",
             "target: stub-target",
-            [("5: clusters.demo.target: expected a mapping (key: value), not a string")],
+            [("5: clusters.demo.target: expected a target: a mapping with `type` and its parameters, not a string")],
+        ),
+        (
+            "policies:\n",
+            "policies:\n      type: stub-policy\n",
+            [
+                (
+                    "12: clusters.demo.policies.type: expected a policy: a mapping with `type` and its parameters, "
+                    "not a string; put `type` and the keys beside it under a name of your choice"
+                )
+            ],
         ),
         (
             TARGET + "}",
             "target: {type: [a]}",
             [("5: clusters.demo.target.type: expected the name of a target, not a list")],
         ),
-        ("min: 1", "engine: []", ["6: clusters.demo.engine: expected a mapping (key: value), not a list"]),
+        (
+            "min: 1",
+            "engine: []",
+            ["6: clusters.demo.engine: expected an engine: a mapping with `type` and its parameters, not a list"],
+        ),
         ("min: 1", "engine: {type: []}", ["6: clusters.demo.engine.type: expected the name of an engine, not a list"]),
         # names and references
         (

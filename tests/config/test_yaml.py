@@ -76,6 +76,27 @@ def test_tabs_in_the_indentation_say_so(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        (
+            "clusters:\n  demo:\n    min: 1\n    max:4\n    x: 1\n",
+            4,
+            "write `key: value`, with a space after the colon",
+        ),
+        ("clusters:\n  demo:\n    min:1\n    max: 4\n", 4, "a key above needs a space after its colon"),
+        ("clusters:\n  demo: a: b\n", 2, "put a value with a colon and a space in quotes; a key above needs"),
+        ("clusters:\n  demo:\n    min: 1\n   max: 4\n", 4, "indented alike: compare this line with those above"),
+    ],
+)
+def test_a_missing_space_and_a_wrong_indentation_say_so_on_their_line(
+    refused: Refused, text: str, line: int, hint: str
+) -> None:
+    (problem,) = refused(text)
+    assert problem.startswith(f"{line}: (file): not valid YAML: ")
+    assert hint in problem
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [("clusters: [1, 2\n", 2), ("clusters:\n  a: b: c\n", 2), ("a: 'open\n", 2), ("x: }\n", 1), ("%YAML 9\n", 1)],
 )

@@ -296,3 +296,11 @@ def test_every_built_in_plug_in_is_usable_and_documented(kind: Kind, name: str) 
     assert plugins.summary(cls)
     described = [*plugins.parameters(cls), *(plugins.parameters(cls.Query) if kind is Kind.SOURCE else ())]
     assert [parameter.name for parameter in described if not parameter.doc] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "guessed"), [("utilisation", "utilization"), ("Restrat", "restart"), ("target", None)]
+)
+def test_only_what_is_close_is_guessed(word: str, guessed: str | None) -> None:
+    expected = "" if guessed is None else f"; did you mean {guessed!r}?"
+    assert plugins.guess(word, ("objective", "restart", "utilization")) == expected
