@@ -161,6 +161,7 @@ class ClusterReader:
             # A missing key keeps its default, also when another key of `down` is set.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         self._check_levels(spec, mapping, path)
+        self._check_objectives(spec, path)
         return Cluster(
             spec=spec,
             target=settings["target"],
@@ -179,6 +180,24 @@ class ClusterReader:
         except ValueError as error:
             raise self._build.fail(node, path, str(error)) from error
         return zone
+
+    def _check_objectives(self, spec: ClusterSpec, path: str) -> None:
+        """Warn of what can be missed before anything is seen."""
+        for named in spec.policies:
+            objective = getattr(named.policy, "objective", None)
+            if isinstance(objective, timedelta) and objective < spec.interval:
+                where = join(join(path, "policies"), named.name)
+                node, _ = self._levels[where]
+                line = node.line
+                if isinstance(node, document.Mapping) and "objective" in node.entries:
+                    line, where = node.place("objective", where)
+                self._build.warnings.add(
+                    line,
+                    where,
+                    f"{format_duration(objective)} is shorter than the interval of the cluster "
+                    f"({format_duration(spec.interval)}): records are too old before it is seen; write a longer "
+                    "objective, at least some times what a restart of the job takes, or a shorter interval",
+                )
 
     def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:
         """Find what policies compare a share with that is meant as a percentage."""
