@@ -39,6 +39,7 @@ from tenacity import (
     wait_random,
 )
 
+from autoscaler.clients.connection_errors import describe_connection_error
 from autoscaler.clients.shared_requests import (
     DuplicateKeyError,
     Pause,
@@ -417,11 +418,13 @@ class JsonClient:
             trusted = endpoint.ca_file or "the system"
             if endpoint.ca_file:  # the file may have been renewed with the server's certificate
                 self._tls = await asyncio.to_thread(endpoint.tls)
-            raise AnswerError(f"{url}: TLS failed: {error}; certificates are trusted by {trusted}") from None
+            raise AnswerError(
+                f"{url}: TLS failed: {describe_connection_error(error)}; certificates are trusted by {trusted}"
+            ) from None
         except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
             raise AnswerError(f"{url} cannot be requested: {error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+            raise UnavailableError(f"{url} cannot be reached: {describe_connection_error(error)}") from None
         if response.status // 100 == 2:  # noqa: PLR2004 - HTTP
             return bytes(body)
         raise self._failure(url, response, bytes(body))

@@ -26,6 +26,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest, OffsetResetStrategy
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from autoscaler.clients.connection_errors import describe_connection_error
 from autoscaler.clients.kafka_types import ConnectionSettings, Isolation, TopicSnapshot
 from autoscaler.clients.shared_requests import cancel_all, outcome_of
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
@@ -567,5 +568,4 @@ def _cause(error: BaseException) -> str:
     """The innermost error's message, to end a sentence with."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error)
-    return f": {text}" if text else f": {type(error).__name__}"
+    return f": {describe_connection_error(error)}"

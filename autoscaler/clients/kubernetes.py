@@ -34,6 +34,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from autoscaler.clients.connection_errors import describe_connection_error
 from autoscaler.clients.shared_requests import one_line
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
@@ -292,7 +293,7 @@ class Api:
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientSSLError):
                 await self._renew_credentials()  # for the next request, if the authority was renewed
-            text = _PASSWORD.sub("//***@", " ".join(str(error).split())) or type(error).__name__
+            text = _PASSWORD.sub("//***@", describe_connection_error(error))
             raise UnavailableError(f"the API server {self.server} cannot be reached for {request}: {text}") from error
 
     def _late(self, request: Request) -> str:

@@ -26,6 +26,7 @@ from autoscaler.ports import (
     EdgeError,
     HasProfile,
     PicksWorkers,
+    PluginError,
     RefusedError,
     ScaleTarget,
     Shared,
@@ -62,7 +63,7 @@ class Plugin(Protocol):
 
 def format_error(error: BaseException) -> str:
     """An error on one line, cut: our own by their message, others with their type. It never raises."""
-    return (isinstance(error, EdgeError) and foreign_text(error)) or format_exception(error)
+    return (isinstance(error, EdgeError | PluginError) and foreign_text(error)) or format_exception(error)
 
 
 @contextmanager

@@ -335,7 +335,7 @@ async def test_a_connection_that_breaks_or_is_refused_is_unavailable(server: Ser
             await client.get("/job")
     nobody = f"http://127.0.0.1:{unused_tcp_port}"
     async with server.client(url=nobody) as client:
-        with pytest.raises(UnavailableError, match=f"{nobody}/job cannot be reached: "):
+        with pytest.raises(UnavailableError, match=f"{nobody}/job cannot be reached: Connection refused: "):
             await client.get("/job")
 
 

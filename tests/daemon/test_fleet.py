@@ -17,7 +17,7 @@ from autoscaler.config.model import Cluster
 from autoscaler.core.model import Limits
 from autoscaler.daemon.connections import Connections
 from autoscaler.daemon.controller import splay
-from autoscaler.ports import Shared, UnavailableError
+from autoscaler.ports import PluginError, Shared, UnavailableError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 
@@ -216,6 +216,18 @@ def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> N
         assert connection.problem == "Hanging cannot be connected: not connected within 30 s"
         await asyncio.sleep(2)
         assert connection.get() == "live"
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+def test_a_plug_in_that_lacks_something_says_what_without_the_name_of_a_class() -> None:
+    async def main() -> None:
+        fake: Fake[str] = Fake("live", failures=[PluginError("no credentials: give kubeconfig")])
+        connections = Connections()
+        connection = connections.lease(fake)
+        await connection.tried()
+        assert connection.problem == "Fake cannot be connected: no credentials: give kubeconfig"
         await connections.close()
 
     virtual_time.run(main())

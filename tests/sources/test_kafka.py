@@ -469,7 +469,7 @@ class TestFiles:
         )
 
     async def test_a_key_is_unlocked_by_its_password(self, locked: Authority) -> None:
-        with pytest.raises(UnavailableError, match=r"broker 127\.0\.0\.1:1 cannot be reached"):
+        with pytest.raises(UnavailableError, match=r"broker 127\.0\.0\.1:1 cannot be reached: Connection refused: "):
             await value(self.plugin(locked, Secret("opensesame")))
 
     @pytest.mark.parametrize("password", [None, Secret("guessed")])

@@ -1,0 +1,52 @@
+"""Why a connection failed is said once, in the words of the operating system."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+
+import pytest
+
+from autoscaler.clients.connection_errors import describe_connection_error
+
+
+async def failure(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> str:
+    """What is said of an address that nothing can be connected to."""
+    with pytest.raises(OSError, match=r".") as raised:
+        await asyncio.open_connection(host, port, ssl=tls)
+    return describe_connection_error(raised.value)
+
+
+async def test_a_refused_connection_is_called_refused_and_has_the_address_that_was_tried(unused_tcp_port: int) -> None:
+    expected = f"Connection refused: Connect call failed ('127.0.0.1', {unused_tcp_port})"
+    assert await failure(unused_tcp_port) == expected
+
+
+async def test_a_name_that_nobody_knows_has_no_number() -> None:
+    said = await failure(1, "nowhere.invalid")
+    assert said
+    assert "Errno" not in said
+
+
+async def test_a_server_without_tls_is_not_taken_for_an_error_of_the_operating_system() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        said = await failure(port, tls=ssl.create_default_context())
+    assert said.startswith("[SSL: ")
+    assert "not permitted" not in said
+
+
+def test_a_text_of_the_operating_system_is_not_repeated_and_no_text_is_a_name(unused_tcp_port: int) -> None:
+    with pytest.raises(ConnectionRefusedError) as raised:
+        socket.create_connection(("127.0.0.1", unused_tcp_port))
+    assert describe_connection_error(raised.value) == "Connection refused"
+    assert describe_connection_error(ConnectionAbortedError()) == "ConnectionAbortedError"
