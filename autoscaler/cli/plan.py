@@ -10,8 +10,7 @@ from autoscaler.cli.configuration import load_live, summarized
 from autoscaler.cli.options import config_argument, json_option
 from autoscaler.cli.output import FAILED, OK, log_nothing, print_error, print_json, print_lines, table
 from autoscaler.cli.status import MAX_LISTED, MAX_TROUBLED
-from autoscaler.cli.tables import summarize_decision
-from autoscaler.core.explain import explain
+from autoscaler.core.explain import explain, summarize_decision
 from autoscaler.core.wording import count_of
 from autoscaler.daemon.one_shot import plan
 from autoscaler.ports import AutoscalerError, Record

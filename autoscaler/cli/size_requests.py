@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoscaler.cli.output import print_lines, table
-from autoscaler.cli.tables import DEFAULT_ROWS, format_elapsed, omitted_rows, summarize_decision
-from autoscaler.core.explain import explain
+from autoscaler.cli.tables import DEFAULT_ROWS, format_elapsed, omitted_rows
+from autoscaler.core.explain import explain, summarize_decision
 from autoscaler.ports import Record
 from autoscaler.simulation.plant import START
 

@@ -316,6 +316,23 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
     return f"{who} stays at {decision.current}, {why}."
 
 
+def summarize_decision(decision: Decision) -> str:
+    """Why a decision is as it is, in a line: the policy whose size counted, and how the guards changed that size."""
+    asked = [one for one in decision.recommendations if one.replicas is not None]
+    # The one whose size was proposed; where an expression combined them into another, the first that asked for a
+    # change.
+    counted = [one for one in asked if one.replicas == decision.proposed] or [
+        one for one in asked if one.replicas != decision.current
+    ]
+    parts = [f"{one.policy}: {one.detail or one.reason.value}" for one in counted[:1]]
+    for verdict in decision.verdicts:
+        if verdict.before != verdict.after:
+            detail = f": {verdict.detail}" * bool(verdict.detail)
+            parts.append(f"{verdict.guard.value} changed {verdict.before} to {verdict.after}{detail}")
+    said = (f"{one.policy}: {one.detail}" for one in decision.recommendations if one.detail)
+    return "; ".join(parts) or next(said, decision.reason.value)
+
+
 def _why(decision: Decision) -> str:
     last = _last_word(decision)
     if decision.rescale:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.capacity import beyond_use
-from autoscaler.core.explain import describe_control
+from autoscaler.core.explain import describe_control, summarize_decision
 from autoscaler.core.model import (
     ClusterState,
     Control,
@@ -544,6 +544,7 @@ class Controller:
                     "proposed": decision.proposed,
                     "desired": decision.desired,
                     "reason": decision.reason,
+                    "why": summarize_decision(decision),
                 },
             )
 

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import DeferredVerdict, explain, readings
+from autoscaler.core.explain import DeferredVerdict, explain, readings, summarize_decision
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -123,6 +123,13 @@ class Least:
         return min((size for size in sizes.values() if size is not None), default=current)
 
 
+class Half(Least):
+    """Half of the sum, which nobody has asked for."""
+
+    def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
+        return sum(size or current for size in sizes.values()) / 2
+
+
 def test_sizes_that_are_combined_otherwise_than_by_the_greatest() -> None:
     a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"), Says(4, Reason.ABOVE, "4 are needed"))
     explained = explanation(replace(a_spec, combine=Least()), observation())
@@ -139,6 +146,31 @@ def test_a_rescale_that_the_guards_cut_short() -> None:
     )
     assert "  - The rate limit changed 9 to 5: max of 2 replicas in 60 s allows 5.\n" in explained
     assert "  - The useful sizes kept 5: " in explained
+
+
+def summary(a_spec: ClusterSpec) -> str:
+    return summarize_decision(step(a_spec, ClusterState(), observation())[1])
+
+
+def test_a_line_has_the_policy_that_counted_and_what_the_guards_made_of_it() -> None:
+    drain, cpu = Says(6, Reason.ABOVE, "the backlog is an hour"), Says(4, Reason.ABOVE)
+    up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
+    assert summary(spec(drain, cpu)) == "drain: the backlog is an hour"
+    assert summary(spec(cpu)) == "drain: above"
+    assert summary(spec(drain, cpu, up=up)) == (
+        "drain: the backlog is an hour; rate_limit changed 6 to 5: max of 2 replicas in 60 s allows 5"
+    )
+    combined = replace(spec(Says(3, Reason.STEADY), Says(8, Reason.ABOVE, "8 are needed")), combine=Half())
+    assert summary(combined).startswith("cpu: 8 are needed")
+    silent = replace(
+        step(spec(drain), ClusterState(), observation())[1], verdicts=(Verdict(Reason.BOUNDS, 9, 3, Reason.BOUNDS),)
+    )
+    assert summarize_decision(silent) == "drain: the backlog is an hour; bounds changed 9 to 3"
+
+
+def test_a_line_of_a_decision_that_nobody_asked_for_has_what_a_policy_says() -> None:
+    assert summary(spec(Says(None, Reason.MISSING, "no trusted reading of lag"))) == "drain: no trusted reading of lag"
+    assert summary(spec(Says(None, Reason.MISSING))) == "missing"
 
 
 def test_a_rescale_that_no_policy_asked_for() -> None:

@@ -706,6 +706,7 @@ def test_a_rescale_is_one_line_and_another_when_it_has_taken_a_while(
     caplog.set_level(logging.INFO, "autoscaler")
     virtual_time.run(main())
     assert messages(caplog)[0] == "rescale"
+    assert vars(caplog.records[0])["why"] == "per-replica: 300 needs 3"
     assert [text for text in messages(caplog) if text != "decision"] == ["rescale", *lines]
     assert len(caplog.records) <= 1 + 2 * len(lines)
 
