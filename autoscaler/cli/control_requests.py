@@ -70,6 +70,12 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
     for size in sorted({*held_at.values()}):
         others = [name for name in names if held_at.get(name) == size]
         lines.append(f"at {size} instead, by min and max of the configuration: {_listed(others)}")
+    preceded_by = answer.get("preceded_by", {})  # not by a daemon of an earlier version
+    for control in sorted({each for described in preceded_by.values() for each in described}):
+        others = [name for name in names if control in preceded_by.get(name, ())]
+        lines.append(f"what is in force already counts before it: {control}, for {_listed(others)}")
+    if preceded_by:
+        lines.append("`autoscaler resume` ends all of these")
     print_lines(*lines)
     daemon.note_problems()
     return OK

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from autoscaler.core.durations import parse_duration
+from autoscaler.core.explain import describe_control
 from autoscaler.core.model import MAX_REPLICAS, Control, ControlKind
 from autoscaler.core.parameters import ParameterError
 from autoscaler.core.wording import list_of
@@ -185,8 +186,10 @@ async def _add_control(request: web.Request) -> web.Response:
         raise web.HTTPServiceUnavailable(
             text=f"nothing is set: the clock of the daemon's machine shows {shown}; set it, and try again"
         ) from error
-    answer = {"id": stored.id, "until": time_text(stored.until), "clusters": clusters}
-    return web.json_response({**answer, "held_at": _held_at(status, asked.replicas, clusters)}, status=201)
+    answer: dict[str, object] = {"id": stored.id, "until": time_text(stored.until), "clusters": clusters}
+    answer["held_at"] = _held_at(status, asked.replicas, clusters)
+    answer["preceded_by"] = _preceded_by(status, stored.control, clusters)
+    return web.json_response(answer, status=201)
 
 
 def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]) -> dict[str, int]:
@@ -197,6 +200,21 @@ def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]
     limits = {name: known[name].spec.limits for name in clusters if name in known}
     sizes = {name: max(each.minimum, min(replicas, each.maximum)) for name, each in limits.items()}
     return {name: size for name, size in sizes.items() if size != replicas}
+
+
+def _preceded_by(status: DaemonStatus, control: Control | None, clusters: Iterable[str]) -> dict[str, list[str]]:
+    """What is in force for clusters and counts before what was requested, as a pause does before a hold."""
+    if control is None:
+        return {}
+    kinds = [*ControlKind]
+    before, now, found = kinds[: kinds.index(control.kind)], status.utc(), {}
+    for name in clusters:
+        controller = status.controllers.get(name)  # it knows annotations too; those of other copies are not known here
+        ordered = status.controls.in_force(name, fleet_of(status.members, name), now)
+        in_force = ordered if controller is None else controller.controls
+        if described := [describe_control(each) for each in in_force if each.kind in before]:
+            found[name] = described
+    return found
 
 
 async def _controls(request: web.Request) -> web.Response:

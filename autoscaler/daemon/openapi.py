@@ -326,7 +326,9 @@ _SCHEMAS: Mapping[str, Schema] = {
     "Control": _object(**_CONTROL),
     "Order": _object(id=_SIZE, clusters=_list(_TEXT), fleets=_list(_TEXT), in_force=_list(_TEXT), **_CONTROL),
     "Controls": _object(controls=_list(_ref("Order"))),
-    "Ordered": _object(id=_SIZE, until=_TIME_OR_NULL, clusters=_list(_TEXT), held_at=_map(_SIZE)),
+    "Ordered": _object(
+        id=_SIZE, until=_TIME_OR_NULL, clusters=_list(_TEXT), held_at=_map(_SIZE), preceded_by=_map(_list(_TEXT))
+    ),
     "Audit": _object(
         entries=_list(
             _object(at=_TIME, by=_TEXT, action=_TEXT, scope=_TEXT, detail=_TEXT, reason=_TEXT_OR_NULL, accepted=_FLAG)

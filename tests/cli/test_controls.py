@@ -136,6 +136,19 @@ def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
     assert second == f"at {held} instead, by min and max of the configuration: orders"
 
 
+def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
+    resumed: Secure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pause", "orders", "--reason", "upgrade", *resumed.options]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert cli.main(["hold", "4", "orders", *resumed.options]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("the size is held at 4 until ")
+    assert second.startswith("what is in force already counts before it: scaling up and down is paused by ")
+    assert second.endswith(": upgrade, for orders")
+    assert third == "`autoscaler resume` ends all of these"
+
+
 def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
     for command, problem in (
         (["pause", "ordres"], "no cluster matches 'ordres'; there are: orders"),

@@ -176,6 +176,21 @@ async def test_a_hold_says_which_clusters_their_bounds_hold_at_another_size(hous
     assert (await house.order(action="limit", clusters=["a"], max=50))["held_at"] == {}
 
 
+async def test_what_is_set_names_what_is_in_force_and_counts_before_it(house: House) -> None:
+    assert (await house.order(action="limit", clusters=["*"], max=9))["preceded_by"] == {}
+    assert (await house.order(action="hold", clusters=["*"], replicas=7))["preceded_by"] == {}
+    paused = await house.order(action="pause", clusters=["a"], up=True, reason="upgrade")
+    assert paused["preceded_by"] == {}
+    answer = await house.order(action="hold", clusters=["*"], replicas=8)
+    (why,) = answer["preceded_by"].pop("a")
+    assert why.startswith("scaling up is paused by ")
+    assert why.endswith(": upgrade")
+    assert answer["preceded_by"] == {}
+    limited = await house.order(action="limit", clusters=["*"], max=9)
+    assert {name: len(described) for name, described in limited["preceded_by"].items()} == {"a": 2, "b": 1}
+    assert (await house.order(action="resume", clusters=["a"]))["preceded_by"] == {}
+
+
 async def test_a_resume_ends_what_was_ordered(house: House) -> None:
     await house.order(action="hold", clusters=["*"], replicas=7)
     assert (await house.order(action="resume", clusters=["a"]))["until"] is None
