@@ -110,6 +110,7 @@ def setup(options: argparse.Namespace) -> Setup:
         raise wrong(f"--load {options.load}: {error} (--peak, --rate-per-worker)") from error
     if peak > spec.limits.maximum:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
+    notes += _other_objectives(spec, plant.slo)
     readings = tuple([replace(fault, name=names.get(fault.name, fault.name)) for fault in faults.readings])
     return Setup(
         cluster=cluster,
@@ -123,6 +124,17 @@ def setup(options: argparse.Namespace) -> Setup:
         names=names,
         notes=tuple(notes),
     )
+
+
+def _other_objectives(spec: ClusterSpec, slo: float) -> list[str]:
+    """The objectives of policies that are not what the output calls too old."""
+    objectives = {named.name: getattr(named.policy, "objective", None) for named in spec.policies}
+    return [
+        f"The objective of {name} is {objective.total_seconds():g} s; too old means older than {slo:g} s, the `slo` of "
+        "the simulated cluster. A file as --plant sets another."
+        for name, objective in objectives.items()
+        if isinstance(objective, timedelta) and objective.total_seconds() != slo
+    ]
 
 
 def _check(faults: Faults, spec: ClusterSpec, names: Mapping[str, str]) -> None:

@@ -136,6 +136,7 @@ def test_what_the_reader_must_know_is_printed(config: Path, tmp_path: Path, caps
         simulate(config, *WITH_METRIC, "--load", load, "--rate-per-worker", 10, "--optimum", "--faults", "restart") == 0
     )
     shown = capsys.readouterr().out
+    assert "The objective of " not in shown
     assert "The interval is 15s, not 12s: the simulation runs in steps of 5 s." in shown
     assert "The peak needs 78 workers, and at most 12 are allowed." in shown
     assert "Fault: the daemon is restarted once in 1h." in shown
@@ -175,6 +176,24 @@ def test_the_optimum_knows_that_spark_does_not_stop(config: Path, capsys: pytest
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--optimum")
     stops, goes_on = (as_json(capsys, *given, "--plant", plant)["optimum"] for plant in ("k8s", "spark"))
     assert goes_on < stops
+
+
+def test_an_objective_that_is_not_what_is_called_too_old_is_printed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = ("lag", "arrivals", "throughput", "utilization")
+    read = "".join(f"      {name}: {{source: prom, query: up}}\n" for name in metrics)
+    policies = "    policies: {main: {type: adaptive, objective: 30s},"
+    config.write_text(CONFIG.replace("    policies: {", f"{read}{policies} "))
+    plant = tmp_path / "plant.yaml"
+    plant.write_text("like: k8s\nslo: 30s\n")
+    given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 0.1)
+    note = (
+        "The objective of main is 30 s; too old means older than 60 s, the `slo` of the simulated cluster. A file as "
+        "--plant sets another."
+    )
+    assert note in as_json(capsys, *given)["notes"]
+    assert note not in as_json(capsys, *given, "--plant", plant)["notes"]
 
 
 def test_a_size_that_never_changes_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
