@@ -78,6 +78,9 @@ def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
     assert out.startswith(f"the size is held at 4 until {until:%Y-%m-%d %H:}")
     assert out.endswith(" UTC, 1 cluster: orders\n")
     assert cli.main(["decide", "orders", *secure.options]) == 0
+    assert "load test" in (decided := capsys.readouterr().out), decided
+    # A tick may have come before it, and have decided the same.
+    assert cli.main(["explain", "orders", "--last", "20", *secure.options]) == 0
     assert "cluster orders is scaled up from 3 to 4" in (explained := capsys.readouterr().out), explained
     assert cli.main(["controls", *secure.options]) == 0
     head, row = capsys.readouterr().out.splitlines()
