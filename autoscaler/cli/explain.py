@@ -103,11 +103,10 @@ def _recorded(
     from autoscaler.trace.codec import call_failure  # noqa: PLC0415
     from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
+    newer = None
+    older: list[tuple[Record, str | None]] = []
     try:
-        records = read_back(history, cluster, until, print_error)
-        newer = None
-        older: list[tuple[Record, str | None]] = []
-        for record in records:
+        for record in read_back(history, cluster, until, print_error):
             if before is None or record.decision.at < before:
                 older.append((record, call_failure(record, newer)))
             if len(older) == number:
@@ -115,10 +114,9 @@ def _recorded(
             newer = record
     except (OSError, TraceError) as error:
         print_error(
-            f"autoscaler: older decisions are in the daemon's history, which cannot be read from here: {error}. "
-            "Run this on the daemon's machine, as its user"
+            f"autoscaler: older decisions are in the daemon's history, of which this cannot be read here: {error}. "
+            "Run this on the daemon's machine, as its user; move a damaged file away to see what is older"
         )
-        return []
     if older:
         # Said, as a daemon on another machine may have its history at the same place.
         print_error(f"autoscaler: {count_of(len(older), 'decision')} read from {history} on this machine")

@@ -252,6 +252,12 @@ def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
         assert [decision.keys() for decision in decisions[-4:]] == [decisions[0].keys()] * 4
         assert cli.main([*explain, "--at", (oldest - timedelta(hours=1)).isoformat()]) == 1
         assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
+        written[1].write_bytes(written[1].read_bytes()[:-12])
+        assert cli.main([*explain, "--last", "10000"]) == 0
+        out, err = capsys.readouterr()
+        assert f"{oldest + timedelta(hours=20):%Y-%m-%d %H:%M:%S} UTC: cluster orders" in out
+        assert f"{written[1]}: cannot be read: " in err
+        assert "move a damaged file away to see what is older" in err
     finally:
         for path in written:
             path.unlink()
