@@ -6,7 +6,9 @@ import asyncio
 import socket
 import ssl
 from contextlib import suppress
+from pathlib import Path
 
+import aiohttp
 import pytest
 
 from autoscaler.clients.connection_errors import describe_connection_error
@@ -28,6 +30,27 @@ async def test_a_name_that_nobody_knows_has_no_number() -> None:
     said = await failure(1, "nowhere.invalid")
     assert said
     assert "Errno" not in said
+
+
+async def test_a_number_of_name_resolution_is_none_of_the_operating_system() -> None:
+    """They are positive on macOS, where 8 is also that of a format of executables."""
+    error = socket.gaierror(8, "nodename nor servname provided, or not known")
+    assert describe_connection_error(error) == "nodename nor servname provided, or not known"
+
+
+async def test_a_proxy_whose_name_nobody_knows_is_named() -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError) as raised:
+            await session.get("http://127.0.0.1/", proxy="http://someone:secret@proxy.invalid:3128")
+    said = describe_connection_error(raised.value)
+    assert said.endswith(": proxy.invalid")
+    assert "secret" not in said
+
+
+def test_a_file_that_is_missing_is_named() -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("/nowhere/token").read_bytes()
+    assert describe_connection_error(raised.value) == "No such file or directory: /nowhere/token"
 
 
 async def test_a_server_without_tls_is_not_taken_for_an_error_of_the_operating_system() -> None:
