@@ -184,19 +184,20 @@ class ClusterReader:
     def _check_objectives(self, spec: ClusterSpec, path: str) -> None:
         """Warn of what can be missed before anything is seen."""
         for named in spec.policies:
-            objective = getattr(named.policy, "objective", None)
+            where = join(join(path, "policies"), named.name)
+            node, _ = self._levels[where]
+            line = node.line
+            with contained(named.policy, self._problems, line, where):
+                objective = getattr(named.policy, "objective", None)
             if isinstance(objective, timedelta) and objective < spec.interval:
-                where = join(join(path, "policies"), named.name)
-                node, _ = self._levels[where]
-                line = node.line
                 if isinstance(node, document.Mapping) and "objective" in node.entries:
                     line, where = node.place("objective", where)
                 self._build.warnings.add(
                     line,
                     where,
-                    f"{format_duration(objective)} is shorter than the interval of the cluster "
-                    f"({format_duration(spec.interval)}): records are too old before it is seen; write a longer "
-                    "objective, at least some times what a restart of the job takes, or a shorter interval",
+                    f"an objective of {format_duration(objective)} is shorter than the interval of the cluster "
+                    f"({format_duration(spec.interval)}): records are too old before it is seen; write an objective "
+                    "that is a few times as long as a restart of the job, or a shorter interval",
                 )
 
     def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:

@@ -29,6 +29,7 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "odd-ranges": f"{module}:OddRanges",
                 "own-names": f"{module}:OwnNames",
                 "failing-levels": f"{module}:FailingLevels",
+                "failing-objective": f"{module}:FailingObjective",
                 "needs-part": f"{module}:NeedsPart",
                 "needs-package": f"{module}:NeedsPackage",
                 "any-type": f"{module}:AnyType",

@@ -386,6 +386,18 @@ class FailingLevels:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingObjective:
+    """A policy with a bug in its objective."""
+
+    @property
+    def objective(self) -> timedelta:
+        raise KeyError("oops")
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
 class NeedsPart(StubPolicy):
     """A policy that imports a part of a package that is not installed."""
 

@@ -37,17 +37,18 @@ def test_an_objective_below_the_interval_is_warned_of_on_its_line(tmp_path: Path
     where, message = warning.split(": ", 1)
     assert where.endswith("autoscaler.yaml:15")
     assert message == (
-        "clusters.c.policies.main.objective: 14s is shorter than the interval of the cluster (15s): records are too "
-        "old before it is seen; write a longer objective, at least some times what a restart of the job takes, or a "
-        "shorter interval"
+        "clusters.c.policies.main.objective: an objective of 14s is shorter than the interval of the cluster (15s): "
+        "records are too old before it is seen; write an objective that is a few times as long as a restart of the "
+        "job, or a shorter interval"
     )
 
 
 def test_the_default_objective_is_warned_of_on_the_line_of_the_policy(tmp_path: Path) -> None:
     (warning,) = warnings(tmp_path, "2m", "type: adaptive")
     assert (
-        "autoscaler.yaml:15: clusters.c.policies.main: 1m is shorter than the interval of the cluster (2m)" in warning
-    )
+        "autoscaler.yaml:15: clusters.c.policies.main: an objective of 1m is shorter than the interval of the cluster "
+        "(2m)"
+    ) in warning
 
 
 @pytest.mark.parametrize("policy", ["type: adaptive, objective: 15s", "type: backlog-drain, drain_time: 1s"])

@@ -450,6 +450,7 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
     [
         ("failing-metrics", "FailingMetrics failed: KeyError: 'oops'"),
         ("failing-levels", "FailingLevels failed: KeyError: 'oops'"),
+        ("failing-objective", "FailingObjective failed: KeyError: 'oops'"),
         ("one-name", "OneName failed: TypeError: its attribute metrics is 'lag', expected a tuple of names"),
         ("odd-lookback", "OddLookback failed: TypeError: its attribute lookback is 5, expected a timedelta"),
         ("odd-ranges", "OddRanges failed: TypeError: its attribute ranges is ('lag',), expected a Range by name"),
