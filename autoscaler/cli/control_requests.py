@@ -75,7 +75,7 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
         others = [name for name in names if control in preceded_by.get(name, ())]
         lines.append(f"what is in force already counts before it: {control}, for {_listed(others)}")
     if preceded_by:
-        lines.append("`autoscaler resume` ends all of these")
+        lines.append("`autoscaler resume` ends all of these, except annotations: those end when they are removed")
     print_lines(*lines)
     daemon.note_problems()
     return OK

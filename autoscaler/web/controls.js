@@ -77,7 +77,7 @@ export function openControl(action, cluster) {
     const until = answer.until ? ` until ${time(answer.until)}` : "";
     const sizes = [...new Set(Object.values(answer.held_at))];
     const bounded = sizes.length ? ` Min and max of the configuration hold ${cluster ? "it" : "some"} at ${sizes.join(" or ")} instead.` : "";
-    const before = [...new Set(Object.values(answer.preceded_by).flat())];
+    const before = [...new Set(Object.values(answer.preceded_by ?? {}).flat())];
     const preceded = before.length ? ` What is in force already counts before it: ${before.join("; ")}.` : "";
     announce(`${verb}: done for ${answer.clusters.length === 1 ? answer.clusters[0] : `${answer.clusters.length} clusters`}${until}.${bounded}${preceded}`);
     document.dispatchEvent(new Event("controlled"));

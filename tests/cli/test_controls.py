@@ -149,7 +149,7 @@ def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
     assert first.startswith("the size is held at 4 until ")
     assert second.startswith("what is in force already counts before it: scaling up and down is paused by ")
     assert second.endswith(": upgrade, for orders")
-    assert third == "`autoscaler resume` ends all of these"
+    assert third == "`autoscaler resume` ends all of these, except annotations: those end when they are removed"
 
 
 def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
