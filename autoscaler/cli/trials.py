@@ -425,7 +425,10 @@ def build_case(
     if plant.partitions is None:
         plant = replace(plant, partitions=cluster.spec.partitions)
     one, why = _one(options, described, cluster.spec, profile, there.peak, plant.gamma)
-    static = max(1, math.ceil(STATIC_HEADROOM * needed([there.peak * STEP], one, plant.gamma)[0]))
+    try:
+        static = max(1, math.ceil(STATIC_HEADROOM * needed([there.peak * STEP], one, plant.gamma)[0]))
+    except ValueError as error:
+        raise wrong(f"{error} ({name}; {why})") from error
     others = _baseline_variants(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
     return Case(plant, one, static, (*tried, *others), profile), f"{format_number(one)} records/s ({why})"
 
