@@ -92,7 +92,11 @@ def _profiles(spark: SparkSession, directory: Path) -> None:
     from autoscaler.trace.profile_file import SUFFIX
 
     # Spark, given the directory, would leave out the files whose name begins with `_`, as a cluster's may.
-    texts = [(file.read_text(encoding="utf-8", errors="replace"),) for file in sorted(directory.glob(f"[!.]*{SUFFIX}"))]
+    files = sorted(directory.glob(f"[!.]*{SUFFIX}"))
+    try:
+        texts = [(file.read_text(encoding="utf-8", errors="replace"),) for file in files]
+    except OSError as error:
+        raise wrong(f"{error.filename}: cannot be read: {error.strerror}") from error
     if not texts:
         raise wrong(f"{directory}: contains no profile (*{SUFFIX})")
     spark.read.json(spark.createDataFrame(texts, "profile string")).createOrReplaceTempView("profiles")

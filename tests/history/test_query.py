@@ -150,6 +150,9 @@ def test_profiles_are_a_table_if_they_are_there(
         (tmp_path / f"{cluster}.json").write_text(json.dumps(profile, indent=2))
     assert ask(dataset, *asked) == 0
     assert {row["cluster"] for row in json.loads(capsys.readouterr().out)} == {"orders", "_clicks"}
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ConfigurationError, match=r"folder\.json: cannot be read: Is a directory"):
+        ask(dataset, *asked)
 
 
 def test_a_damaged_file_is_named(dataset: Path, tmp_path: Path) -> None:
