@@ -188,7 +188,7 @@ async def _add_control(request: web.Request) -> web.Response:
         ) from error
     answer: dict[str, object] = {"id": stored.id, "until": time_text(stored.until), "clusters": clusters}
     answer["held_at"] = _held_at(status, asked.replicas, clusters)
-    answer["preceded_by"] = _preceded_by(status, stored.control, clusters)
+    answer["preceded_by"] = await preceded_by(status, stored.control, clusters)
     return web.json_response(answer, status=201)
 
 
@@ -202,16 +202,19 @@ def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]
     return {name: size for name, size in sizes.items() if size != replicas}
 
 
-def _preceded_by(status: DaemonStatus, control: Control | None, clusters: Iterable[str]) -> dict[str, list[str]]:
+async def preceded_by(status: DaemonStatus, control: Control | None, clusters: Iterable[str]) -> dict[str, list[str]]:
     """What is in force for clusters and counts before what was requested, as a pause does before a hold."""
     if control is None:
         return {}
-    kinds = [*ControlKind]
+    kinds, slices = [*ControlKind], Slices()
     before, now, found = kinds[: kinds.index(control.kind)], status.utc(), {}
     for name in clusters:
+        await slices.turn()
         controller = status.controllers.get(name)  # it knows annotations too; those of other copies are not known here
-        ordered = status.controls.in_force(name, fleet_of(status.members, name), now)
-        in_force = ordered if controller is None else controller.controls
+        if controller is None:
+            in_force = status.controls.in_force(name, fleet_of(status.members, name), now)
+        else:
+            in_force = controller.controls
         if described := [describe_control(each) for each in in_force if each.kind in before]:
             found[name] = described
     return found

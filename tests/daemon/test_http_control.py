@@ -19,9 +19,10 @@ import trustme
 
 from autoscaler import http_connections
 from autoscaler.config.model import Config, DaemonSpec, Rights, TlsSpec, TokenSpec
-from autoscaler.core.model import ControlKind
+from autoscaler.core.model import Control, ControlKind
 from autoscaler.daemon import http_access, http_api
 from autoscaler.daemon.history import History
+from autoscaler.daemon.http_control import preceded_by
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
@@ -189,6 +190,19 @@ async def test_what_is_set_names_what_is_in_force_and_counts_before_it(house: Ho
     limited = await house.order(action="limit", clusters=["*"], max=9)
     assert {name: len(described) for name, described in limited["preceded_by"].items()} == {"a": 2, "b": 1}
     assert (await house.order(action="resume", clusters=["a"]))["preceded_by"] == {}
+
+
+async def test_what_counts_before_is_found_between_the_ticks(house: House) -> None:
+    await house.order(action="pause", clusters=["*"])
+    hold = Control(kind=ControlKind.HOLD, by="alice", replicas=7)
+    names = [f"cluster-{number}" for number in range(1000)]
+    finding = asyncio.create_task(preceded_by(house.daemon, hold, names))
+    turns = 0
+    while not finding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert list(await finding) == names
+    assert turns >= 5
 
 
 async def test_a_resume_ends_what_was_ordered(house: House) -> None:
