@@ -484,7 +484,7 @@ class Ranges:
         for item in self._server.ask_range(query, begin, end, step, self._seconds):
             try:
                 labels = {str(name): str(value) for name, value in item["metric"].items()}
-                points = [(float(at), float(value)) for at, value in item.get("values", ())]
+                points = [(float(at), float(value)) for at, value in item.get("values") or ()]
                 known = all(math.isfinite(at) for at, _ in points)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 known = False

@@ -22,7 +22,8 @@ from autoscaler.core.model import Decision, Observation, Reading
 from autoscaler.history import read
 from autoscaler.history.dataset import open_dataset
 from autoscaler.history.ingest_prometheus import Span, spans
-from autoscaler.ports import AnswerError, AutoscalerError, ConfigurationError
+from autoscaler.ports import AnswerError, AutoscalerError, ConfigurationError, Secret
+from autoscaler.sources.prometheus import Prometheus, Ranges, Series
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR, STEP = timedelta(hours=1), timedelta(minutes=1)
@@ -379,6 +380,14 @@ def test_what_is_not_a_series_is_reported_and_nothing_of_it_is_kept(stub: Stub, 
     with pytest.raises(AnswerError, match=r"query 'avg by .*: not a series: "):
         asked(stub, tmp_path)
     assert not [*(tmp_path / "dataset").rglob("*.parquet")]
+
+
+@pytest.mark.parametrize("series", [{"metric": {}}, {"metric": {}, "values": None}], ids=str)
+def test_a_series_without_values_as_of_a_histogram_has_no_point(stub: Stub, series: object) -> None:
+    body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
+    stub.respond = lambda _: (200, body)
+    with Ranges(Prometheus(url=stub.url, token=Secret("s3cret")), 5.0) as ranges:
+        assert ranges.ask("up", BEGIN, BEGIN + HOUR, STEP) == [Series({}, [])]
 
 
 @pytest.mark.e2e
