@@ -442,6 +442,9 @@ _INSTANT, _RANGES = frozenset({"vector", "scalar"}), frozenset({"matrix"})
 _EXPECTED = {_INSTANT: "an instant vector or a scalar", _RANGES: "a matrix"}
 
 
+_LAST_TIME = datetime.max.replace(tzinfo=UTC).timestamp()
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One series of a range query.
@@ -485,7 +488,7 @@ class Ranges:
             try:
                 labels = {str(name): str(value) for name, value in item["metric"].items()}
                 points = [(float(at), float(value)) for at, value in item.get("values") or ()]
-                known = all(math.isfinite(at) for at, _ in points)
+                known = all(0 <= at < _LAST_TIME for at, _ in points)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 known = False
             if not known:

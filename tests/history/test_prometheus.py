@@ -371,6 +371,7 @@ def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path
         {"metric": {}, "values": [["noon", "1"]]},
         {"metric": {}, "values": [["NaN", "1"]]},
         {"metric": {}, "values": [[10**400, "1"]]},
+        {"metric": {}, "values": [[1e300, "1"]]},
     ],
     ids=lambda series: str(series)[:50],
 )
