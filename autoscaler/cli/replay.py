@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         raise wrong(_nothing_to_compare(options, config, [*damaged, *unreadable], left_out))
     found = {name: replay.result() for name, replay in replays.items()}
     if not any(comparison.decisions for comparison in found.values()):
-        raise wrong(f"{options.trace}: has no decision between --from and --to")
+        raise wrong(f"{options.trace}: has no decision between --from and --to", *damaged)
     if options.open:
         print_error(f"page: {_open_page(config, replays, decided)}")
     if options.json:

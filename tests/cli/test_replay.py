@@ -217,6 +217,8 @@ def test_a_damaged_file_of_a_directory_is_named_and_costs_only_what_follows_in_i
         assert len(as_json(capsys, directory, config)["unreadable"]) == (not whole)
     assert 239 < counts[0] < counts[1]
     damaged.write_bytes(b"no gzip")
+    assert replay(directory, config, "--from", "2026-01-05T01:00Z") == 2
+    assert f"{damaged}: cannot be read: Not a gzipped file" in capsys.readouterr().err
     assert replay(damaged, config) == 2
     assert f"has no readable record; {damaged}: cannot be read: Not a gzipped file" in capsys.readouterr().err
 
