@@ -131,7 +131,7 @@ def _other_objectives(spec: ClusterSpec, slo: float) -> list[str]:
     objectives = {named.name: getattr(named.policy, "objective", None) for named in spec.policies}
     return [
         f"The objective of {name} is {objective.total_seconds():g} s; too old means older than {slo:g} s, the `slo` of "
-        "the simulated cluster. A file as --plant sets another."
+        "the simulated cluster, which a file for --plant can set."
         for name, objective in objectives.items()
         if isinstance(objective, timedelta) and objective.total_seconds() != slo
     ]

@@ -189,8 +189,8 @@ def test_an_objective_that_is_not_what_is_called_too_old_is_printed(
     plant.write_text("like: k8s\nslo: 30s\n")
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 0.1)
     note = (
-        "The objective of main is 30 s; too old means older than 60 s, the `slo` of the simulated cluster. A file as "
-        "--plant sets another."
+        "The objective of main is 30 s; too old means older than 60 s, the `slo` of the simulated cluster, which a "
+        "file for --plant can set."
     )
     assert note in as_json(capsys, *given)["notes"]
     assert note not in as_json(capsys, *given, "--plant", plant)["notes"]
