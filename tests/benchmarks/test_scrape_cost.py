@@ -72,7 +72,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
         utc=lambda: NOW + timedelta(seconds=7),
         dry_run=False,
         store_failure=None,
-        history_failure=None,
+        history=SimpleNamespace(failure=None),
         reload_problems=(),
         loaded_at=NOW,
         registry=registry(),
