@@ -10,17 +10,21 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
 from dockerfile_parse import DockerfileParser
 
@@ -151,14 +155,14 @@ def running(command: list[str | Path], log: Path) -> Iterator[str]:
         daemon.wait()
 
 
-def healthy(python: str | Path, url: str) -> subprocess.CompletedProcess[str]:
-    """What the health check says."""
+def healthy(python: str | Path, url: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What the health check says, with these variables in the environment as well."""
     _, final = stages()
     options, _, command = last(final, "HEALTHCHECK").partition("CMD ")
     assert "--timeout=5s" in options
     name, *arguments = json.loads(command)
     assert name == "python"
-    environment = {**os.environ, "AUTOSCALER_HEALTH": url}
+    environment = {**os.environ, "AUTOSCALER_HEALTH": url, **variables}
     return subprocess.run(
         [python, *arguments], env=environment, capture_output=True, text=True, timeout=30, check=False
     )
@@ -173,6 +177,31 @@ def test_the_health_check_asks_a_daemon(tmp_path: Path) -> None:
         # A wrong answer, as that of a daemon whose ticks do not finish.
         assert healthy(sys.executable, f"{url}/nothing").returncode == 1
     assert healthy(sys.executable, f"{url}/healthz").returncode == 1
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "tls"])
+def test_the_health_check_needs_no_proxy_and_no_name_in_the_certificate(tls: bool) -> None:
+    """Docker gives a container the proxies of its own configuration."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            trustme.CA().issue_cert("scaler.example.com").configure_cert(context)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}/healthz"
+        nowhere = "http://127.0.0.1:9"
+        done = healthy(sys.executable, url, http_proxy=nowhere, https_proxy=nowhere, no_proxy="")
+        server.shutdown()
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- the image
