@@ -187,6 +187,19 @@ def test_what_the_values_say_is_in_the_pod(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+def test_copies_reach_each_other_whoever_else_may_reach_them(tmp_path: Path, replicas: int) -> None:
+    config, values = tmp_path / "config.yaml", tmp_path / "values.yaml"
+    config.write_text(STATE)
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "metrics"}}}
+    values.write_text(yaml.safe_dump({"replicas": replicas, "networkPolicy": {"from": [prometheus]}}))
+    made = render(f"--values={values}", f"--set-file=config={config}")
+    policy = made["NetworkPolicy", "streaming", "autoscaler"]
+    assert list(problems("V1NetworkPolicy", policy, "NetworkPolicy")) == []
+    copies = {"podSelector": {"matchLabels": policy["spec"]["podSelector"]["matchLabels"]}}
+    assert policy["spec"]["ingress"][0]["from"] == [prometheus, copies][:replicas]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_with_tls_and_tokens_the_secrets_are_mounted_and_the_probes_use_them(tmp_path: Path, replicas: int) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(STATE)
@@ -237,6 +250,7 @@ def test_with_tls_and_tokens_the_secrets_are_mounted_and_the_probes_use_them(tmp
         ("--set=config=daemon:", r"config: daemon\.listen is 127\.0\.0\.1:8765"),
         ("--set=config=daemon: {", r"config: not valid YAML: .*line 1"),
         ("--set=config=daemon: {listen: 'localhost:8765'}", r"config: daemon\.listen is localhost:8765"),
+        ("--set=config=daemon: {listen: '0.0.0.0:9000'}", r"config: daemon\.listen is 0\.0\.0\.0:9000, .* port 8765"),
     ],
 )
 def test_wrong_values_are_refused_and_named(option: str, message: str) -> None:
