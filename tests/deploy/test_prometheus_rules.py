@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -34,9 +35,37 @@ def test_promtool_accepts_the_rules_and_their_tests(command: list[Any]) -> None:
 
 
 def test_each_alert_is_seen_to_fire_and_not_to_fire() -> None:
-    quiet, loud = yaml.safe_load(TESTS.read_text())["tests"]
+    quiet, loud, *_ = yaml.safe_load(TESTS.read_text())["tests"]
     fires = {test["alertname"] for test in loud["alert_rule_test"] if test.get("exp_alerts")}
     assert fires == {test["alertname"] for test in quiet["alert_rule_test"]} == alerts().keys()
+
+
+def test_alerts_that_the_documentation_has_inhibited_are_there_with_the_labels_that_are_to_be_equal() -> None:
+    page = (ROOT / "docs" / "observability.md").read_text()
+    [block] = [found for found in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "inhibit_rules" in found]
+    _, loud, *_ = yaml.safe_load(TESTS.read_text())["tests"]
+    labels = {
+        test["alertname"]: set(test["exp_alerts"][0]["exp_labels"])
+        for test in loud["alert_rule_test"]
+        if test.get("exp_alerts")
+    }
+    inhibited = yaml.safe_load(block)["inhibit_rules"]
+    assert inhibited
+    for rule in inhibited:
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
+            names = re.fullmatch(r'alertname=~?"([\w|]+)"', matcher)
+            assert names, matcher
+            for name in names[1].split("|"):
+                assert set(rule["equal"]) <= labels[name] | {"namespace"}, name
+
+
+def test_dashboards_do_not_need_the_recording_rules() -> None:
+    """Where these are not loaded, "In trouble" would show 0."""
+    for path in (ROOT / "deploy" / "grafana").glob("*.json"):
+        board = json.loads(path.read_text())
+        asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        assert asked
+        assert [query for query in asked if re.search(r"\w:autoscaler_", query)] == [], path.name
 
 
 def test_the_documented_command_puts_another_address_before_each_runbook(tmp_path: Path) -> None:
