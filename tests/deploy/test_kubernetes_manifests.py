@@ -20,6 +20,10 @@ from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import models
 
 from autoscaler.config import load
+from autoscaler.config.sections import LONGEST_TIMEOUT
+from autoscaler.daemon.connections import CONNECT_TIMEOUT
+from autoscaler.daemon.controller import SCALE_TIMEOUT
+from autoscaler.daemon.fleet import CANCEL_TIMEOUT
 from autoscaler.discoveries.kubernetes import Kubernetes as Discovery
 from autoscaler.ports import Notification, NotificationKind, RefusedError, Severity, Worker
 from autoscaler.targets.kubernetes.target import Kubernetes, Target
@@ -320,6 +324,18 @@ async def test_what_is_wrong_is_the_output_of_the_readiness_probe_and_so_an_even
         _, printed = await probe.communicate()
     assert python == "python"
     assert (probe.returncode, printed.decode().strip()) == (1 if event else 0, event)
+
+
+def test_a_stop_and_a_probe_have_the_time_that_they_take() -> None:
+    pod = base("deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    # The call to a target, notifications that wait, and what plug-ins leave.
+    stop = SCALE_TIMEOUT + LONGEST_TIMEOUT.total_seconds() + 3 * CANCEL_TIMEOUT
+    assert pod["terminationGracePeriodSeconds"] > stop
+    startup, readiness = container["startupProbe"], container["readinessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > CONNECT_TIMEOUT
+    [inner] = re.findall(r"^daemon = .*timeout=(\d+)\)$", readiness["exec"]["command"][2], re.MULTILINE)
+    assert int(inner) < readiness["timeoutSeconds"] < readiness["periodSeconds"]
 
 
 def test_only_what_is_named_may_be_changed() -> None:
