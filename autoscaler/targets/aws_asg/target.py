@@ -67,9 +67,8 @@ class AwsAsg:
         endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
         fresh: how old an answer about the group may be; groups whose clusters tick within this time are requested
             together, 100 a call. Default 5s.
-        echo: how long AWS may show the size from before a change again after it has shown the change, and a quarter
-            of how long until it shows it at all; meanwhile the old size is not taken for another user's change.
-            Default 15s.
+        echo: for so long after AWS has shown our change, and for four times as long until it shows it, an answer
+            with the old size is not taken for another user's change. Default 15s.
         scale_in: how instances are removed: `group` (default) lets the Auto Scaling group choose and stop them at
             once; `drain` chooses those whose loss costs the engine least, lets their workers finish, then terminates
             them; `hook` lets the group choose, and completes its lifecycle hook once the worker has finished.

@@ -95,7 +95,7 @@ class Fallback:
 
     Attributes:
         replicas: the size to have then, and for a formula that gives nil; 0 or more.
-        failure_threshold: failures in a row that are put up with; default 3.
+        failure_threshold: failures in a row that are tolerated; default 3.
         behavior: static, currentReplicas, currentReplicasIfHigher, currentReplicasIfLower, or scalingModifiers: the
             failing trigger is nil in the formula; default static. None of them lowers the size.
     """

@@ -67,7 +67,7 @@ class Daedalus:
         downtime_down: the same when replicas go; default 15s.
         interval: time between two decisions, over which the readings should be averaged; default 60s.
         cooldown: after a rescale nothing is changed for so long; default 3m.
-        optional_cooldown: after a rescale nothing is changed for so long that is not necessary; default 10m.
+        optional_cooldown: after a rescale only necessary changes are made for so long; default 10m.
         warm_up: readings within so long of a rescale or restart do not count for capacity; default 2m.
         horizon: how far ahead arrivals are forecast; default 15m.
         trend_window: the forecast is the straight line through the arrivals of so long; default 15m.

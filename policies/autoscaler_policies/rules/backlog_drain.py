@@ -83,7 +83,7 @@ class BacklogDrain:
         restart: time from asking for a size until the job runs with it, used until learned; default 15s.
         stops: whether the job stands still during that time (Flink); false when the old size goes on working
             until the new one is there (Spark); default true.
-        utilization: share of its capacity a size may be used to before more is asked for; default 0.9.
+        utilization: share of a size's capacity above which more is asked for; default 0.9.
         down_utilization: the same for a smaller size that would do; below utilization; default 0.7.
         down_backlog_time: never fewer replicas while the present size needs longer than this for the backlog;
             default 10s.

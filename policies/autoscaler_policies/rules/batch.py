@@ -95,8 +95,8 @@ class Batch:
             not known, so leave time for them; default none.
         start_up: time from asking for a worker until its first task, used until learned; default 30s.
         idle_time: how long slots must have been useless before their workers are given back; default: as long as a
-            worker takes to start, at least an interval, at most 10m or `start_up`. So what is paid for idle workers is
-            never more than twice what the best choice in hindsight would have cost (the ski rental problem).
+            worker takes to start, at least an interval, at most 10m or `start_up`. So idle workers cost at most twice
+            what they would with the best choice in hindsight.
         pending: name of the metric with the tasks that wait for a slot.
         running: name of the metric with the tasks that run.
         remaining: name of the metric with the seconds of slot time that unfinished tasks still need.

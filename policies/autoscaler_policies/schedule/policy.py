@@ -29,7 +29,7 @@ class Window:
     """A time that begins and ends by the calendar, and the bounds that hold in it.
 
     Attributes:
-        name: what people call it.
+        name: what explanations call it.
         start: when it opens, a cron expression.
         end: when it closes, a cron expression; either this or `duration`.
         duration: how long it stays open, in elapsed time; above 0s.
@@ -63,7 +63,7 @@ class Exclusion:
     """A time in which nothing changes.
 
     Attributes:
-        name: what people call it.
+        name: what explanations call it.
         start: when it begins, a cron expression.
         end: when it ends, a cron expression; either this or `duration`.
         duration: how long it lasts, in elapsed time; above 0s.
