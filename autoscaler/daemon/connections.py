@@ -175,7 +175,7 @@ class Connection:
         caller.set(self)
         limit = self._limit = asyncio.timeout(CONNECT_TIMEOUT)
         try:
-            with contained():
+            with uncancelled():
                 async with limit, self.plugin.connect(self._shared) as live:
                     limit.reschedule(None)
                     if self._error != "not connected yet":
@@ -190,10 +190,6 @@ class Connection:
         except TimeoutError as error:
             # Else it is the plug-in's own.
             return f"not connected within {CONNECT_TIMEOUT:.0f} s" if limit.expired() else format_error(error)
-        except asyncio.CancelledError:
-            if not cancelled_itself():
-                raise
-            return CANCELLED
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             return format_error(error)
         finally:

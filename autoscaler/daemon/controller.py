@@ -27,13 +27,11 @@ from autoscaler.core.model import (
 from autoscaler.core.state import call_failed, call_withheld
 from autoscaler.core.step import Decide
 from autoscaler.daemon.connections import (
-    CANCELLED,
     TARGET,
     ClusterConnections,
-    cancelled_itself,
-    contained,
     expire,
     format_error,
+    uncancelled,
 )
 from autoscaler.daemon.leases import Ownership
 from autoscaler.daemon.observer import FindControls, Observer
@@ -396,7 +394,7 @@ class Controller:
         self._scaling = True
         limit = asyncio.timeout(SCALE_TIMEOUT)
         try:
-            with contained(), span("scale", self.name, replicas=replicas):
+            with uncancelled(), span("scale", self.name, replicas=replicas):
                 async with limit:
                     took = asyncio.get_running_loop().time() - begun
                     late = took > self.cluster.timeout.total_seconds() + SILENCE
@@ -406,10 +404,6 @@ class Controller:
         except TimeoutError as error:
             ours = limit.expired()  # else it is the plug-in's own
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s" if ours else format_error(error))
-        except asyncio.CancelledError:
-            if not cancelled_itself():
-                raise
-            await self._scale_failed(replicas, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
             self.counters.unexpected += not isinstance(error, EdgeError)
             await self._scale_failed(replicas, format_error(error))
