@@ -14,12 +14,14 @@ from datetime import datetime
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.capacity import beyond_use
+from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import describe_control, summarize_decision
 from autoscaler.core.model import (
     ClusterState,
     Control,
     Decision,
     Direction,
+    Limits,
     Observation,
     Phase,
     Reason,
@@ -166,6 +168,7 @@ class Controller:
 
     Attributes:
         observation, decision: the last ones that were persisted.
+        limits: those that held at the last decision: policies may move them.
         state: the start of the next step; None until it could be loaded.
         finished: loop time when the last tick ended without a failure, or when the controller was made.
         problem: why the last tick has no persisted decision, or None.
@@ -198,6 +201,7 @@ class Controller:
         self.state: ClusterState | None = None
         self.observation: Observation | None = None
         self.decision: Decision | None = None
+        self.limits = cluster.spec.limits
         self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
         self.template_problem: str | None = None
@@ -222,6 +226,7 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
+        self.limits = self._allowed_limits()
         self.problem, self.series = before.problem, before.series
         self.template_problem = before.template_problem
         self.refusal = None if self.dry_run else before.refusal
@@ -365,6 +370,7 @@ class Controller:
         self._set_problem(None)
         self._report(state, after, observation, decision)
         self.state, self.observation, self.decision = after, observation, decision
+        self.limits = self._allowed_limits()
         self.series.add(self.cluster.spec, after, record)
         if self.refusal is not None and self.refusal.is_over(observation, decision):
             self.refusal = None
@@ -447,6 +453,10 @@ class Controller:
         elif self._logged_problem is not None and problem is None:
             log.info("decisions resumed", extra={"cluster": self.name})
         self.problem = self._logged_problem = problem
+
+    def _allowed_limits(self) -> Limits:
+        spec = self.cluster.spec
+        return spec.limits if self.decision is None else allowed(spec.policies, self.decision.at, spec.limits)[0]
 
     def _report(
         self,

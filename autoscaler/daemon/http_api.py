@@ -330,7 +330,7 @@ async def _exposed(request: web.Request, key: str, text: Callable[[list[ClusterS
     renderer = request.app[RENDERER]
 
     async def make() -> bytes:
-        clusters = await snapshot(request.app[STATUS], ask=False)
+        clusters = await snapshot(request.app[STATUS])
         return await renderer.render(lambda: text(clusters))
 
     body = await renderer.share(key, make)

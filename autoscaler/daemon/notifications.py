@@ -132,7 +132,7 @@ def _is_full(controller: Controller, observation: Observation) -> bool | None:
     """Whether it is at its greatest size with a backlog. None: it is not known."""
     spec, size = controller.cluster.spec, observation.desired
     backlog = backlog_time(spec, observation)
-    return None if backlog is None or size is None else backlog > BACKLOG and size >= spec.limits.maximum
+    return None if backlog is None or size is None else backlog > BACKLOG and size >= controller.limits.maximum
 
 
 def _is_expiring(control: Control, now: datetime) -> bool:

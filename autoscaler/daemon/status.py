@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import NamedTuple, Self
 
 from autoscaler.config.model import Cluster, Config
-from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import ClusterState, Control, Decision, Limits, Observation
 from autoscaler.core.wording import count_of
 from autoscaler.daemon.controller import Controller, Counters, trouble
@@ -93,23 +92,18 @@ class ClusterSnapshot(NamedTuple):
     controls: tuple[Control, ...]
 
     @classmethod
-    def of(cls, c: Controller, fleet: str | None, *, ask: bool = True) -> Self:
-        """That of a controller, in the loop's thread; unless policies are asked, with the limits of the file."""
-        spec, decision = c.cluster.spec, c.decision
-        limits = spec.limits
-        if ask and decision is not None:
-            # They are asked here, as they are not made for several threads.
-            limits = allowed(spec.policies, decision.at, limits)[0]
+    def of(cls, c: Controller, fleet: str | None) -> Self:
+        """That of a controller, in the loop's thread."""
         return cls(
             c.name,
             c.cluster,
             c.dry_run,
             c.observation,
-            decision,
+            c.decision,
             c.state,
             c.problem,
             trouble(c),
-            limits,
+            c.limits,
             c.counters,
             fleet,
             c.controls,
@@ -127,13 +121,13 @@ def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None
     return members[cluster][0] if cluster in members else None
 
 
-async def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
+async def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
     """All clusters, by their names, a few milliseconds at a time between the ticks; see `ClusterSnapshot.of`."""
     found, slices = [], Slices()
     members = status.members
     for name, controller in sorted(status.controllers.items()):
         await slices.turn()
-        found.append(ClusterSnapshot.of(controller, fleet_of(members, name), ask=ask))
+        found.append(ClusterSnapshot.of(controller, fleet_of(members, name)))
     return found
 
 

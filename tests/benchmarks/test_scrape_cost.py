@@ -51,6 +51,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
             decision=Decision(
                 cluster=name, at=NOW, current=3, proposed=3, desired=3, reason=Reason.STEADY, recommendations=(asked,)
             ),
+            limits=spec.limits,
             state=ClusterState(learned=learned),
             dry_run=False,
             refusal=None,
@@ -82,7 +83,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
 
 
 def scrape(daemon: Daemon) -> bytes:
-    clusters = asyncio.run(snapshot(daemon, ask=False))
+    clusters = asyncio.run(snapshot(daemon))
     return exposition(daemon, daemon.registry, clusters) + exposition_of_policies(daemon, clusters)
 
 

@@ -225,6 +225,10 @@ async def test_clusters_are_shown_with_the_bounds_that_hold(house: House) -> Non
     moved, other = (await house.get("/api/v1/clusters"))["clusters"]
     assert (moved["min"], moved["max"]) == (2, 7)
     assert (other["min"], other["max"]) == (1, 10)
+    samples = await house.samples()
+    for cluster, least, most in (("a", 2, 7), ("b", 1, 10)):
+        assert samples["autoscaler_min_replicas", cluster] == least
+        assert samples["autoscaler_max_replicas", cluster] == most
 
 
 async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Metric, NotificationSpec
 from autoscaler.config.template import TextTemplate
-from autoscaler.core.model import Control, ControlKind
+from autoscaler.core.model import Control, ControlKind, Limits, NamedPolicy
 from autoscaler.daemon import notifications
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import Fleet
@@ -26,7 +26,7 @@ from autoscaler.ports import Copy, Notification, RefusedError, Severity, Unavail
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeQuery, FakeTarget
 
-from .conftest import World, make_cluster
+from .conftest import Moves, World, make_cluster
 
 LOGGER = "autoscaler.daemon.notifications"
 
@@ -229,13 +229,15 @@ def test_controls_are_told_when_they_are_set_about_to_expire_and_ended() -> None
     run(main)
 
 
-def test_a_backlog_at_the_maximum_is_told_once_it_has_lasted() -> None:
+@pytest.mark.parametrize("most", [10, 4])
+def test_a_backlog_at_the_maximum_that_holds_is_told_once_it_has_lasted(most: int) -> None:
     async def main() -> None:
         world = Told("a")
         world.source.values |= {"lag": 0.0, "throughput": 100.0, "load": 1000.0}
         cluster = make_cluster("a", world.plugins["a"], metrics=("load", "lag", "throughput"))
         metrics = {name: Metric("source", FakeQuery(name)) for name in ("load", "lag", "throughput")}
-        world.clusters["a"] = replace(cluster, metrics=metrics)
+        policies = (*cluster.spec.policies, NamedPolicy("calendar", Moves(Limits(1, most))))
+        world.clusters["a"] = replace(cluster, metrics=metrics, spec=replace(cluster.spec, policies=policies))
         await world.start()
         await world.until(200)
         world.inbox.messages.clear()
@@ -244,7 +246,7 @@ def test_a_backlog_at_the_maximum_is_told_once_it_has_lasted() -> None:
         assert world.inbox.kinds == []
         await world.until(800)
         assert world.inbox.kinds == ["a at-maximum-begun"]
-        assert world.inbox.messages[0][1][0].message == "at its maximum of 10, and 1 min 30 s of records wait"
+        assert world.inbox.messages[0][1][0].message == f"at its maximum of {most}, and 1 min 30 s of records wait"
         del world.source.values["lag"]  # not known is no end
         await world.until(850)
         assert len(world.inbox.kinds) == 1
