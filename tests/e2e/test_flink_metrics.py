@@ -90,6 +90,13 @@ class Rig:
             assert time.monotonic() < deadline, f"last seen: {seen[-1]}"
             await asyncio.sleep(0.5)
 
+    async def finds(self, subjects: set[str]) -> None:
+        """Ask until these are what makes the job hard to scale, and nothing else."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := {finding.subject for finding in await self.answer(self.engine.diagnose)}) != subjects:
+            assert time.monotonic() < deadline, f"last found: {found}"
+            await asyncio.sleep(0.5)
+
 
 @pytest.fixture
 async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
@@ -168,8 +175,8 @@ async def test_a_stopped_worker_gives_its_slots_up_at_once_and_nothing_is_made_u
     assert before.deadlines[Phase.REGISTERED] - margin == timedelta(seconds=10)
     assert before.deadlines[Phase.ABSORBED] - margin == timedelta(seconds=5 + 2 + 3 + 1 + 5.5)
     assert len(await rig.answer(rig.engine.workers)) == 2
-    findings = {finding.subject for finding in await rig.answer(rig.engine.diagnose)}
-    assert findings == {"high-availability.type"}
+    # On a busy machine the first checkpoint may fail, which is found until one has completed.
+    await rig.finds({"high-availability.type"})
     await asyncio.to_thread(rig.cluster.processes.stop, "taskmanager-2", 20)
     after, seen = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 1)
     assert after.slots == 1

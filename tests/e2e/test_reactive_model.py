@@ -40,7 +40,8 @@ BY_DELAY = BY_CHECKPOINT | {
     f"{ADAPTIVE}.executing.cooldown-after-rescaling": 5.0,
     f"{ADAPTIVE}.executing.resource-stabilization-timeout": 1.0,
     f"{ADAPTIVE}.rescale-trigger.max-delay": 6.0,
-    f"{ADAPTIVE}.submission.resource-stabilization-timeout": 4.0,
+    # On a busy machine one of two TaskManagers that are started together registers seconds after the other.
+    f"{ADAPTIVE}.submission.resource-stabilization-timeout": 15.0,
     "restart-strategy.exponential-delay.initial-backoff": 1.0,
     "restart-strategy.exponential-delay.max-backoff": 5.0,
 }

@@ -192,7 +192,9 @@ async def test_a_size_that_another_client_changed_is_kept_and_the_client_is_name
         with pytest.raises(RefusedError, match="from 2 to 5 replicas by another client") as caught:
             await target.scale(3)
         assert "3 was not requested" in str(caught.value)
-        status = await shows(target, lambda status: status.desired == 5)
+        # The size is known from the refusal; who has set it, only once the watch has shown the object.
+        status = await shows(target, lambda status: any("changed" in remark for remark in status.remarks))
+        assert status.desired == 5
         assert "the size was changed from 2 to 5 by a-person" in status.remarks
         assert not any("changed" in remark for remark in (await target.describe()).remarks)
         await target.scale(3)
