@@ -1,4 +1,4 @@
-"""`autoscaler demo`: a real cluster and a real job on this machine, scaled by the real daemon."""
+"""`autoscaler demo`: the daemon scales a real cluster with a real job on this machine."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ SHORTEST = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to a parser."""
     parser.description = (
-        "Start a Spark or Flink cluster and a streaming job on this machine, put it under a changing load, and let "
-        "the autoscaler scale its workers. Succeeds only if it scaled up, drained the backlog, scaled down, and every "
-        "record arrived exactly once. With --engine spark-batch the job is a batch job, which runs a second time with "
-        "Spark's defaults on a cluster of fixed size."
+        "Start a Spark or Flink cluster with a streaming job on this machine, put the job under a changing load, and "
+        "let the autoscaler scale the workers. The demo succeeds only if the autoscaler scaled up, the job drained its "
+        "backlog, the autoscaler scaled down, and every record arrived exactly once. With --engine spark-batch the job "
+        "is a batch job. It then runs a second time with Spark's defaults on a cluster of fixed size."
     )
     parser.add_argument(
         "--engine",
         choices=("spark", "flink", "spark-batch"),
         default="spark",
         help="the engine of the job (default: spark); flink needs a Java compiler and the extra flink-test; "
-        "spark-batch has no --load and no --duration",
+        "spark-batch does not take --load, --duration or --open",
     )
     parser.add_argument(
         "--duration",
         type=_seconds,
         metavar="SECONDS",
-        help=f"length of the load, {SHORTEST:g} or more (default: {DURATION:g}, or that of the file)",
+        help=f"length of the load, {SHORTEST:g} or more (default: {DURATION:g}, or the length of the load in --load)",
     )
     parser.add_argument(
         "--load",
         type=Path,
         metavar="CSV",
-        help="a load of your own: lines t_seconds,value (records/s from then on)",
+        help="a file with your own load: lines t_seconds,value (records/s from that time on)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="where the results go, new or empty (default: demo-output/<date and time>)",
+        help="directory for the results, new or empty (default: demo-output/<date and time>)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the logs and all working files")
-    parser.add_argument("--no-plot", action="store_true", help="draw no picture")
+    parser.add_argument("--no-plot", action="store_true", help="do not draw a picture")
     parser.add_argument(
-        "--open", action="store_true", help="show the run in a browser when it is over, from one HTML file (page.html)"
+        "--open", action="store_true", help="after the run, show it in a browser, from one HTML file (page.html)"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else, to stdout")
+    parser.add_argument("--json", action="store_true", help="print only the result to stdout, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo.
 
     Returns:
-        0 on success, 1 when it failed (the reason is printed), 2 when an option is wrong, 130 when it was
+        0 on success, 1 if the demo failed (the reason is printed), 2 if an option is wrong, 130 if the demo was
         interrupted.
     """
-    from autoscaler.demo import runner  # noqa: PLC0415 - not needed for the options
+    from autoscaler.demo import runner  # noqa: PLC0415 - the parser does not need it
 
     return runner.run(options)
 

@@ -1,4 +1,4 @@
-"""The configuration file of the demo: an ordinary one, which the user can read and change."""
+"""The configuration file of the demo: an ordinary configuration file that the user can read and change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ clusters:
 {target}
     engine: *job                # what uses the workers: {about_engine}
     slots_per_replica: 1
-    partitions: {partitions}               # of the log: more slots would have nothing to read
+    partitions: {partitions}               # of the log: further slots would have nothing to read
     min: 1
     max: 4
     metrics:
@@ -40,16 +40,16 @@ clusters:
 {utilization}    policies:
       main:
         type: adaptive
-        objective: 30s          # a record should not wait longer; the capacity for that is learned
-        restart: {restart}s             # {about_restart}: until it was measured
-        start_up: 10s           # how long new workers take to start: likewise
+        objective: 30s          # a record should not wait longer; the policy learns the capacity for that
+        restart: {restart}s             # {about_restart}; used until it is measured
+        start_up: 10s           # how long new workers take to start; used until it is measured
         scale_down_window: {window}s  # the default is 3m, too long for a demo
-        rescale_price: {price}s       # a rescale costs as much as all workers for so long; the default is 60s
+        rescale_price: {price}s       # a rescale costs as much as all workers for this time; the default is 60s
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
-    capacity:                   # records/s, until it was measured
+    capacity:                   # records/s, until it is measured
       per_replica: {per_worker:g}
-      sustained: 12s            # a little more than the window the throughput is averaged over
-      warmup: 20s             # the first records on new workers are slow
+      sustained: 12s            # a little longer than the window over which the throughput is averaged
+      warmup: 20s             # new workers process their first records slowly
     max_age: 30s
     lookback: 3m
 """
@@ -59,18 +59,18 @@ _UTILIZATION = "      utilization: {source: job, metric: utilization}\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What differs from engine to engine.
+    """The parts of the configuration that depend on the engine.
 
     Attributes:
         about_source, about_target, about_engine: comments.
-        source: parameters of the source, which are those of the engine.
+        source: parameters of the source, which the engine uses too.
         target: parameters of the target `local`.
-        timeout: of all readings.
-        restart: assumed seconds of the stop for the first rescale.
-        about_restart: a comment on it.
-        utilization: whether the source has the utilization of the workers at any load.
+        timeout: the timeout of all readings.
+        restart: the assumed downtime of the first rescale, in seconds.
+        about_restart: a comment on `restart`.
+        utilization: whether the source reports the workers' utilization at any load.
         settle: deadlines of the first phases, unless they follow from the engine's settings.
-        per_worker: assumed records/s of a worker at first.
+        per_worker: the assumed initial records/s of a worker.
     """
 
     about_source: str
@@ -89,7 +89,7 @@ class Parts:
 def configuration(parts: Parts, partitions: int, listen: int, state: Path, duration: float) -> str:
     """The configuration file for a load of this duration (seconds).
 
-    In a shorter demo it scales down sooner, so that the scale-down happens before the end.
+    A shorter demo has a shorter scale-down window, so that the scale-down happens before the end.
     """
     scale = max(0.4, min(1.0, duration / DURATION))
     return _TEXT.format(
@@ -114,7 +114,7 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
 
 
 def api(listen: int) -> str:
-    """The daemon's HTTP endpoint of the cluster."""
+    """The URL of the cluster in the daemon's HTTP API."""
     return f"http://127.0.0.1:{listen}/api/v1/clusters/{CLUSTER}"
 
 

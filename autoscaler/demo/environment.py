@@ -1,4 +1,4 @@
-"""What the demo needs of an engine: a cluster, a job on it, and an exact account of what the job has processed."""
+"""The interface of the demo to an engine: a cluster, a job, and an exact account of the processed records."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from autoscaler.plugins import install_hint
 T = TypeVar("T")
 
 PARTITIONS = 6
-"""Of the log: useful sizes are 1, 2, 3 and 6 workers."""
+"""Partitions of the log: useful sizes are 1, 2, 3 and 6 workers."""
 
 JOB = "autoscaler-demo"
 """The name of the job."""
 
 STOP_TIMEOUT = 60.0
-"""Seconds in which a job stops."""
+"""Seconds within which a job must stop."""
 
 FINAL_TIMEOUT = 60.0
-"""Seconds for the requests at the end, on a busy machine."""
+"""Timeout in seconds of the requests at the end, long enough for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What a stopped job has left.
+    """The output of a stopped job.
 
     Attributes:
         arrivals: the records at the sink, in the order in which they were processed.
-        problems: what else shows that the job was not exact.
-        commits: when each batch was committed, seconds since 1970, if there are batches.
-        timeline: what the scheduler inside the job did, if it is ours.
+        problems: further evidence that the job was not exactly-once.
+        commits: when each batch was committed, seconds since 1970; empty if the engine has no batches.
+        timeline: the timeline of the scheduler inside the job, if the job uses `ReactiveJob`.
     """
 
     arrivals: Sequence[Arrival]
@@ -53,10 +53,10 @@ class FinishedJob:
 
 
 class Environment(ABC):
-    """One engine's cluster and job. The constructor raises AutoscalerError if something is not installed.
+    """The cluster and job of one engine. The constructor raises AutoscalerError if something is not installed.
 
     Attributes:
-        java: the Java that is used, as a JAVA_HOME.
+        java: the JAVA_HOME of the Java that the engine uses.
         variables: environment variables of the daemon, which the workers inherit.
     """
 
@@ -72,15 +72,15 @@ class Environment(ABC):
     @property
     @abstractmethod
     def parts(self) -> Parts:
-        """What the daemon's configuration has for this engine."""
+        """The parts of the daemon's configuration that depend on this engine."""
 
     @abstractmethod
     def start_cluster(self) -> None:
-        """Start what the workers will register with."""
+        """Start the process that the workers register with."""
 
     @abstractmethod
     def up(self) -> bool:
-        """Whether it responds."""
+        """Whether the cluster responds."""
 
     @abstractmethod
     def start_job(self) -> None:
@@ -92,18 +92,18 @@ class Environment(ABC):
 
     @abstractmethod
     def lag(self, offered: int) -> int | None:
-        """Records waiting of those `offered` until now; None if unknown."""
+        """How many of the records `offered` until now still wait; None if unknown."""
 
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """What the engine reports of the run, for the result; None for what it does not report."""
+        """Figures of the run that the engine reports, for the result; None for a figure that it does not report now."""
 
     @abstractmethod
     def finish(self) -> FinishedJob:
-        """Stop the job, which has read everything, and read its output. Raises DemoError."""
+        """Stop the job after it has read all records, and read its output. Raises DemoError."""
 
     def wait_for_facts(self, seconds: float, every: float = 1.0) -> Mapping[str, Any]:
-        """The facts, asked for until none of them is missing, for at most so many seconds."""
+        """Poll the facts until none is missing, for at most `seconds`; return the last ones."""
         deadline = time.monotonic() + seconds
         while None in (facts := self.facts()).values() and time.monotonic() < deadline:
             time.sleep(every)
@@ -122,15 +122,15 @@ def url(port: int) -> str:
 
 
 def variables_without(prefix: str) -> dict[str, str]:
-    """The environment variables of this process whose names do not begin like this."""
+    """The environment variables of this process whose names do not begin with `prefix`."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
 def require(packages: Sequence[str], extra: str) -> None:
-    """Make sure that packages are installed.
+    """Check that packages are installed.
 
     Raises:
-        DemoError: one is not; the message has the command that installs it.
+        DemoError: a package is missing; the message has the command that installs it.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -138,7 +138,7 @@ def require(packages: Sequence[str], extra: str) -> None:
 
 
 def get(address: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape
-    """The JSON at an address, or None if there is no usable answer."""
+    """Fetch the JSON at an address; None if there is no usable response."""
     try:
         with urllib.request.urlopen(address, timeout=seconds) as answer:  # noqa: S310 - our own loopback addresses
             return json.load(answer)
@@ -147,16 +147,16 @@ def get(address: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of an
 
 
 def describe(decision: Mapping[str, Any]) -> str:
-    """Why a size was requested: in the policy's words, else in the daemon's."""
+    """Why a size was requested: the detail of a policy if there is one, or else the daemon's reason."""
     details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
     return str((*details, decision["reason"])[0])
 
 
 def rescales(processes: Processes, listen: int) -> list[Mapping[str, Any]]:
-    """The daemon's decisions that changed the size, oldest first, as its HTTP endpoint shows them.
+    """The daemon's decisions that changed the size, oldest first, from its HTTP API.
 
     Raises:
-        DemoError: it does not answer.
+        DemoError: the daemon does not respond.
     """
     answer = get(api(listen) + "/decisions?limit=2000", seconds=FINAL_TIMEOUT)
     if answer is None:

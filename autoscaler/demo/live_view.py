@@ -1,4 +1,4 @@
-"""The live view of the demo: a table on a terminal, else a line every few seconds."""
+"""The live view of the demo: a table on a terminal, or else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 LINE_INTERVAL = 5.0
-"""Seconds between two lines without a terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The state of the demo at one time; None where it is unknown.
+    """The state of the demo at one time; None means unknown.
 
     Attributes:
         at: seconds since the load began; negative before.
-        duration: of the load, seconds.
-        phase: a few words.
+        duration: the duration of the load in seconds.
+        phase: the phase of the demo in a few words.
         rate: records offered per second.
         lag: records offered and not yet processed.
-        desired: workers asked for.
+        desired: requested workers.
         ready: workers that are up.
-        decision: the daemon's last one, in a sentence.
+        decision: the daemon's last decision in a sentence.
         events: rescales so far, newest last.
     """
 
@@ -54,11 +54,11 @@ class LiveView:
         self._printed = 0
 
     def update(self, status: Status) -> None:
-        """LiveView a status."""
+        """Show a status."""
         self.show(line(status), table(status), status.events)
 
     def show(self, text: str, whole: RenderableType, events: Sequence[str]) -> None:
-        """Show a status: as a whole on a terminal, else the new events, and every few seconds a line of text."""
+        """Show `whole` on a terminal, or else print new events at once, and `text` every few seconds."""
         if self._live is not None:
             self._live.update(whole)
             return
@@ -73,7 +73,7 @@ class LiveView:
 
 @contextmanager
 def live_view(console: Console) -> Iterator[LiveView]:
-    """A live table on a terminal, else lines."""
+    """A live table on a terminal, or else lines."""
     if not console.is_terminal:
         yield LiveView(console, None)
         return

@@ -1,7 +1,7 @@
-"""The load: how many records per second are offered, and how many have been offered until when.
+"""The load: how many records per second are offered, and how many have been offered until a given time.
 
-A load is a step function of time. The number of records is its integral: every process that knows when the load began
-counts the same records.
+A load is a step function of time, and the number of records is its integral. Every process that knows when the load
+began therefore computes the same number of records.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 
 DURATION = 240.0
-"""Length of the demo's own load, in seconds."""
+"""Length of the demo's default load, in seconds."""
 
 CALM, SURGE = 10.0, 46.0
-"""Its rates, in records per second."""
+"""The low and high rate of the default load, in records per second."""
 
-# When the surge begins and ends, as shares of the duration.
+# When the surge begins and ends, as fractions of the duration.
 _RISE, _FALL = 0.19, 0.60
 
 
@@ -31,8 +31,8 @@ class Load:
     """A step function of offered rates.
 
     Attributes:
-        steps: seconds since the beginning and the rate from then on in records/s; the first at 0.
-        duration: seconds after which nothing is offered.
+        steps: pairs of seconds since the beginning, and the rate from then on in records/s; the first is at 0.
+        duration: seconds after which no more records are offered.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -64,12 +64,12 @@ class Load:
 
     @property
     def rise(self) -> float | None:
-        """When the rate first rises above what it began with; None if it never does."""
+        """When the rate first rises above its initial value; None if it never does."""
         return next((at for at, rate in self.steps if rate > self.steps[0][1]), None)
 
     @property
     def fall(self) -> float | None:
-        """When the rate, once risen, falls for the last time; None if it never does."""
+        """When the rate falls for the last time after it rose; None if it never does."""
         falls = [after[0] for before, after in pairwise(self.steps) if after[1] < before[1]]
         rise = self.rise
         return falls[-1] if rise is not None and falls and falls[-1] > rise else None
@@ -85,12 +85,12 @@ def read_load(path: Path, duration: float | None = None) -> Load:
 
     Args:
         path: the file; a header line is optional.
-        duration: how long the load lasts, stretching or shortening its times to fit; without it, the last
-            value holds for as long as the step before it.
+        duration: the length of the load; all times are stretched or shortened to fit. Without it, the last value holds
+            as long as the previous step.
 
     Raises:
-        ValueError: what is wrong with the file, and in which line.
-        OSError: it cannot be read.
+        ValueError: the file is wrong; the message says what and in which line.
+        OSError: the file cannot be read.
     """
     steps: list[tuple[float, float]] = []
     with path.open(newline="") as file:
@@ -114,13 +114,13 @@ def read_load(path: Path, duration: float | None = None) -> Load:
 
 
 def stretch(load: Load, duration: float) -> Load:
-    """The same load over another duration; the rates stay."""
+    """The same load with the same rates over another duration."""
     factor = duration / load.duration
     return Load(tuple((at * factor, rate) for at, rate in load.steps), duration)
 
 
 class Clock:
-    """The load, and when it began. The file is written once; until then nothing is offered."""
+    """The load and its start, read from a file that is written once. Before that, no records are offered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -140,31 +140,31 @@ class Clock:
 
 
 def start_clock(path: Path, load: Load, start: float) -> None:
-    """Let the load begin at this time (seconds since 1970)."""
+    """Write the clock's file: the load begins at `start` (seconds since 1970)."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({"start": start, "steps": load.steps, "duration": load.duration}))
     temporary.replace(path)
 
 
 def split(total: int, partitions: int) -> list[int]:
-    """How many of the first `total` records each partition has, dealt in turn."""
+    """How many of the first `total` records each partition has if they are assigned round-robin."""
     return [(total + partitions - 1 - number) // partitions for number in range(partitions)]
 
 
 def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
-    """Positions up to which a batch reads: at most `most` records, of each partition its share of what waits.
+    """The end position of a batch in each partition: `most` records in total, in proportion to the waiting records.
 
     Args:
-        start: where each partition was read up to.
-        head: where each partition ends.
-        most: how many records a batch may have, 1 or more.
+        start: the position up to which each partition was read.
+        head: the end of each partition.
+        most: the maximum records of a batch, 1 or more.
     """
     waiting = [end - begin for begin, end in zip(start, head, strict=True)]
     total = sum(waiting)
     if total <= most:
         return list(head)
     shares = [count * most // total for count in waiting]
-    # Rounding down leaves less than one record per partition: the most loaded ones get them.
+    # Rounding down leaves less than one record per partition: assign them to the partitions with most waiting records.
     left = most - sum(shares)
     for number in sorted(range(len(waiting)), key=lambda number: shares[number] - waiting[number])[:left]:
         shares[number] += 1
@@ -174,27 +174,27 @@ def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
 class BatchSizer:
     """Sizes batches so that each takes about the same time, whatever the number of workers.
 
-    A batch of fixed size that suits three workers would take one worker so long that a growing backlog would be seen
-    too late.
+    If the batch size were fixed and suited three workers, one worker would take so long for a batch that a growing
+    backlog would be seen too late.
     """
 
     def __init__(self, seconds: float, least: int) -> None:
-        """Aim at batches of `seconds`, of at least `least` records, with which it begins."""
+        """Aim at batches of `seconds`. The first batch has `least` records, and no later batch is limited to fewer."""
         self._seconds = seconds
         self._least = least
         self._rows = least
         self._last: tuple[float, int] | None = None
 
     def rows(self, now: float) -> int:
-        """How many records the batch that begins now may have."""
+        """The maximum number of records of the batch that begins now."""
         if self._last is not None:
             began, admitted = self._last
-            # A batch that took all records is not a measurement: it was waiting for records.
+            # A batch that took all waiting records measures no rate, because the job was waiting for records.
             if admitted >= self._rows and now > began:
                 self._rows = max(self._least, round(admitted / (now - began) * self._seconds))
         self._last = None
         return self._rows
 
     def admitted(self, rows: int, now: float) -> None:
-        """Note that a batch of so many records begins now."""
+        """Note that a batch of `rows` records begins now."""
         self._last = now, rows

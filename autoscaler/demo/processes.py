@@ -1,4 +1,4 @@
-"""The processes of the demo: started with their logs, watched, and all ended at the end."""
+"""Start the demo's processes with their logs, watch them, and end all of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import stop_workers
 
 LINES = 15
-"""Lines of a log that are shown when its process has failed."""
+"""Lines of a log that are shown if its process has failed."""
 
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For JVMs that live for minutes and share two cores: less compiling in the background, less memory."""
+"""JVM options for short-lived processes that share two cores: less background compilation, less memory."""
 
 
 class DemoError(AutoscalerError):
@@ -27,11 +27,11 @@ class DemoError(AutoscalerError):
 
 
 class Processes:
-    """The processes of one run, recognized by a token in their environment.
+    """The processes of one run, identified by a token in their environment.
 
     Attributes:
         logs: directory of the logs, one per process.
-        pool: directory of the worker pool that the daemon keeps.
+        pool: directory of the worker pool that the daemon manages.
     """
 
     def __init__(self, logs: Path, pool: Path) -> None:
@@ -42,10 +42,10 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process in a session of its own, so that Ctrl-C reaches it only through us.
+        """Start a process in a session of its own, so that Ctrl-C interrupts only this process.
 
         Raises:
-            DemoError: it cannot be started.
+            DemoError: the process cannot be started.
         """
         try:
             with self.log(name).open("wb") as log:
@@ -69,17 +69,17 @@ class Processes:
         return self.logs / f"{name}.log"
 
     def check(self) -> None:
-        """Make sure that all processes still run.
+        """Check that all processes still run.
 
         Raises:
-            DemoError: one has ended; the message shows the end of its log.
+            DemoError: a process has ended; the message shows the end of its log.
         """
         for name, process in self._running.items():
             if (code := process.poll()) is not None:
                 raise DemoError(self.with_log(name, f"the {name} ended unexpectedly ({_how(code)})"))
 
     def with_log(self, name: str, problem: str) -> str:
-        """A problem, followed by the end of the log of a process."""
+        """Append the end of a process's log to the description of a problem."""
         try:
             lines = self.log(name).read_text(errors="replace").splitlines()[-LINES:]
         except OSError as error:
@@ -87,10 +87,10 @@ class Processes:
         return "\n".join((f"{problem}; the end of {self.log(name)}:", *(f"  {line}" for line in lines)))
 
     def stop(self, name: str, seconds: float) -> None:
-        """Ask a process to end and wait for it.
+        """Send SIGTERM to a process and wait for it.
 
         Raises:
-            DemoError: it did not end in time, or it failed.
+            DemoError: the process did not end in time, or it failed.
         """
         self._running[name].send_signal(signal.SIGTERM)
         self.wait_for_exit(name, seconds)
@@ -99,7 +99,7 @@ class Processes:
         """Wait for a process to end by itself.
 
         Raises:
-            DemoError: it did not end in time, or it failed.
+            DemoError: the process did not end in time, or it failed.
         """
         try:
             code = self._running[name].wait(seconds)
@@ -116,7 +116,7 @@ class Processes:
         try:
             stop_workers(self.pool, grace)
         except (EdgeError, OSError, ValueError, TypeError) as error:
-            # Only a foreign daemon could hold the pool: this run has made its directory.
+            # This run has created the pool's directory, so only a foreign daemon could have locked it.
             raise DemoError(f"the workers of {self.pool} could not be stopped: {error}") from error
         finally:
             self._end(list(self._running), grace)
@@ -140,7 +140,7 @@ class Processes:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """The clean-up takes seconds: a second Ctrl-C would leave processes behind."""
+    """Ignore signals during the clean-up, which takes seconds: a second Ctrl-C would leave processes behind."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -150,10 +150,10 @@ def uninterrupted() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A free port of the loopback address, another one with each call.
+    """A free port of the loopback address, a different one at each call.
 
-    It is below the kernel's ephemeral ports: many of those are taken while a cluster starts, and the process that this
-    port is for may take seconds to listen on it.
+    The port is below the kernel's ephemeral ports. A starting cluster uses many of those, and the process that gets
+    this port may take seconds until it listens on it.
     """
     while True:
         port = _LOWEST_PORT + secrets.randbelow(max(1000, _first_ephemeral_port() - _LOWEST_PORT))

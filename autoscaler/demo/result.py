@@ -1,4 +1,4 @@
-"""The figures of a run, and whether it was a success. Pure functions of what was observed.
+"""The figures of a run, and whether it was a success: pure functions of the observations.
 
 Times are in seconds since the load began.
 """
@@ -26,7 +26,7 @@ class Sample:
         at: seconds since the load began.
         desired: workers requested; None if unknown.
         ready: workers that were ready; None if unknown.
-        slots: of the job; None if unknown.
+        slots: slots of the job; None if unknown.
     """
 
     at: float
@@ -50,18 +50,18 @@ class Run:
     """A whole run.
 
     Attributes:
-        load: what was offered.
+        load: the offered load.
         start: when the load began, seconds since 1970.
         arrivals: the records at the sink, in the order in which they were processed.
-        account: offered against processed.
+        account: comparison of offered and processed records.
         samples: the workers over time.
-        rescales: that the daemon requested, in order.
-        drained: whether the job had read everything that was offered when it was stopped.
-        workers: at the end of the run.
-        facts: what the engine reports of the run.
+        rescales: the rescales that the daemon requested, in order.
+        drained: whether the job had read all offered records when it was stopped.
+        workers: the number of workers at the end of the run.
+        facts: figures of the run that the engine reports.
         trouble: problems with the job's state.
-        commits: when each batch was committed, seconds since 1970; empty where there are none.
-        timeline: what the scheduler inside the job did; empty for Flink's, which tells it by its own pages.
+        commits: when each batch was committed, seconds since 1970; empty if there are no batches.
+        timeline: the timeline of the scheduler inside the job; empty for Flink, which shows it in its own web UI.
     """
 
     load: Load
@@ -79,7 +79,7 @@ class Run:
 
 
 def lags(run: Run) -> list[tuple[float, int]]:
-    """Records offered and not yet processed, once per second."""
+    """The records offered and not yet processed, sampled once per second."""
     series: list[tuple[float, int]] = []
     last = run.arrivals[-1].at - run.start if run.arrivals else 0.0
     done = 0
@@ -92,7 +92,7 @@ def lags(run: Run) -> list[tuple[float, int]]:
 
 
 def throughput(run: Run) -> list[tuple[float, float]]:
-    """Records processed per second, over spans of 5 s; the time is the middle of the span."""
+    """The records processed per second, averaged over spans of 5 s; the time is the middle of the span."""
     every = 5.0
     counts = Counter(int((arrival.at - run.start) // every) for arrival in run.arrivals)
     last = max([*counts, int(run.load.duration // every)])
@@ -108,7 +108,7 @@ def first_tasks(run: Run) -> dict[str, float]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The result as it is written."""
+    """The content of the result file."""
     load = run.load
     rise, fall = load.rise, load.fall
     ups = [each for each in run.rescales if each.to > each.before]

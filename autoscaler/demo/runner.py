@@ -1,4 +1,4 @@
-"""Run the demo from beginning to end."""
+"""Run the demo from start to end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BATCH_ENGINE = "spark-batch"
 START_TIMEOUT = 240.0
 END_TIMEOUT = 180.0
 POLL_INTERVAL = 1.0
-STALE = 3.0  # seconds: a reported lag may be this old
+STALE = 3.0  # the maximum age in seconds of a reported lag
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -98,7 +98,7 @@ def _output(asked: Path | None) -> Path:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo like Ctrl-C does."""
+    """Make SIGTERM end the demo as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -112,7 +112,7 @@ def _interruptible() -> Iterator[None]:
 
 @dataclass
 class _Observed:
-    """What was observed so far."""
+    """The observations so far."""
 
     samples: list[Sample] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -131,14 +131,14 @@ class Runner:
         self._work = output / "work"
         self._processes = Processes(output / "logs", self._work / "workers")
         self._environment = ENVIRONMENTS[options.engine](self._processes, self._work)
-        if not options.no_plot:  # after the environment, whose extra may have it
+        if not options.no_plot:  # after the environment: the message about its extra comes first
             require(("matplotlib",), "plot")
         self._listen = free_port()
         self._start = 0.0
         self._observed = _Observed()
 
     def run(self) -> dict[str, Any]:
-        """Run everything. Returns the result, which is also written to the output directory."""
+        """Run the demo. Returns the result, which is also written to the output directory."""
         try:
             run = self._execute()
         finally:
@@ -163,7 +163,7 @@ class Runner:
         with live_view(self._console) as shown:
             self._wait_until(self._environment.running, START_TIMEOUT, shown, "starting", "the job to run on a worker")
             self._wait_until(self._daemon_sees, 60.0, shown, "starting", "the daemon to see the job")
-            # A second ahead: every process reads the clock's file before the load begins.
+            # Start the load in one second, so that every process reads the clock's file before.
             self._start = time.time() + 1.0
             start_clock(self._work / "clock.json", self._load, self._start)
             while self._now() < self._load.duration:
@@ -172,7 +172,7 @@ class Runner:
         rescales = self._rescales()
         facts = self._environment.wait_for_facts(FINAL_TIMEOUT)
         workers = len(list((self._processes.pool / "workers").glob("*.json")))
-        # The daemon first: it would react to a job that ends.
+        # Stop the daemon first: it would react to the end of the job.
         self._processes.stop("daemon", 20.0)
         ending = self._environment.finish()
         arrivals = ending.arrivals
@@ -193,7 +193,7 @@ class Runner:
         )
 
     def _prepare(self) -> None:
-        """Write the configuration and start everything."""
+        """Write the configuration, and start the cluster, the daemon and the job."""
         self._work.mkdir(exist_ok=True)
         self._print(f"live page, once the daemon runs: http://127.0.0.1:{self._listen}/")
         self._print(f"Java: {self._environment.java}")
@@ -202,7 +202,7 @@ class Runner:
         file.write_text(configuration(self._environment.parts, PARTITIONS, self._listen, state, self._load.duration))
         self._print(f"configuration: {file}")
         self._print(f"logs: {self._processes.logs}")
-        # Start with one worker; from then on the daemon decides.
+        # Start with one worker. After that the daemon decides.
         request_size(self._processes.pool, 1)
         self._environment.start_cluster()
         self._wait_until(self._environment.up, 60.0, None, "", "the cluster to respond")
@@ -233,7 +233,7 @@ class Runner:
         return time.time() - self._start if self._start else 0.0
 
     def _poll(self, shown: LiveView | None, phase: str) -> None:
-        """Check the processes, read the daemon's state, show it, and wait for the next time."""
+        """Check the processes, read and show the daemon's state, and sleep until the next poll."""
         began = time.monotonic()
         self._processes.check()
         cluster = get(api(self._listen)) or {}
@@ -250,7 +250,7 @@ class Runner:
                     lag=self._lag() if self._start else 0,
                     desired=cluster.get("current"),
                     ready=cluster.get("ready"),
-                    # Before the load nothing is up yet, and the daemon says so of everything that it cannot reach.
+                    # Before the load nothing is up yet, so the daemon only reports what it cannot reach.
                     decision=_describe_decision(cluster, decision) if self._start else "no load yet",
                     events=tuple(self._observed.events),
                 )
@@ -265,7 +265,7 @@ class Runner:
             return
         engine = (cluster.get("observation") or {}).get("engine") or {}
         self._observed.samples.append(Sample(self._now(), desired, ready, engine.get("parallelism")))
-        # A rescale before the load started the first worker.
+        # Ignore the rescale before the load, which started the first worker.
         ours = rescale is not None and datetime.fromisoformat(rescale["at"]).timestamp() >= self._start
         if rescale is not None and ours and rescale["to"] != self._observed.desired:
             self._observed.events.append(f"{self._now():.0f} s: {rescale['before']} -> {rescale['to']} workers")
@@ -282,7 +282,7 @@ class Runner:
         return cluster.get("ready") == 1 and engine.get("job") == "running"
 
     def _rescales(self) -> list[Rescale]:
-        """The rescales that the daemon requested since the load began, by its decisions."""
+        """The rescales that the daemon has requested since the load began."""
         found: list[Rescale] = []
         for decision in rescales(self._processes, self._listen):
             at = datetime.fromisoformat(decision["at"]).timestamp() - self._start
@@ -300,7 +300,7 @@ class Runner:
             self._poll(shown, phase)
 
     def _simulated(self, run: Run) -> Mapping[str, Any] | None:
-        """The same run simulated; None for Flink, and where too little was observed of the workers."""
+        """Simulate the same run; None for Flink, or if the workers were not observed well enough."""
         cluster = config.load(self._output / "autoscaler.yaml", os.environ).clusters[CLUSTER]
         if not isinstance(cluster.engine, Spark):
             return None
@@ -356,18 +356,18 @@ class Runner:
 
 
 def _next_steps(file: Path) -> tuple[str, ...]:
-    """What to do after the demo."""
+    """The hints that are printed after the demo."""
     return (
         "what to do next:",
         f"  read the configuration of this run: {file}",
-        "  write one for a cluster of your own: docs/configuration.md; autoscaler plugins lists what can be connected",
-        "  autoscaler check CONFIG --online      connects everything, and changes nothing",
+        "  write one for your own cluster: docs/configuration.md; autoscaler plugins lists the systems to connect",
+        "  autoscaler check CONFIG --online      tests all connections, and changes nothing",
         "  autoscaler run CONFIG --dry-run       decides, and changes nothing; autoscaler explain CLUSTER says why",
     )
 
 
 def describe_scaling(result: Mapping[str, Any]) -> list[str]:
-    """What the daemon did, and what the scheduler inside the job did; seconds since the load began."""
+    """List the rescales of the daemon, and the steps of the scheduler inside the job; seconds since the load began."""
     lines = ["the daemon:"]
     lines += [f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers" for each in result["rescales"]]
     if result["job_scheduler"]:

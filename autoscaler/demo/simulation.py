@@ -1,8 +1,8 @@
-"""Simulate a run of the demo on Spark, with workers as they were measured.
+"""Simulate a run of the demo on Spark, with workers as measured in that run.
 
-The plant is that of `autoscaler simulate`; the decisions are those of the demo's configuration. A daemon reads the
-batches of a query, which are as old as the running batch: here they follow from the plant's progress, and the source's
-own functions turn them into metrics.
+The simulation uses the plant of `autoscaler simulate` and decides with the demo's configuration. A real daemon reads
+the finished batches of a query, so its information is as old as the running batch. Here the batches follow from the
+plant's progress, and the functions of the source `spark` turn them into metrics.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec
 from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot
 
 TICK = 0.25
-"""Seconds of one step here. A step of the plant is longer: all its times are multiplied by that factor."""
+"""Seconds of one step here. A step of the plant is STEP / TICK times longer, so its times are scaled by that factor."""
 
 MAX_DRAIN = 180.0
-"""Seconds after the end of the load in which the simulation waits for the last rescale."""
+"""Seconds for which the simulation waits for the last rescale after the end of the load."""
 
 REPORTED_BATCHES = 100
-"""Batches in a report of the query."""
+"""Batches of the query in its simulated report."""
 
 COMPARED = ("peak_lag", "drained_after_s", "first_scale_up_after_s", "scale_ups", "scale_downs", "rescales")
-"""Figures of the summary that are compared with the real run."""
+"""The figures of the summary that are compared with the real run."""
 
 _EPOCH = 1e9  # when the load begins, by the clock of the simulated driver
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rates and times of the workers of a run, all from before the lag was at its highest.
+    """Rates and times of a run's workers, all from before the peak of the lag.
 
     Attributes:
         rate_per_worker: records/s of an overloaded worker, before the first scale-up.
         startup: seconds from the request until the new workers were ready.
         joined: seconds from then until the job had their slots.
-        cold: seconds from then until the first batch was committed in which all of them had processed a record. It
-            waits for their first tasks, which start processes of their own.
-        shortest: seconds of a batch with little in it, before the load rose; of any one if none ended until then.
+        cold: seconds from then until the commit of the first batch in which all new workers had processed a record.
+            That batch waits for their first tasks, which start Python processes.
+        shortest: seconds of a batch with few records, before the load rose; if none ended before that, the target
+            length of a batch.
     """
 
     rate_per_worker: float
@@ -64,12 +65,12 @@ class Measured:
 
 
 def measure(run: Run, batch: float) -> Measured | None:
-    """Measure the workers by the first scale-up of a run; None if there was none, or too little of it was observed.
+    """Measure the workers at the first scale-up of a run; None if there was none, or too little of it was observed.
 
     Args:
         run: the run.
-        batch: seconds of a batch when there is enough to do. Until one has passed since the load rose, there may not
-            have been enough to do.
+        batch: the seconds that a full batch takes. The measurement begins this long after the load rose, because the
+            workers may not have been fully loaded before.
     """
     rise = run.load.rise
     up = next((each for each in run.rescales if each.to > each.before and rise is not None and each.at >= rise), None)
@@ -91,21 +92,21 @@ def measure(run: Run, batch: float) -> Measured | None:
         startup=ready - up.at,
         joined=max(0.0, joined - ready),
         cold=max(0.0, used - max(joined, ready)),
-        # None ended before the load rose where processes take so long to start.
+        # If processes start slowly, no batch ended before the load rose.
         shortest=median(lengths or [batch]),
     )
 
 
 def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float, phase: float = 0.0) -> Run:
-    """Run the demo with simulated workers. Returns what a real run would.
+    """Run the demo with simulated workers. Returns the same data as a real run.
 
     Args:
         spec: the cluster of the demo's configuration.
-        load: what is offered.
-        measured: the workers.
-        batch: seconds that a batch takes when there is enough to do.
+        load: the offered load.
+        measured: the workers' measured rates and times.
+        batch: the seconds that a full batch takes.
         window: seconds over which the source averages.
-        phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
+        phase: seconds from the start of the load to the first decision, modulo the decision interval.
     """
     plant = Plant(_plant(measured), measured.rate_per_worker * TICK / STEP, 0, spec.limits.minimum)
     query = _Query(sizer=BatchSizer(batch, 10 * PARTITIONS), window=window, shortest=measured.shortest)
@@ -153,7 +154,7 @@ def simulate_beside(run: Run, spec: ClusterSpec, batch: float, window: float) ->
     measured = measure(run, batch)
     if measured is None:
         return None
-    # When the load rises between two decisions is chance: the simulation uses the same phase.
+    # The time from the rise of the load to the next decision is random, so the simulation uses that of the real run.
     phase = run.rescales[0].at % spec.interval.total_seconds()
     found = summary(simulate(spec, run.load, measured, batch, window, phase))
     return {
@@ -167,7 +168,7 @@ def simulate_beside(run: Run, spec: ClusterSpec, batch: float, window: float) ->
 
 
 def describe_simulation(result: Mapping[str, Any]) -> str:
-    """The simulation of a result, and its deviation from the real run, in a sentence."""
+    """Describe the simulation in a result, and its deviation from the real run, in a sentence."""
     found = result["simulated"]
 
     def deviation(name: str) -> str:
@@ -186,7 +187,7 @@ def describe_simulation(result: Mapping[str, Any]) -> str:
 
 
 def _plant(measured: Measured) -> PlantSpec:
-    """Workers as they were measured under Spark's scheduler: n of them do n times the work, if partitions allow."""
+    """The measured workers under Spark's scheduler: n workers do n times the work, as far as partitions allow."""
     longer = STEP / TICK
     return PlantSpec(
         startup=measured.startup * longer,
@@ -201,7 +202,7 @@ def _plant(measured: Measured) -> PlantSpec:
 
 
 def _process(arrivals: list[Arrival], plant: Plant, begin: float) -> None:
-    """Note the records that were processed in a step that began then, evenly and by all workers in turn."""
+    """Add the records of the step that began at `begin`, evenly spaced and assigned to workers round-robin."""
     position = math.floor(plant.track.position[-1] + 1e-6)
     new = position - len(arrivals)
     workers = plant.track.running[-1]
@@ -212,7 +213,7 @@ def _process(arrivals: list[Arrival], plant: Plant, begin: float) -> None:
 
 
 def _settled(samples: Sequence[Sample]) -> bool:
-    """Whether no rescale is in progress, and the size is down again if it was up."""
+    """Whether no rescale is in progress, and the size has fallen again if it had risen."""
     last = samples[-1]
     sizes = [sample.desired or 0 for sample in samples]
     return last.ready == last.desired and (sizes[-1] < max(sizes) or max(sizes) == sizes[0])
@@ -223,16 +224,16 @@ class _Query:
     """The batches that a query would have run.
 
     Attributes:
-        sizer: how many records a batch may have.
+        sizer: limits the number of records of a batch.
         window: seconds over which the source averages.
-        shortest: seconds of a batch with little in it.
-        batches: those that have ended, oldest first.
+        shortest: seconds of a batch with few records.
+        batches: the finished batches, oldest first.
         changes: when workers were added or removed.
-        running: how many there are.
-        done: records of all batches that have ended.
-        began: when the batch that runs began; None: none runs.
-        head: records that had arrived by then.
-        rows: records in it.
+        running: the number of running workers.
+        done: the records of all finished batches.
+        began: when the running batch began; None: no batch runs.
+        head: the records that had arrived when the running batch began.
+        rows: the records of the running batch.
     """
 
     sizer: BatchSizer
@@ -247,12 +248,12 @@ class _Query:
     rows: int = 0
 
     def advance(self, now: float, offered: int, processed: int, running: int) -> None:
-        """Advance by a step, after which so many records were offered and processed, and so many workers run."""
+        """Advance by one step; the arguments are the offered and processed records and the workers after the step."""
         if self.running not in (0, running):
             self.changes.append(_EPOCH + now)
         self.running = running
         if self.began is not None and processed >= self.done + self.rows:
-            # A batch that leaves a backlog takes as long as its records.
+            # A batch that leaves a backlog ends as soon as its records are processed, even if that is quick.
             full = self.done + self.rows < self.head
             if full or now >= self.began + self.shortest:
                 self._end(self.began, now)
@@ -262,7 +263,7 @@ class _Query:
             self.sizer.admitted(self.rows, now)
 
     def observed(self, now: float, plant: Observation) -> Observation:
-        """What the daemon would have observed."""
+        """The observation that the daemon would have made."""
         run = Query(
             query="simulated",
             run="simulated",

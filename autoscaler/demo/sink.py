@@ -1,7 +1,7 @@
-"""The records that arrived at the sink, read without Spark.
+"""Read the records that arrived at the sink, without Spark.
 
-Spark's file sink is exactly-once through its log (`_spark_metadata`): a file counts if a committed batch lists
-it, and what a failed attempt has left does not.
+Spark's file sink is exactly-once because of its log (`_spark_metadata`): a file counts if a committed batch lists it.
+Files that a failed attempt has left do not count.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Offered against processed.
+    """The comparison of offered and processed records.
 
     Attributes:
         offered: records that were offered.
-        processed: records at the sink, duplicates included.
-        lost: records that were offered and are not at the sink.
-        duplicated: records at the sink beyond the first of each.
+        processed: records at the sink, including duplicates.
+        lost: records that were offered but are not at the sink.
+        duplicated: further copies of records at the sink.
         strange: records at the sink that were never offered.
     """
 
@@ -46,12 +46,12 @@ class Account:
 
     @property
     def exact(self) -> bool:
-        """Whether each record that was offered arrived exactly once, and nothing else."""
+        """Whether each offered record arrived exactly once, and no other record arrived."""
         return not (self.lost or self.duplicated or self.strange) and self.offered == self.processed
 
 
 def account(heads: Sequence[int], arrivals: Iterable[tuple[int, int]]) -> Account:
-    """Compare the number of records offered in each partition with the partition and offset of each that arrived."""
+    """Compare the number of records offered in each partition with the partition and offset of each arrived record."""
     seen = Counter(arrivals)
     offered = {(partition, offset) for partition, head in enumerate(heads) for offset in range(head)}
     return Account(
@@ -64,11 +64,11 @@ def account(heads: Sequence[int], arrivals: Iterable[tuple[int, int]]) -> Accoun
 
 
 def committed_files(sink: Path) -> list[Path]:
-    """The committed files by the sink's log, oldest batch first.
+    """The committed files according to the sink's log, oldest batch first.
 
     Raises:
         ValueError: the log is incomplete or in an unknown format.
-        OSError: it cannot be read.
+        OSError: the log cannot be read.
     """
     log = sink / LOG
     if not log.is_dir():
@@ -93,7 +93,7 @@ def committed_files(sink: Path) -> list[Path]:
 
 
 def commits(sink: Path) -> list[float]:
-    """When each batch whose log is still there was committed, oldest first: seconds since 1970."""
+    """When each batch whose log still exists was committed, oldest first, in seconds since 1970."""
     logs = [path for path in (sink / LOG).glob("*") if path.name.removesuffix(".compact").isdigit()]
     return sorted(path.stat().st_mtime for path in logs)
 
@@ -106,7 +106,7 @@ def read_sink(sink: Path) -> list[Arrival]:
         OSError: a committed file cannot be read.
     """
     import pyarrow as pa  # noqa: PLC0415 - it belongs to an extra
-    import pyarrow.parquet as pq  # noqa: PLC0415 - likewise
+    import pyarrow.parquet as pq  # noqa: PLC0415 - it belongs to an extra
 
     tables = [pq.ParquetFile(path).read() for path in committed_files(sink)]
     if not tables:

@@ -1,7 +1,7 @@
-"""What a PySpark job imports.
+"""The API for PySpark jobs.
 
-`report` shows its progress to the autoscaler, `ReactiveJob` schedules its streaming queries, `adaptive_batch` gives the
-stages of its batch queries their tasks.
+`report` serves the job's progress to the autoscaler. `ReactiveJob` schedules the job's streaming queries.
+`adaptive_batch` sets the number of tasks of each stage of the job's batch queries.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 _BATCH = {"AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
-    # A job that only reports loads no HTTP server.
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any exported object
+    # Import on first use: a job that only calls report() does not load the server of the reactive job's REST API.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "autoscaler.injob.batch" if name in _BATCH else "autoscaler.injob.reactive"

@@ -30,15 +30,15 @@ __all__ = ["AdaptiveBatch", "BatchReportError", "adaptive_batch", "batch_report"
 MAX_SOURCE_PARTITIONS = "spark.sql.files.maxPartitionNum"
 
 SKEWED_FACTOR = 4
-"""A skewed partition has more than so many times the median (Flink's skewed-factor), and than so many volumes."""
+"""A partition is skewed above this many times the median size (Flink's skewed-factor) and this many task volumes."""
 
 LIMITS = (
     "the stages that read files are not adaptive: Spark splits files before it runs anything",
     "sizes are those of compressed shuffle data, which Spark estimates up to 10 % too high",
     "shuffles of RDDs and of repartition(n) keep the number of partitions that the program gives them",
-    "what the Master or another cluster manager decides is not seen: when workers come, and why an executor does not",
+    "the report does not show decisions of the cluster manager: when workers are added, why an executor is missing",
 )
-"""What Flink's scheduler does and Spark cannot, whatever the options are."""
+"""What Flink's scheduler can do and Spark cannot, whatever the options are."""
 
 log = logging.getLogger("autoscaler.injob.batch")
 
@@ -54,16 +54,17 @@ def adaptive_batch(
 ) -> AdaptiveBatch:
     """Give each stage of a session's batch queries as many tasks as Flink's Adaptive Batch Scheduler would.
 
-    It sets Spark's adaptive execution in this session, for queries that are planned from now on; other sessions of the
-    application keep theirs. What keeps Spark from doing so is logged as warnings, and the job runs on. The options are
-    Flink's `execution.batch.adaptive.auto-parallelism.*`.
+    The function configures Spark's adaptive execution in this session, for queries that are planned from now on. Other
+    sessions of the application keep their settings. If a setting prevents this, the function logs a warning and the job
+    continues. The options are Flink's `execution.batch.adaptive.auto-parallelism.*`.
 
     Args:
         spark: the session.
-        avg_data_volume_per_task: what a task should read of shuffles: bytes, or a size as Spark writes it.
-        min_parallelism: least number of tasks of a stage that reads shuffles.
-        max_parallelism: most of them.
-        default_source_parallelism: tasks of a stage that reads files; None: as Spark chooses.
+        avg_data_volume_per_task: the volume of shuffle data that a task should read: bytes, or a size in Spark's
+            format.
+        min_parallelism: the minimum number of tasks of a stage that reads shuffles.
+        max_parallelism: the maximum number of tasks of such a stage.
+        default_source_parallelism: the number of tasks of a stage that reads files; None: Spark chooses.
 
     Raises:
         ValueError: an option is wrong; the message names it.
@@ -72,7 +73,7 @@ def adaptive_batch(
     found = _read_conf(spark)
     warnings = tuple(_warnings(options, found, [query.name or query.id for query in spark.streams.active]))
     before = [MIN_PARTITIONS]
-    if spark.conf.get(SOURCE_PARTITIONS, None) == spark.conf.get(MAX_SOURCE_PARTITIONS, None):  # of a call before
+    if spark.conf.get(SOURCE_PARTITIONS, None) == spark.conf.get(MAX_SOURCE_PARTITIONS, None):  # set by an earlier call
         before += SOURCE_PARTITIONS, MAX_SOURCE_PARTITIONS
     for key in before:
         if spark.conf.get(key, None) is not None:
@@ -86,11 +87,11 @@ def adaptive_batch(
 
 
 class AdaptiveBatch:
-    """A session under `adaptive_batch`, which makes it.
+    """A session that `adaptive_batch` has configured. `adaptive_batch` returns it.
 
     Attributes:
-        options: what the rule is given.
-        warnings: what keeps Spark from following it.
+        options: the input of the rule.
+        warnings: what prevents Spark from following the rule.
     """
 
     def __init__(self, spark: Any, options: BatchOptions, warnings: tuple[str, ...]) -> None:  # noqa: ANN401
@@ -99,17 +100,17 @@ class AdaptiveBatch:
         self._spark = spark
 
     def read(self, *, with_tasks: bool = False) -> Application:
-        """The application's stages so far, by Spark's REST API; `with_tasks` with the times of each task.
+        """Read the application's stages so far from Spark's REST API; `with_tasks` adds the times of each task.
 
         Raises:
-            BatchReportError: the application has no UI, or it does not answer.
+            BatchReportError: the application has no UI, or the UI does not answer.
         """
         try:
             context = self._spark.sparkContext
             ui, app = context.uiWebUrl, context.applicationId
         except Exception as error:
             raise BatchReportError(
-                f"the session has no SparkContext here, as one of Spark Connect or one that is stopped; {INSTEAD}"
+                f"the session has no SparkContext: it is stopped, or it is a session of Spark Connect; {INSTEAD}"
             ) from error
         if not ui:
             raise BatchReportError(
@@ -119,24 +120,25 @@ class AdaptiveBatch:
         return read_rest(ui, app, with_tasks=with_tasks)
 
     def report(self, plot: str | Path | None = None) -> str:
-        """What the rule says for each stage and what Spark did, as a table; also as a picture in the PNG file `plot`.
+        """Compare, for each stage, the rule's parallelism with Spark's, as a table; `plot` also draws it as PNG.
 
         Raises:
-            BatchReportError: the application has no UI, or it does not answer.
-            ModuleNotFoundError: a picture is asked for and matplotlib (extra plot) is not installed.
+            BatchReportError: the application has no UI, or the UI does not answer.
+            ModuleNotFoundError: `plot` is set and matplotlib (extra plot) is not installed.
             OSError: the picture cannot be written.
         """
         return _report(self.read(with_tasks=plot is not None), self.options, self.warnings, plot)
 
 
 def batch_report(event_log: str | Path, plot: str | Path | None = None) -> str:
-    """The report of an application from its event log, which may be cut off; the options are those of its last stage.
+    """Report on an application from its event log. The options are taken from the settings of its last stage.
 
-    The log is a file, or the directory `eventlog_v2_...` of one that was rolled; `plot` a PNG file to draw it into.
+    The log is a file, or the directory `eventlog_v2_...` of a rolled log. It may be truncated. `plot` is the PNG file
+    to draw.
 
     Raises:
-        BatchReportError: it is no event log, or compressed in a way that is not read.
-        ModuleNotFoundError: a picture is asked for and matplotlib (extra plot) is not installed.
+        BatchReportError: the file is not an event log, or its compression is not supported.
+        ModuleNotFoundError: `plot` is set and matplotlib (extra plot) is not installed.
         OSError: a file cannot be read or written.
     """
     application = read_event_log(event_log)
@@ -161,36 +163,36 @@ def batch_conf(options: BatchOptions) -> dict[str, str]:
     rule = options.settings
     volume = rule.avg_data_volume_per_task
     conf = {
-        # By default Spark divides what there is among the cores, down to 1 MB a task.
+        # By default Spark divides the data among all cores, down to 1 MB per task.
         PARALLELISM_FIRST: "false",
         ADVISORY: f"{volume}b",
-        # Flink knows no least size, and this one counts before min_parallelism.
+        # Flink has no minimum size, and Spark's takes precedence over min_parallelism.
         "spark.sql.adaptive.coalescePartitions.minPartitionSize": "1b",
-        # Spark merges partitions and never divides them, but for skew: it begins with the most.
+        # Spark only merges partitions, except that it splits skewed ones. So it starts with the maximum.
         INITIAL_PARTITIONS: str(rule.max_parallelism),
         "spark.sql.adaptive.skewJoin.enabled": "true",
         "spark.sql.adaptive.skewJoin.skewedPartitionFactor": str(SKEWED_FACTOR),
-        # Flink's and Spark's 256 MB for 64 MB a task, and in proportion.
+        # Flink and Spark use 256 MB for 64 MB per task; other volumes are scaled in proportion.
         "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": f"{SKEWED_FACTOR * volume}b",
     }
-    if rule.min_parallelism > 1:  # Spark warns of this setting wherever it is set
+    if rule.min_parallelism > 1:  # Spark logs a warning if this setting is set, whatever its value
         conf[MIN_PARTITIONS] = str(rule.min_parallelism)
     if options.default_source_parallelism is not None:
         conf[SOURCE_PARTITIONS] = str(options.default_source_parallelism)
-        # Without it a task reads 128 MB at most, so larger files have more tasks.
+        # Without this setting a task reads at most 128 MB, so larger inputs have more tasks.
         conf[MAX_SOURCE_PARTITIONS] = str(options.default_source_parallelism)
     return conf
 
 
 def parse_size(name: str, given: object) -> int:
-    """Bytes of a size as Spark writes it: `64m`, `1gb`, `512` (bytes), or a whole number of bytes.
+    """Parse a size in Spark's format into bytes: `64m`, `1gb`, `512` (bytes), or a whole number of bytes.
 
     Raises:
-        ValueError: it is none, or not above 0; the message names the option.
+        ValueError: `given` is not a size, or not above 0; the message names the option.
     """
     found = None if isinstance(given, bool) else re.fullmatch(r"(\d+)(?:([kmgtp])b?|b)?", str(given).strip().lower())
     size = int(found[1]) << 10 * " kmgtp".index(found[2] or " ") if found else 0
-    # The threshold of skew is a multiple, and Spark reads numbers below 2 ** 63.
+    # The skew threshold is SKEWED_FACTOR times the size, and Spark reads numbers below 2 ** 63.
     if not 0 < size < (1 << 63) // SKEWED_FACTOR:
         raise ValueError(
             f"{name}: is {given!r}, expected a size above 0 as Spark writes it, such as '64m' or '1g', or bytes"
@@ -215,7 +217,7 @@ def _count(name: str, given: object) -> int:
 
 
 def _options_of(conf: Mapping[str, str]) -> BatchOptions:
-    """The options that an application's settings stand for, with Spark's defaults."""
+    """Derive the options from an application's settings; a missing setting has Spark's default."""
     least = int(conf.get(MIN_PARTITIONS, "1"))
     most = int(conf.get(INITIAL_PARTITIONS, conf.get(SHUFFLE_PARTITIONS, "200")))
     source = conf.get(SOURCE_PARTITIONS)
@@ -234,7 +236,7 @@ def _read_conf(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see adaptive_bat
 
 
 def _warnings(options: BatchOptions, conf: Mapping[str, str], queries: Sequence[str]) -> Iterator[str]:
-    """What keeps Spark from following the options, by its settings and the active streaming queries."""
+    """List the settings and active streaming queries that prevent Spark from following the options."""
     rule = options.settings
     for key in _SWITCHES:
         if conf.get(key, "true").lower() != "true":
@@ -251,12 +253,12 @@ def _warnings(options: BatchOptions, conf: Mapping[str, str], queries: Sequence[
     if rule.min_parallelism > 1:
         yield (
             f"min_parallelism={rule.min_parallelism} is a hint to Spark (minPartitionNum): a stage can have a few more "
-            "tasks, or fewer where its keys fill fewer partitions"
+            "tasks, or fewer if its keys fill fewer partitions"
         )
     if queries:
         yield (
-            f"the session has streaming queries ({', '.join(map(str, queries))}): this is for batch; their batches "
-            "without state get its settings too, those with state run without adaptive execution; start "
+            f"the session has streaming queries ({', '.join(map(str, queries))}), and adaptive_batch is for batch: its "
+            "settings also apply to queries without state; queries with state run without adaptive execution; start "
             "streaming queries in a session of their own (spark.newSession())"
         )
     if conf.get("spark.ui.enabled", "true").lower() != "true":
@@ -264,7 +266,7 @@ def _warnings(options: BatchOptions, conf: Mapping[str, str], queries: Sequence[
 
 
 def _task_memory(conf: Mapping[str, str]) -> int:
-    """Most bytes of heap that a task has while its executor is full, as far as the number of its cores is known."""
+    """The bytes of heap that a task has while its executor is full; an unknown number of cores counts as one."""
     local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", conf.get("spark.master", ""))
     key = "spark.driver.memory" if local else "spark.executor.memory"
     cores = local[1] if local else conf.get("spark.executor.cores")
@@ -275,7 +277,7 @@ def _task_memory(conf: Mapping[str, str]) -> int:
 
 
 def _await_events(context: Any) -> None:  # noqa: ANN401 - a SparkContext
-    """Wait until the REST API shows what has happened."""
+    """Wait until Spark has processed its events, so that the REST API shows the latest stages."""
     try:
         context._jsc.sc().listenerBus().waitUntilEmpty(10_000)  # noqa: SLF001 - no other way
     except Exception:

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
-# First: it reports how to install matplotlib.
+# This import comes first: if matplotlib is missing, its error says how to install it.
 from autoscaler.plot_style import BLUE, GREEN, GREY, ORANGE, filled_steps, legend, save, timeline  # isort: skip
 from matplotlib.ticker import MaxNLocator
 
 from autoscaler.injob.batch_stages import Application, BatchOptions, parallelism_by_rule
 
 LABELLED = 40
-"""Stages whose bars have room for a text."""
+"""The maximum number of stages at which each bar has room for a label."""
 
 
 def draw(application: Application, options: BatchOptions, path: Path) -> None:
@@ -36,7 +36,8 @@ def draw(application: Application, options: BatchOptions, path: Path) -> None:
     slots = [(each.added, each.removed, each.slots) for each in application.executors]
     at, running = levels([(*span, 1) for stage in stages for span in stage.task_times], zero, end)
     slots_at, slot_levels = levels(slots, zero, end)
-    # A slot takes its next task some milliseconds before the driver hears of the end of the last one.
+    # A slot starts its next task some milliseconds before the driver learns that the previous one ended, so the count
+    # of running tasks can exceed the slots.
     limits = [slot_levels[bisect_right(slots_at, time) - 1] for time in at]
     filled_steps(tasks, at, [min(pair) for pair in zip(running, limits, strict=True)], BLUE, "running tasks")
     tasks.step(slots_at, slot_levels, where="post", color=GREY, linewidth=1.5, label="slots")
@@ -67,9 +68,10 @@ def draw(application: Application, options: BatchOptions, path: Path) -> None:
 
 
 def levels(spans: Iterable[tuple[float, float | None, int]], zero: float, end: float) -> tuple[list[float], list[int]]:
-    """How much there is from each time on, counted from `zero`, the first that is shown, to `end`, the last.
+    """Sum the amounts of all spans over time: the times of change, in seconds after `zero`, and the sum from each on.
 
-    A span is when something began, when it ended (None: it has not) and how much it is.
+    A span is (start, end, amount); an end of None means that the span continues. `zero` is the first and `end` the last
+    time shown.
     """
     changes: dict[float, int] = defaultdict(int, {zero: 0, end: 0})
     for began, ended, amount in spans:

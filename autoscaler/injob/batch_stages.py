@@ -1,6 +1,6 @@
-"""What Spark did in a batch application, stage by stage, beside what the rule of Flink's adaptive batch scheduler says.
+"""Compare the stages of a Spark batch application with the rule of Flink's adaptive batch scheduler.
 
-Stages are read from Spark's REST API while the application runs, or from its event log at any time.
+The stages come from Spark's REST API while the application runs, or from its event log at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoscaler.schedulers.batch import BatchSettings, parallelism
 REST_TIMEOUT = 30.0
 CHUNK = 1 << 16
 COMPRESSED = (".zstd", ".lz4", ".snappy", ".lzf")
-"""Endings of compressed event logs: `spark.eventLog.compression.codec`."""
+"""Suffixes of compressed event logs: `spark.eventLog.compression.codec`."""
 
 ADVISORY = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
 PARALLELISM_FIRST = "spark.sql.adaptive.coalescePartitions.parallelismFirst"
@@ -32,27 +32,27 @@ INITIAL_PARTITIONS = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 SOURCE_PARTITIONS = "spark.sql.files.minPartitionNum"
 SETTINGS = (ADVISORY, PARALLELISM_FIRST, MIN_PARTITIONS, INITIAL_PARTITIONS, SHUFFLE_PARTITIONS, SOURCE_PARTITIONS)
-"""What the rule's options are taken from."""
+"""The settings from which the rule's options are derived."""
 
 SKEWED, SPLITS = "number of skewed partitions", "number of skewed partition splits"
-"""Metrics of a shuffle's adaptive read."""
+"""Spark's metrics of an adaptive shuffle read."""
 
 
 INSTEAD = "read the event log: spark.eventLog.enabled=true and, after the job, batch_report(path)"
-"""What to do where there is no REST API."""
+"""What to do if there is no REST API."""
 
 
 class BatchReportError(RuntimeError):
-    """Stages cannot be read; the message says what to do."""
+    """The stages cannot be read; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """What the rule is given.
+    """The input of the rule.
 
     Attributes:
-        settings: volume per task and bounds.
-        default_source_parallelism: tasks of a stage that reads files; None: as Spark chooses.
+        settings: volume per task, and bounds.
+        default_source_parallelism: the number of tasks of a stage that reads files; None: Spark chooses.
     """
 
     settings: BatchSettings
@@ -64,17 +64,18 @@ class Stage:
     """One attempt of a stage. Bytes are as Spark counts them, compressed in shuffles; times are seconds since 1970.
 
     Attributes:
-        number, attempt: its id.
-        name: description of its job, else the call in the program.
+        number, attempt: the stage's id.
+        name: the description of the stage's job, or else the call in the program.
         status: ACTIVE, COMPLETE or FAILED.
-        tasks: how many it has.
-        submitted, ended: None where it is not.
+        tasks: the number of tasks.
+        submitted, ended: None if the stage is not submitted or has not ended.
         input_bytes: read from files and caches.
-        shuffle_read_bytes, shuffle_write_bytes: read from and written for other stages.
+        shuffle_read_bytes, shuffle_write_bytes: read from other stages, and written for them.
         spilled_bytes: written to disk because memory did not suffice.
-        median_bytes, largest_bytes: what its finished tasks read each, of shuffles or else of input; None: none has.
-        streaming: whether it is of a streaming query.
-        task_times: start and end of its tasks, where they were read.
+        median_bytes, largest_bytes: median and maximum of what each finished task read from shuffles, or from its input
+            if the stage reads no shuffle; None: no task has finished.
+        streaming: whether the stage belongs to a streaming query.
+        task_times: start and end of each task; empty if they were not read.
     """
 
     number: int
@@ -95,18 +96,18 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """Its number, with the attempt if it is not the first."""
+        """The stage's number, followed by the attempt unless it is the first."""
         return f"{self.number}.{self.attempt}" if self.attempt else str(self.number)
 
     @property
     def skew(self) -> float | None:
-        """How many times the median the largest task reads; None: not known."""
+        """What the largest task reads divided by the median; None: not known."""
         return self.largest_bytes / self.median_bytes if self.median_bytes and self.largest_bytes else None
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """A process that runs tasks: when it came and went (seconds since 1970; None: it is there), and its slots."""
+    """A process that runs tasks: when it was added and removed (seconds since 1970; None: not removed), its slots."""
 
     added: float
     removed: float | None
@@ -115,16 +116,16 @@ class Executor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """What was read of an application.
+    """An application as read from Spark.
 
     Attributes:
         id, name: as Spark shows them.
-        stages: those that were submitted, by number and attempt.
-        executors: those that run tasks.
-        skewed_partitions, skew_splits: skewed partitions of its joins, and the tasks that they were split into.
-        conf: settings of the last stage of a batch query that the rule's options can be taken from; empty if read by
-            REST.
-        warnings: what is missing in what was read.
+        stages: the submitted stages, ordered by number and attempt.
+        executors: the executors that run tasks.
+        skewed_partitions, skew_splits: the number of skewed partitions in joins, and of the tasks they were split into.
+        conf: the settings from which the rule's options are derived, as the last stage of a batch query has them;
+            empty if read over REST.
+        warnings: what is missing from the data.
     """
 
     id: str
@@ -138,10 +139,10 @@ class Application:
 
 
 def parallelism_by_rule(stage: Stage, options: BatchOptions) -> int | None:
-    """What the rule says for a stage; None where it says nothing.
+    """The number of tasks that the rule gives a stage; None if the rule does not apply.
 
-    That is: for sources without a parallelism of their own, for an attempt that repeats lost tasks, and for a stage
-    that has not read all that it reads.
+    The rule does not apply to sources without a configured parallelism, to an attempt that repeats lost tasks, and to
+    a stage that has not read all its input yet.
     """
     if stage.attempt:
         return None
@@ -151,7 +152,7 @@ def parallelism_by_rule(stage: Stage, options: BatchOptions) -> int | None:
 
 
 def within_one_power_of_two(stage: Stage, options: BatchOptions) -> bool | None:
-    """Whether a stage that reads shuffles has from half to twice as many tasks as by the rule; None: no such stage."""
+    """Whether a stage has from half to twice the rule's number of tasks; None: it reads no shuffle, or no rule."""
     rule = parallelism_by_rule(stage, options) if stage.shuffle_read_bytes else None
     return None if rule is None else rule <= 2 * stage.tasks and stage.tasks <= 2 * rule
 
@@ -160,10 +161,10 @@ def within_one_power_of_two(stage: Stage, options: BatchOptions) -> bool | None:
 
 
 def read_rest(ui: str, app: str, *, with_tasks: bool = False) -> Application:
-    """Read a running application by the REST API of its UI; `with_tasks` also each task's times, some kilobytes each.
+    """Read a running application from its UI's REST API; `with_tasks` adds each task's times, some kilobytes per task.
 
     Raises:
-        BatchReportError: it does not answer as expected.
+        BatchReportError: the API does not answer as expected.
     """
     details = "true" if with_tasks else "false"
     found = _get(ui, f"{app}/stages?withSummaries=true&quantiles=0.5,1.0&details={details}")
@@ -193,7 +194,7 @@ def read_rest(ui: str, app: str, *, with_tasks: bool = False) -> Application:
 
 def _get(ui: str, path: str) -> Any:  # noqa: ANN401 - JSON
     url = f"{ui}/api/v1/applications/{path}"
-    # The driver is never behind the proxy that the environment may name.
+    # Ignore a proxy that the environment sets: the driver is never behind it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=REST_TIMEOUT) as answer:
@@ -203,7 +204,7 @@ def _get(ui: str, path: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def stage_from_rest(found: Mapping[str, Any]) -> Stage:
-    """A stage as `/stages?withSummaries=true&quantiles=0.5,1.0` shows it."""
+    """Convert a stage from the response to `/stages?withSummaries=true&quantiles=0.5,1.0`."""
     summary = found.get("taskMetricsDistributions") or {}
     metrics = ("shuffleReadMetrics", "readBytes") if found["shuffleReadBytes"] else ("inputMetrics", "bytesRead")
     median, largest = summary.get(metrics[0], {}).get(metrics[1]) or (None, None)
@@ -261,7 +262,7 @@ def _ordered(stages: Iterable[Stage]) -> tuple[Stage, ...]:
 
 
 def _executors(found: Iterable[Executor]) -> tuple[Executor, ...]:
-    """Those with slots, in the order in which they came."""
+    """The executors that have slots, in the order in which they were added."""
     return tuple(sorted((each for each in found if each.slots), key=lambda each: each.added))
 
 
@@ -269,11 +270,11 @@ def _executors(found: Iterable[Executor]) -> tuple[Executor, ...]:
 
 
 def read_event_log(path: str | Path) -> Application:
-    """Read an application's event log, as far as it goes: a file, or the directory of a log that was rolled.
+    """Read an application's event log up to its last readable line: a file, or the directory of a rolled log.
 
     Raises:
-        OSError: it cannot be read.
-        BatchReportError: it is no event log, or compressed in a way that is not read.
+        OSError: the log cannot be read.
+        BatchReportError: the file is not an event log, or its compression is not supported.
     """
     events, warnings = _Events(), []
     for file in _files(Path(path)):
@@ -291,11 +292,11 @@ def read_event_log(path: str | Path) -> Application:
         )
     if events.unreadable:
         warnings.append(
-            f"lines of the event log that cannot be read, as the last one where it is cut off: {events.unreadable}"
+            f"unreadable lines in the event log, such as a truncated last line: {events.unreadable}"
         )
     if not events.ended:
         warnings.append(
-            "the event log has no end of the application, which still runs, or was killed: read as far as it goes"
+            "the event log has no end of the application, which still runs or was killed: later stages are missing"
         )
     return Application(
         id=events.id,
@@ -362,7 +363,7 @@ class _Task:
 
 
 class _Events:
-    """What the events of a log have said so far."""
+    """The state of an application, accumulated from the events of its log."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -378,7 +379,7 @@ class _Events:
         self._cpus = 1
 
     def add(self, line: bytes) -> None:
-        """Take a line of the log; one that cannot be read is counted."""
+        """Process one line of the log; count the line if it cannot be read."""
         try:
             event = json.loads(line)
             kind = event["Event"].rpartition(".")[2].removeprefix("SparkListener")
@@ -411,7 +412,7 @@ class _Events:
                 properties = event.get("Properties") or {}
                 description = properties.get("spark.job.description")
                 self.stages[_key(event["Stage Info"])] = event["Stage Info"], description
-                # Stages of RDDs do not have the settings of a session, and a streaming query has those of its start.
+                # Stages of RDDs have no session settings; a streaming query keeps the settings it was started with.
                 if not _is_streaming(description):
                     self.conf = {key: properties[key] for key in SETTINGS if key in properties} or self.conf
             case "StageCompleted":
@@ -426,7 +427,7 @@ class _Events:
                     self.values[number] += value
 
     def total(self, name: str) -> int:
-        """Sum of a metric of the driver."""
+        """The sum of one of the driver's metrics."""
         return sum(self.values[number] for number, each in self.metrics.items() if each == name)
 
 
@@ -435,7 +436,7 @@ def _key(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _skew_metrics(node: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Numbers and names of the metrics of skew in a plan."""
+    """The accumulator ids and names of the skew metrics in a plan."""
     yield from ((each["accumulatorId"], each["name"]) for each in node["metrics"] if each["name"] in {SKEWED, SPLITS})
     for child in node["children"]:
         yield from _skew_metrics(child)
@@ -471,7 +472,7 @@ def _stage_from_events(info: Mapping[str, Any], description: str | None, tasks: 
         shuffle_read_bytes=shuffle,
         shuffle_write_bytes=sum(task.shuffle_write_bytes for task in tasks),
         spilled_bytes=sum(task.spilled_bytes for task in tasks),
-        # As Spark's REST API takes the median.
+        # Spark's REST API computes the median in the same way.
         median_bytes=sizes[len(sizes) // 2] if sizes else None,
         largest_bytes=sizes[-1] if sizes else None,
         task_times=tuple(sorted((task.start, task.end) for task in tasks)),
@@ -482,13 +483,13 @@ def _stage_from_events(info: Mapping[str, Any], description: str | None, tasks: 
 
 _HEAD = ("stage", "of", "at", "took", "tasks", "rule", "input", "shuffle", "largest", "skew", "spilled", "written", "")
 WIDTH = 24
-"""Characters of a stage's name."""
+"""Maximum number of characters of a stage's name."""
 _TEXTS = {1, 12}
 """Columns that are aligned to the left."""
 
 
 def table(application: Application, options: BatchOptions, warnings: Sequence[str] = ()) -> str:
-    """What Spark did beside what the rule says, as text, and what is to be known about it."""
+    """Format the comparison of Spark's stages with the rule as text, followed by warnings."""
     stages = [stage for stage in application.stages if not stage.streaming]
     start = min((stage.submitted for stage in stages if stage.submitted is not None), default=0.0)
     rows = [_HEAD, *(_row(stage, options, start) for stage in stages)]

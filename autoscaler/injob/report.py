@@ -1,9 +1,8 @@
 """The report: a small HTTP endpoint in the driver that serves the progress of the application's streaming queries.
 
-Spark publishes the progress of Structured Streaming on no REST endpoint; a listener inside the driver receives
-it. The listener keeps the last batches of each query as ready-made JSON, so that a batch costs one
-serialisation and a poll costs one join of strings. Nothing here may hurt the job: errors are logged, never
-raised into Spark.
+No REST endpoint of Spark publishes the progress of Structured Streaming; only a listener inside the driver receives it.
+The listener keeps the last batches of each query as serialised JSON, so that a batch costs one serialisation and a poll
+costs one join of strings. This module must not disturb the job: it logs errors and never raises them into Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FORMAT = 1
 """Version of the report's format."""
 
 DEFAULT_PORT = 4050
-"""Port of the report when neither the call nor `AUTOSCALER_REPORT_PORT` names one."""
+"""Port of the report if neither the call nor `AUTOSCALER_REPORT_PORT` sets one."""
 
 SETTINGS = (
     "spark.cores.max",
@@ -62,23 +61,23 @@ POLL_INTERVAL = 0.2
 SOCKET_TIMEOUT = 10.0
 MAX_CLIENTS = 32
 MAX_POSITION = 1 << 62
-"""Positions are below it, or unknown: one that no client reads would make the whole report unreadable."""
+"""Positions at or above this limit are reported as unknown: a number too large for a client spoils the whole report."""
 
 log = logging.getLogger("autoscaler.injob")
 
 MAX_ERROR = 100_000
-"""Characters of an error's text that are read: a search takes the square of the time."""
+"""Characters of an error's text that are searched: the time of a search grows with the square of the length."""
 _RAISED = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t]{2}.*\n|[ \t]?\n)* ?"
     r"(?:py4j\.protocol\.Py4JJavaError: .*\n ?: )?(\S.*)"
 )
-"""What Java raised is in the line after py4j's own, which tells only what was called."""
+"""py4j's own line names only the call; the exception raised in Java is in the line after it."""
 _MARGIN = re.compile(r"^ *\|", re.MULTILINE)
-"""What begins the lines of an exception group; Spark removes it from most texts, but not the space after it."""
+"""The margin of the lines of an exception group; Spark removes it from most texts, but not the space after it."""
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
-"""Counts what waits in a job's own source: see `report`."""
+"""Counts the waiting rows of a job's own source: see `report`."""
 
 
 def report(
@@ -90,22 +89,24 @@ def report(
 ) -> Reporter:
     """Serve the progress of the session's streaming queries for the autoscaler.
 
-    Call it once, before the queries start (queries that run already are seen from their next batch on). A
-    second call for the same session returns the same reporter. When the port is taken, the job continues: the
-    error is logged and the port is tried again every two seconds, since mostly a former driver is just ending
-    away; it never moves to another port, where the autoscaler would not find it.
+    Call this function once, before the queries start. Queries that already run are reported from their next batch on. A
+    second call for the same session returns the same reporter. If the port is in use, the job continues: the reporter
+    logs the error and retries the port every two seconds, since usually a former driver is still shutting down. It
+    never moves to another port, where the autoscaler would not find it.
 
-    It raises nothing: any error (a session of Spark Connect, a stopped session, an invalid port) is
-    logged as an error, the job continues, and the reporter returned is stopped.
+    The function raises nothing. After any error (a session of Spark Connect, a stopped session, an invalid port), it
+    logs the error, the job continues, and the returned reporter is stopped.
 
     Args:
         spark: the SparkSession whose queries are reported, in the driver's own process.
-        host: address to listen on, `::` for all of IPv6 too; loopback by default. The report has no authentication.
-        port: port to listen on, 0 for any free one; default `AUTOSCALER_REPORT_PORT`, else 4050.
+        host: the address to listen on, `::` for all IPv6 addresses too; default loopback. The report has no
+            authentication.
+        port: the port to listen on, 0 for any free port; default `AUTOSCALER_REPORT_PORT`, else 4050.
         batches: how many batches of each query are kept, at least 3.
-        waiting: for a query with one source that does not report its newest offset, such as files: called with the
-            progress of each batch (as Spark writes it) once it has ended, it returns how many rows waited when the
-            batch began beyond those that it read; None: not known. Lag and arrivals are then counted in these rows.
+        waiting: a function for a query whose only source does not report its newest offset, such as files. The reporter
+            calls it after each batch with the batch's progress as Spark writes it. It returns how many rows waited when
+            the batch began, without the rows that the batch read; None: not known. Lag and arrivals then count these
+            rows.
     """
     reporter = Reporter(spark, host, DEFAULT_PORT if port is None else port, batches, waiting)
     try:
@@ -119,7 +120,7 @@ def report(
 
 
 class _UnusableError(Exception):
-    """What the report was called with cannot be used."""
+    """An argument of `report` cannot be used."""
 
 
 def _port(port: object) -> int:
@@ -147,7 +148,7 @@ def _reporter(reporter: Reporter, port: int | None) -> Reporter:
         application = _context(reporter.spark).applicationId
         for running in list(_running):
             if running.stopped or running.application["id"] != application:
-                # The former application of this process is over; its port is wanted now.
+                # The former application of this process has ended; the new one needs its port.
                 running.stop()
                 _running.remove(running)
         reporter.start(_port(port))
@@ -156,11 +157,11 @@ def _reporter(reporter: Reporter, port: int | None) -> Reporter:
 
 
 def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
-    """The session's SparkContext. Raises _UnusableError when there is none here."""
+    """The session's SparkContext. Raises _UnusableError if this process has none."""
     if ".connect." in type(spark).__module__:
         raise _UnusableError(
-            "the session is one of Spark Connect, whose driver is another process, and a session there does not see "
-            "its queries; start the queries in the driver, with a session that has a sparkContext"
+            "the session is one of Spark Connect: its driver is another process, and a session in that process does "
+            "not see its queries; start the queries in the driver, with a session that has a sparkContext"
         )
     context = spark.sparkContext
     if getattr(context, "_jsc", context) is None:
@@ -169,7 +170,7 @@ def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
 
 
 def _abandon_in_child() -> None:
-    """In a forked child: let go of the port, which would stay taken after the driver has ended."""
+    """Close the port in a forked child, which would otherwise keep it in use after the driver has ended."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.Lock()
     for running in _running:
@@ -182,20 +183,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def _never_raises(function: Callable[P, None]) -> Callable[P, None]:
-    """Log what goes wrong instead of raising it into Spark's listener thread."""
+    """Log exceptions instead of raising them into Spark's listener thread."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             function(*args, **kwargs)
         except Exception:
-            log.exception("an event of a query was missed; the job is not affected")
+            log.exception("an event of a query could not be processed; the job is not affected")
 
     return call
 
 
 class _Run:
-    """One run of one query, as it is reported."""
+    """One run of one query, in the report's format."""
 
     def __init__(self, query: str, run: str, name: str | None, started: float, batches: int, restarts: int = 0) -> None:
         self.head: dict[str, Any] = {
@@ -218,12 +219,12 @@ class _Run:
 
 
 class Reporter:
-    """Listens to the queries of one session and serves what it heard. Made by `report`.
+    """Listens to the queries of one session and serves their progress. `report` creates it.
 
     Attributes:
         spark: the session.
         application: id, name and UI address of the application; empty before it is known.
-        stopped: whether `stop` was called, or it could not be started.
+        stopped: whether `stop` was called, or the reporter could not be started.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class Reporter:
         self._listener: Any = None
 
     def start(self, port: int) -> None:
-        """Listen to the session and serve on `port`. Raises what Spark raises, and when it cannot be used."""
+        """Listen to the session and serve on `port`. Raises _UnusableError, and whatever Spark raises."""
         batches: object = self._batches
         if not isinstance(batches, int) or batches < 3:  # noqa: PLR2004 - two intervals show a rate
             raise _UnusableError(f"batches must be a number of at least 3, not {batches!r}")
@@ -275,7 +276,7 @@ class Reporter:
         if error is not None:
             log.error(
                 "cannot serve the report on %s port %d: %s; the job continues, but the autoscaler cannot see it; "
-                "free the port or give report(spark, port=...) another (it is tried again every %g s)",
+                "free the port or pass another one to report(spark, port=...) (retrying every %g s)",
                 host,
                 port,
                 getattr(error, "strerror", None) or error,
@@ -286,12 +287,12 @@ class Reporter:
 
     @property
     def port(self) -> int | None:
-        """The port it listens on, or None while another process uses the port."""
+        """The port that the reporter listens on, or None while another process uses it."""
         server = self._server
         return None if server is None else int(server.server_address[1])
 
     def stop(self) -> None:
-        """Stop listening and serving. It may be called twice."""
+        """Stop listening and serving. Further calls have no effect."""
         if self.stopped:
             return
         self.stopped = True
@@ -305,7 +306,7 @@ class Reporter:
             self._thread.join(2 * POLL_INTERVAL)
 
     def abandon(self) -> None:
-        """Stop in a forked child, which has neither the thread nor the way to Spark."""
+        """Stop in a forked child, which has neither the reporter's thread nor a connection to Spark."""
         self.stopped = True
         self._stop.set()
         server, self._server = self._server, None
@@ -356,7 +357,7 @@ class Reporter:
             return None
 
     def on_idle(self, query: str, run: str) -> None:
-        """A query is alive and had nothing to do."""
+        """A query is alive and has nothing to do."""
         with self._lock:
             self._run(query, run, None).head["idle"] = time.time()
 
@@ -374,7 +375,7 @@ class Reporter:
         if known is None:
             earlier = [old.head for old in self._runs.values()]
             mine = [head for head in earlier if head["id"] == query or (name is not None and head["name"] == name)]
-            # Old runs are forgotten, so they are not counted again each time.
+            # Old runs are removed below, so a run's restarts continue the count of the runs before it.
             restarts = max((head["restarts"] + 1 for head in mine), default=0)
             known = self._runs[run] = _Run(query, run, name, time.time(), self._batches, restarts)
             ended = [key for key, old in self._runs.items() if old.head["terminated"] is not None]
@@ -387,7 +388,7 @@ class Reporter:
     def _bind(self) -> OSError | UnicodeError | None:
         try:
             server = _Server(self._address, _Handler)
-        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is none
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
             return error
         server.reporter = self
         self._server = server
@@ -402,7 +403,7 @@ class Reporter:
             self._bind()
         with self._server as server:
             while not self._stop.is_set():
-                server.handle_request()  # returns after LOOK_UP_EVERY without one
+                server.handle_request()  # returns after POLL_INTERVAL without a request
 
 
 class _Server(ThreadingHTTPServer):
@@ -417,7 +418,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as its parent's
-        """Serve a client in a thread of its own; one too many is turned away, for threads are the job's too."""
+        """Serve a client in a thread of its own; close connections above MAX_CLIENTS, to limit the driver's threads."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -465,7 +466,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _ignore(*_: object) -> None:
-    """Nothing is to be done."""
+    """Ignore an event."""
 
 
 def query_listener(
@@ -475,11 +476,12 @@ def query_listener(
     idle: Callable[[str, str], None] = _ignore,
     terminated: Callable[[str, str, str | None], None] = _ignore,
 ) -> Any:  # noqa: ANN401 - the base class is known only inside a driver
-    """A StreamingQueryListener that calls functions with the ids of query and run; what they raise is logged.
+    """A StreamingQueryListener that calls functions with the ids of query and run, and logs what they raise.
 
-    `started` gets the query's name too, `terminated` why it failed, and `progressed` the progress as Spark writes it.
-    PySpark fetches each number of each event over its gateway, about 20 ms of the driver's CPU for a batch with state.
-    Where this version can do without, progress takes a shorter way.
+    `started` also gets the query's name, and `terminated` the reason of a failure. `progressed` gets only the progress
+    as Spark writes it. PySpark fetches each number of each event over its gateway, which costs about 20 ms of the
+    driver's CPU for a batch with state. If the PySpark version permits, the listener fetches the progress as one JSON
+    text instead.
     """
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - the driver has it, others need not
 
@@ -513,10 +515,10 @@ def query_listener(
 
         ensure_callback_server_started(SparkContext._gateway)  # noqa: SLF001 - there is no public way
         streaming = SparkContext._jvm.org.apache.spark.sql.streaming  # noqa: SLF001 - as above
-        # PySpark takes it when the listener is added.
+        # PySpark uses this object when the listener is added.
         listener._jlistenerobj = streaming.PythonStreamingQueryListenerWrapper(Direct(listener))  # noqa: SLF001
     except Exception:
-        log.debug("this PySpark has no shorter way to the progress", exc_info=True)
+        log.debug("this PySpark version cannot fetch the progress as one text", exc_info=True)
     return listener
 
 
@@ -525,7 +527,7 @@ def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report
     configured = spark.sparkContext.getConf()
     for key in SETTINGS:
         try:
-            # A default given here would hide Spark's own, so settings of SQL are read without one.
+            # A default passed here would hide Spark's own default, so SQL settings are read without one.
             value = spark.conf.get(key) if key.startswith("spark.sql.") else configured.get(key, None)
         except Exception:
             log.debug("setting %s cannot be read", key, exc_info=True)
@@ -547,8 +549,8 @@ def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
 def is_working(spark: Any, query: str) -> bool | None:  # noqa: ANN401 - see report
     """Whether a batch with data runs at this moment; None: not known.
 
-    What `foreachBatch` does in the driver or in other threads is in none of the query's Spark jobs. A trigger alone may
-    only be looking for data.
+    The query's Spark jobs do not tell: they do not include work of `foreachBatch` in the driver or in other threads. An
+    active trigger does not tell either: the query may only be checking for new data.
     """
     try:
         status = spark.streams.get(query).status
@@ -559,25 +561,25 @@ def is_working(spark: Any, query: str) -> bool | None:  # noqa: ANN401 - see rep
 
 
 def reason(exception: str) -> str:
-    """Why a query has failed, in one line: of Python's tracebacks the last; the whole text is in the driver's log."""
+    """Why a query failed, in one line: the error of the last Python traceback. The driver's log has the full text."""
     return (raised(exception) or exception.strip().partition("\n")[0])[:500] or "no error message"
 
 
 def raised(text: str) -> str:
-    """What was raised in Python: below the last traceback the first line that is not indented; or nothing.
+    """The error raised in Python: the first line after the last traceback that is not indented; empty if none.
 
-    Of an exception group it is the last of its exceptions that has a traceback, else the group.
+    For an exception group this is its last exception that has a traceback, or else the group itself.
     """
     lines: list[str] = _RAISED.findall(_MARGIN.sub("", text[:MAX_ERROR]))
     return lines[-1] if lines else ""
 
 
 def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
-    """Keep of a query's progress what the autoscaler needs.
+    """Reduce a query's progress to the fields that the autoscaler needs.
 
     Args:
         progress: the progress as Spark writes it, as a dict.
-        received: driver's time at which it was received, seconds since 1970.
+        received: when the driver received it, seconds since 1970.
     """
     return {
         "batchId": progress["batchId"],
@@ -609,7 +611,7 @@ def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
 
 
 def _count(rows: Any) -> int | None:  # noqa: ANN401 - whatever a function of the job has returned
-    """The same as a number that JSON has: it may be of numpy. Raises TypeError or ValueError where it is no count."""
+    """Convert a count, which may be a numpy number, to an int for JSON. Raises TypeError or ValueError."""
     if rows is None:
         return None
     if not 0 <= index(rows) < MAX_POSITION:
@@ -618,12 +620,12 @@ def _count(rows: Any) -> int | None:  # noqa: ANN401 - whatever a function of th
 
 
 def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting: int | None) -> list[dict[str, Any]]:
-    """The sources of a batch with positions that count rows, where the one source does not report its newest offset.
+    """Give a batch's only source positions counted in rows, if the source does not report its newest offset.
 
     Args:
-        sources: as `trim` has them.
-        read: rows that were read before this batch.
-        waiting: rows that it left; None: not known.
+        sources: as returned by `trim`.
+        read: rows that earlier batches read.
+        waiting: rows that this batch left unread; None: not known.
     """
     if len(sources) != 1 or sources[0]["latest"] is not None or sources[0]["rows"] is None:
         return [dict(source) for source in sources]
@@ -634,21 +636,21 @@ def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting:
 
 
 def total(offset: object) -> int | None:
-    """Sum of the positions in an offset, or None when it is not made of whole numbers, or too large.
+    """Sum of the positions in an offset, or None if the offset has other values than whole numbers or is too large.
 
-    Offsets are objects or as strings of JSON: `{"topic": {"0": 123}}`, `{"0": 123}`, `5`, `null`, "null".
+    Offsets are JSON values or JSON texts: `{"topic": {"0": 123}}`, `{"0": 123}`, `5`, `null`, "null".
     """
     numbers = _numbers(offset)
     return sum(numbers) if numbers and abs(sum(numbers)) < MAX_POSITION else None
 
 
 def partitions(offset: object) -> int | None:
-    """How many positions an offset has, or None when it is not made of whole numbers."""
+    """How many positions an offset has, or None if it has other values than whole numbers."""
     return len(_numbers(offset)) or None
 
 
 def _numbers(offset: object) -> list[int]:
-    """The whole numbers that an offset is made of; empty when it holds anything else."""
+    """The whole numbers in an offset; empty if the offset has any other value."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

@@ -321,7 +321,7 @@ def test_a_policy_of_the_job_may_forbid_a_restart(spark: Any, tmp_path: Path, mo
     job = ReactiveJob(spark, counting(tmp_path), policy=policy)
     monkeypatch.setattr("autoscaler.injob.reactive.job.choose", lambda _: Choice(True, "it pays"))
     choice = job._choose(5)
-    assert choice == Choice(False, "the job's own policy forbids to restart, although it pays")
+    assert choice == Choice(False, "the job's own policy forbids a restart, although it pays")
     assert asked[0][1:] == (5, Choice(True, "it pays"))
 
 

@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_the_job_goes_on(
 
     monkeypatch.setattr(KeptFile, "write", write)
     finished(spark, tmp_path)
-    assert caplog.text.count("cannot be written; the job goes on") == 1
+    assert caplog.text.count("cannot be written; the job continues") == 1
 
 
 @pytest.mark.e2e
@@ -180,7 +180,7 @@ def test_bounds_that_were_put_hold_again_unless_the_job_declares_other_ones(
         thread.join(60)
     assert job.snapshot().restarts >= 3
     assert job.snapshot().timeline[1].why == (
-        "the driver was started again: the one before had ended while the job was executing"
+        "the driver was started again: the previous one ended while the job was executing"
     )
 
 
@@ -235,6 +235,6 @@ def test_a_driver_that_is_killed_is_seen_in_the_timeline_of_the_next(tmp_path: P
     again = second["timeline"][len(first["timeline"])]
     assert again[1:] == [
         "created",
-        "the driver was started again: the one before had ended while the job was executing",
+        "the driver was started again: the previous one ended while the job was executing",
     ]
     assert began < first["timeline"][-1][0] < again[0]

@@ -217,7 +217,7 @@ def test_the_queries_go_on_without_a_lost_executor_while_enough_are_left() -> No
     assert job.play(Slots(10, 2)) is State.EXECUTING
     assert job.actions == []
     assert [(step.why, step.before, step.after) for step in job.steps] == [
-        ("2 of 4 slots are lost: the queries go on with the others", 4, 2)
+        ("2 of 4 slots are lost: the queries continue on the others", 4, 2)
     ]
 
 

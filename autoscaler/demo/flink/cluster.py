@@ -1,7 +1,7 @@
 """A Flink cluster in Reactive Mode on this machine, with a job whose load and lag are known exactly.
 
-The job is `java/VirtualLogJob.java`, compiled on demand. It runs in the JobManager's process and on all TaskManagers;
-those are managed by the target `local`.
+The job is `java/VirtualLogJob.java`, compiled on demand. Its main program runs in the JobManager's process, its tasks
+run on all TaskManagers. The target `local` manages the TaskManagers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from autoscaler.demo.sink import Arrival
 from autoscaler.targets.local.workers import flink_command, flink_environment, flink_sizes
 
 _SOURCE = Path(__file__).parent / "java" / "VirtualLogJob.java"
-_COMPILE_TIMEOUT = 120  # seconds; it takes two
-_ASK_EVERY = 0.2  # seconds
-_RELEASE = "17"  # of Java: what is compiled by a newer one still runs on it
+_COMPILE_TIMEOUT = 120  # seconds; the compilation takes two seconds
+_ASK_EVERY = 0.2  # seconds between two polls of the savepoint's status
+_RELEASE = "17"  # the target version of Java, also if the compiler is newer
 
 _LOGGING = """\
 rootLogger.level = INFO
@@ -33,7 +33,7 @@ appender.console.name = Console
 appender.console.type = CONSOLE
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss,SSS} %-5p %c{1} - %m%n
-# Flink's file sink registers one of its metrics anew at each checkpoint.
+# Flink's file sink registers one of its metrics again at each checkpoint, which logs a warning each time.
 logger.metrics.name = org.apache.flink.metrics.MetricGroup
 logger.metrics.level = ERROR
 """
@@ -49,7 +49,7 @@ _SETTINGS: Mapping[str, str] = {
     "jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout": "2s",
     "jobmanager.adaptive-scheduler.executing.cooldown-after-rescaling": "5s",
     "jobmanager.adaptive-scheduler.submission.resource-stabilization-timeout": "1s",
-    # A killed TaskManager is noticed by its missing heartbeats only.
+    # Only missing heartbeats reveal a killed TaskManager.
     "heartbeat.interval": "2s",
     "heartbeat.timeout": "10s",
     "heartbeat.rpc-failure-threshold": "-1",
@@ -61,7 +61,7 @@ _SETTINGS: Mapping[str, str] = {
     "restart-strategy.exponential-delay.max-backoff": "5s",
     # Maximum age of metrics in the REST API; the default is 10 s.
     "metrics.fetcher.update-interval": "1000",
-    # Small processes: there is little state, and hardly any data on the network.
+    # Keep the processes small: the job has little state and sends hardly any data over the network.
     "jobmanager.memory.process.size": "640m",
     "jobmanager.memory.jvm-metaspace.size": "128m",
     "jobmanager.memory.jvm-overhead.min": "64m",
@@ -76,7 +76,7 @@ _SETTINGS: Mapping[str, str] = {
 }
 
 TASK_MANAGER_MEMORY = "512m"
-"""Memory of a TaskManager's process that goes with these settings."""
+"""Memory of a TaskManager's process that fits these settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +84,13 @@ class Job:
     """Arguments of the job.
 
     Attributes:
-        name: its name.
+        name: the job's name.
         clock: file with the time when the load began.
-        sink: directory of the files that it writes.
-        partitions: partitions of the log: more slots would have nothing to read.
-        keys: how many keys it counts for.
-        max_parallelism: the most slots that it could ever use.
-        cost: time to process one record, in milliseconds.
+        sink: directory for the job's output files.
+        partitions: partitions of the log; further slots would have nothing to read.
+        keys: the number of keys for which the job counts records.
+        max_parallelism: Flink's maximum parallelism, the upper limit of useful slots.
+        cost: the time to process one record, in milliseconds.
     """
 
     name: str
@@ -102,21 +102,21 @@ class Job:
     cost: int = 45
 
     def arguments(self) -> list[str]:
-        """The arguments for its command line."""
+        """The job's command-line arguments."""
         values = asdict(self) | {"sink": self.sink.as_uri()}
         return [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def compile_job(jdk: Path, home: Path, directory: Path) -> Path:
-    """Compile the job for a Flink installation, and return its JAR file. The directory is made if missing.
+    """Compile the job for a Flink installation, and return its JAR file. The directory is created if it is missing.
 
     Raises:
-        DemoError: it cannot be compiled; the message is the compiler's.
+        DemoError: the job cannot be compiled; the message is the compiler's.
     """
     classes = directory / "classes"
     classes.mkdir(parents=True, exist_ok=True)
     try:
-        answer = subprocess.run(  # noqa: S603 - the compiler of the Java that is used
+        answer = subprocess.run(  # noqa: S603 - the compiler of the given JDK
             [
                 jdk / "bin" / "javac",
                 *("--release", _RELEASE, "-d", classes, "-cp", str(home / "lib" / "*"), _SOURCE),
@@ -138,7 +138,7 @@ def compile_job(jdk: Path, home: Path, directory: Path) -> Path:
 
 
 def write_conf(conf: Path, settings: Mapping[str, str]) -> None:
-    """Write the directory of Flink's configuration, with settings that are added to the demo's own or replace them."""
+    """Write Flink's configuration directory: the demo's own settings, which `settings` extend and override."""
     conf.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in {**_SETTINGS, **settings}.items())
     (conf / "config.yaml").write_text("".join(lines))
@@ -148,9 +148,10 @@ def write_conf(conf: Path, settings: Mapping[str, str]) -> None:
 def job_manager(
     home: Path, java: Path, conf: Path, jar: Path, job: Job, options: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of a JobManager that runs the job.
+    """The command line and environment of a JobManager that runs the job.
 
-    The TaskManagers get the job's JAR file from it. `java` is a JAVA_HOME, `options` are further ones of its JVM.
+    The TaskManagers get the job's JAR file from the JobManager. `java` is a JAVA_HOME, `options` are further options of
+    the JobManager's JVM.
 
     Raises:
         RefusedError: Flink does not accept the configuration.
@@ -163,12 +164,12 @@ def job_manager(
 
 
 def stop_job(rest: str, job: str, savepoint: Path, seconds: float) -> None:
-    """Stop the job with a savepoint: all that it has read is written and committed. The JobManager ends with it.
+    """Stop the job with a savepoint, so that all records it has read are written and committed.
 
-    `rest` is the address of its REST API.
+    The JobManager ends together with the job. `rest` is the address of the JobManager's REST API.
 
     Raises:
-        DemoError: it was not stopped, or not in time; the message is Flink's.
+        DemoError: the job was not stopped, or not in time; the message has Flink's error.
     """
     how = json.dumps({"drain": True, "targetDirectory": savepoint.as_uri()}).encode()
     stop = urllib.request.Request(  # noqa: S310 - a loopback address of our own
@@ -177,7 +178,7 @@ def stop_job(rest: str, job: str, savepoint: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     try:
         trigger = _answer(stop)["request-id"]
-        # The JobManager does not end before the status was read.
+        # The JobManager does not end before a client has read the final status.
         while (status := _answer(f"{rest}/jobs/{job}/savepoints/{trigger}"))["status"]["id"] != "COMPLETED":
             if time.monotonic() > deadline:
                 raise DemoError(f"the job was not stopped within {seconds:g} s")
@@ -195,7 +196,7 @@ def _answer(request: str | urllib.request.Request) -> Any:  # noqa: ANN401 - JSO
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """What the job has written.
+    """The output of the job.
 
     Attributes:
         arrivals: the records, in the order in which they were processed.
@@ -207,10 +208,10 @@ class JobOutput:
 
 
 def read_files(sink: Path) -> JobOutput:
-    """Read what the job has written and committed: files that were not yet committed begin with a dot.
+    """Read the job's committed output. The names of uncommitted files begin with a dot.
 
     Raises:
-        ValueError: a line is not understood.
+        ValueError: a line has the wrong format.
         OSError: a file cannot be read.
     """
     arrivals: list[Arrival] = []

@@ -30,12 +30,12 @@ from autoscaler.demo.flink.cluster import (
 from autoscaler.demo.processes import QUICK_START, DemoError, Processes, free_port
 from autoscaler.targets.local.workers import flink_home
 
-COST = 45  # milliseconds of waiting per record: 22 records/s per slot at best
+COST = 45  # milliseconds of waiting per record: at most 22 records/s per slot
 PENDING = "Source__log.pendingRecords"
 
 
 class FlinkEnvironment(Environment):
-    """Flink's JobManager, which runs the job's main program; the TaskManagers are scaled."""
+    """Flink's JobManager, which runs the job's main program. The daemon scales the TaskManagers."""
 
     def __init__(self, processes: Processes, work: Path) -> None:
         super().__init__(processes, work)
@@ -50,7 +50,7 @@ class FlinkEnvironment(Environment):
 
     @property
     def parts(self) -> Parts:
-        """What the daemon's configuration has for Flink."""
+        """The parts of the daemon's configuration that depend on Flink."""
         return Parts(
             about_source="the job, read from the REST API of Flink's JobManager",
             source={"type": "flink", "url": self._url, "job": JOB, "window": "10s"},
@@ -91,21 +91,21 @@ class FlinkEnvironment(Environment):
         return self._line() is not None
 
     def start_job(self) -> None:
-        """The JobManager has it already; it waits for a slot."""
+        """Do nothing: the JobManager already has the job, which waits for a slot."""
 
     def running(self) -> bool:
-        """Whether all of its tasks run."""
+        """Whether all tasks of the job run."""
         line = self._line()
         return line is not None and line["state"] == "RUNNING" and line["tasks"]["running"] == line["tasks"]["total"]
 
     def lag(self, offered: int) -> int | None:  # noqa: ARG002 - Flink's source has a metric of its own
-        """Records waiting, by the source's own metric."""
+        """The waiting records, from the metric of the job's source."""
         vertex = self._source()
         found = None if vertex is None else get(f"{vertex}/subtasks/metrics?get={PENDING}&agg=sum")
         return int(found[0]["sum"]) if found else None
 
     def facts(self) -> Mapping[str, Any]:
-        """How often the job has restarted, and how many checkpoints it has completed."""
+        """The number of restarts and of completed checkpoints of the job."""
         job = self._job_url()
         restarts = None if job is None else get(f"{job}/metrics?get=numRestarts")
         checkpoints = None if job is None else get(f"{job}/checkpoints")
@@ -118,7 +118,7 @@ class FlinkEnvironment(Environment):
         """Stop the job with a savepoint and read its files."""
         line = self._line()
         if line is None:
-            raise DemoError(self._processes.with_log("jobmanager", "the JobManager has no job any more"))
+            raise DemoError(self._processes.with_log("jobmanager", "the JobManager no longer has the job"))
         stop_job(self._url, line["jid"], self._work / "savepoint", STOP_TIMEOUT)
         self._processes.wait_for_exit("jobmanager", STOP_TIMEOUT)
         output = self._read_sink(read_files)

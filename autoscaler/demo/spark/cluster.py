@@ -1,4 +1,4 @@
-"""What the demos on Spark have in common: a standalone cluster on this machine, and the driver of their job."""
+"""The common part of the demos on Spark: a standalone cluster on this machine, and the driver of the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKER_TIMEOUT = 60
 
 
 def spark_variables(java: Path) -> dict[str, str]:
-    """Environment variables of all processes of the demo on Spark; `java` is a JAVA_HOME."""
+    """The environment variables of all processes of the demo on Spark; `java` is a JAVA_HOME."""
     options = f"-Dspark.decommission.enabled=true -Dspark.worker.timeout={WORKER_TIMEOUT}"
     return {
         **variables_without("SPARK_"),
@@ -34,13 +34,13 @@ def spark_variables(java: Path) -> dict[str, str]:
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Nothing is submitted here, and the REST server of the Master has no authentication.
+        # Disable the Master's REST server: it has no authentication, and the demo submits nothing to it.
         "SPARK_MASTER_OPTS": f"{options} -Dspark.master.rest.enabled=false",
     }
 
 
 def start_master(processes: Processes, port: int, ui: int, variables: Mapping[str, str]) -> None:
-    """Start the Master, which has its web UI at the port `ui`."""
+    """Start the Master, with its web UI at port `ui`."""
     place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui)]
     program = [str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master"]
     processes.start("master", [*program, *place], variables)
@@ -55,7 +55,7 @@ class Driver:
         master: port of the Spark Master.
         ui: port of the driver's web UI.
         report: port of the report.
-        directory: of all that the job writes, and of Spark's temporary files.
+        directory: the directory for the job's output and Spark's temporary files.
     """
 
     name: str = JOB
@@ -65,17 +65,17 @@ class Driver:
     directory: str
 
     def place(self, name: str) -> Path:
-        """The path of something in its directory."""
+        """The path of a file or subdirectory in the job's directory."""
         return Path(self.directory, name)
 
     def start(self, processes: Processes, module: str, variables: Mapping[str, str]) -> None:
-        """Start the module with the job as the process `job`, with these settings."""
+        """Start the job's module as the process `job`, with these settings."""
         path = self.place("job.json")
         path.write_text(json.dumps(asdict(self), indent=1))
         processes.start("job", [sys.executable, "-m", module, str(path)], variables)
 
     def session(self, conf: Mapping[str, str]) -> SparkSession:
-        """The session of the job, with further settings of Spark."""
+        """Create the job's session, with the Spark settings `conf` in addition."""
         from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
 
         ours = {

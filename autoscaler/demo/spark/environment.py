@@ -20,7 +20,7 @@ WORKER_RATE = 21.0  # records/s, measured with the overhead of batches
 
 
 class SparkEnvironment(Environment):
-    """Spark's Master and the application's driver; the workers are scaled."""
+    """Spark's Master and the application's driver. The daemon scales the workers."""
 
     def __init__(self, processes: Processes, work: Path) -> None:
         require(("pyspark", "pyarrow"), "demo")
@@ -31,7 +31,7 @@ class SparkEnvironment(Environment):
 
     @property
     def parts(self) -> Parts:
-        """What the daemon's configuration has for Spark."""
+        """The parts of the daemon's configuration that depend on Spark."""
         return Parts(
             about_source="the job itself: its report (one line in the job) and Spark's own pages",
             source={
@@ -56,7 +56,7 @@ class SparkEnvironment(Environment):
             timeout="1500ms",
             restart=0,
             about_restart="the job continues while workers come and go",
-            # The overhead of small batches keeps the slots busy: the capacity shows at full load only.
+            # The overhead of small batches keeps the slots busy, so only full load shows the capacity.
             utilization=False,
             settle=dict.fromkeys(("ready", "registered", "absorbed", "running"), "1m"),
             per_worker=WORKER_RATE,
@@ -76,11 +76,11 @@ class SparkEnvironment(Environment):
         settings.start(self._processes, "autoscaler.demo.spark.job", self.variables)
 
     def running(self) -> bool:
-        """Whether it has run something on a worker."""
+        """Whether the job has run tasks on a worker."""
         return (self._work / "ready").exists()
 
     def lag(self, offered: int) -> int | None:
-        """Records offered and not yet in a committed batch, by the job's own report."""
+        """The records offered but not yet in a committed batch, from the job's own report."""
         report = get(f"{url(self._report)}/v1/progress")
         if report is None or not report["queries"]:
             return None
@@ -89,7 +89,7 @@ class SparkEnvironment(Environment):
         return max(0, offered - done)
 
     def facts(self) -> Mapping[str, Any]:
-        """How many tasks have failed."""
+        """The number of failed tasks."""
         base = f"{url(self._driver_ui)}/api/v1/applications"
         applications = get(base, seconds=5.0)
         executors = get(f"{base}/{applications[0]['id']}/allexecutors", seconds=5.0) if applications else None
@@ -97,7 +97,7 @@ class SparkEnvironment(Environment):
         return {"failed_tasks": failed}
 
     def finish(self) -> FinishedJob:
-        """Stop the application and read its files."""
+        """Stop the application and read its output."""
         self._processes.stop("job", STOP_TIMEOUT)
 
         def read(sink: Path) -> FinishedJob:

@@ -2,8 +2,8 @@
 
     python -m autoscaler.demo.spark.job SETTINGS.json
 
-It reads the virtual log, calls a slow service for each record (it sleeps), and writes Parquet files. The autoscaler
-needs one line of it: `report(spark, ...)`. The scheduler inside the job is `ReactiveJob`.
+The job reads the virtual log, calls a slow service for each record (that is, it sleeps), and writes Parquet files. The
+autoscaler needs one line in the job: `report(spark, ...)`. The scheduler inside the job is `ReactiveJob`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 COST = 0.04
 """Seconds per record: at most 25 records/s per worker."""
 BATCH = 3.0
-"""Seconds that a batch should take when there is enough to do."""
+"""Seconds that a full batch should take."""
 MAX_BATCH = 1000
-"""Records of a batch."""
+"""Maximum records of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Driver):
     """Settings of the job.
 
-    Its directory has `clock.json`, with the time when the load began, and gets the directories `sink`, of the Parquet
-    files, and `checkpoint`, the file `ready` when the job runs on a worker, and `timeline.json`, with what the
-    scheduler inside the job did, when it ends.
+    The job's directory has `clock.json`, with the time when the load began. The job creates the directories `sink`, for
+    Parquet files, and `checkpoint`, the file `ready` when it runs on a worker, and the file `timeline.json`, with the
+    timeline of its scheduler, when it ends.
 
     Attributes:
         partitions: partitions of the log.
-        batch: time that a batch should take when there is enough to do, in seconds.
-        cost: time to process one record, in seconds.
+        batch: the time that a full batch should take, in seconds.
+        cost: the time to process one record, in seconds.
     """
 
     partitions: int = PARTITIONS
@@ -56,7 +56,7 @@ class Settings(Driver):
 
 
 def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
-    """Make the function that processes records: each costs `cost` seconds of waiting."""
+    """Create the function that processes records: each costs `cost` seconds of waiting."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415 - this runs in Spark's Python workers
@@ -96,9 +96,9 @@ def main(path: str) -> int:
         settings.place("ready").touch()
         return query
 
-    # The demo is short: what has not changed for a second is taken to last.
+    # The demo is short, so slots count as stable after one second.
     job = ReactiveJob(spark, build, executing_stabilization=1.0, cooldown=5.0)
-    # The demo stops the job after every record has arrived.
+    # The demo sends SIGTERM after every record has arrived.
     signal.signal(signal.SIGTERM, lambda *_: job.stop())
     try:
         job.run()
@@ -113,7 +113,7 @@ def main(path: str) -> int:
 
 
 def start_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
-    """Start the query, once the first tasks have started the Python workers and warmed up the JVM."""
+    """Run some tasks that start the Python workers and warm up the JVM, then start the query."""
     schema = "partition int, offset long, worker string, at double"
     warm = spark.range(settings.partitions, numPartitions=settings.partitions)
     warm.selectExpr("0 AS partition", "id AS offset").mapInArrow(call_service(0.0), schema).collect()

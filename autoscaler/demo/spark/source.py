@@ -1,7 +1,7 @@
 """A streaming data source without an external service: a virtual log that the load fills.
 
-It behaves like a topic with partitions: it grows with time, a batch is limited in size, an offset always names the same
-record. Spark 4.2 or newer.
+The log behaves like a topic with partitions: it grows with time, batches have a maximum size, and an offset always
+names the same record. It needs Spark 4.2 or later.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MIN_BATCH = 10
-"""Records per partition that a batch may always have."""
+"""The size limit of a batch is never below this many records per partition."""
 
 
 class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types here
     """The log as a Spark data source, named `virtual-log`.
 
     Options: `clock` (the file with the time when the load began), `partitions`, `maxRowsPerBatch`, and
-    `secondsPerBatch`, which batches are sized to take.
+    `secondsPerBatch` (the time that a batch should take).
     """
 
     @classmethod
@@ -37,7 +37,7 @@ class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types
         return "virtual-log"
 
     def schema(self) -> str:
-        """A record is its place in the log."""
+        """A record consists of its position in the log."""
         return "partition int, offset long"
 
     def streamReader(self, schema: object) -> VirtualLogReader:  # noqa: ARG002, N802 - Spark's signature
@@ -52,7 +52,7 @@ class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types
 
 @dataclass
 class Slice(InputPartition):  # type: ignore[misc]
-    """What one task reads: the records of a partition from `begin` to below `end`."""
+    """The records that one task reads: those of a partition from `begin` to below `end`."""
 
     partition: int
     begin: int
@@ -73,11 +73,11 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         return self._offset([0] * self._partitions)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The size of a batch."""
+        """The maximum size of a batch."""
         return ReadMaxRows(self._most)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the next batch ends."""
+        """The end of the next batch."""
         head = self._head()
         if not isinstance(limit, ReadMaxRows):
             return self._offset(head)
@@ -87,18 +87,18 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Where the log ends: what makes the backlog visible."""
+        """The end of the log, which makes the backlog visible."""
         return self._offset(self._head())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Slice]:
-        """One task per partition, also for empty ones, so that their number is always visible."""
+        """One task per partition, including empty ones, so that the number of partitions is always visible."""
         return [
             Slice(number, begin, until)
             for number, (begin, until) in enumerate(zip(self._positions(start), self._positions(end), strict=True))
         ]
 
     def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:
-        """The records of a slice, which its bounds determine."""
+        """The records of a slice. They follow from its bounds."""
         import pyarrow as pa  # noqa: PLC0415 - it belongs to an extra
 
         offsets = range(partition.begin, partition.end)

@@ -1,1 +1,1 @@
-"""The demo with a batch job: a Spark cluster that is sized under it, beside one of fixed size with Spark's defaults."""
+"""The demo with a batch job: a Spark cluster that the daemon scales, compared with a fixed one on Spark's defaults."""

@@ -1,4 +1,4 @@
-"""One run of the batch job: a Spark cluster under the daemon, the job, and what was observed."""
+"""One run of the batch job: a Spark cluster that the daemon scales, the job, and the observations."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from autoscaler.targets.local.pool import request_size
 
 POLL_INTERVAL = 0.5
 START_TIMEOUT = 120.0
-END_TIMEOUT = 180.0  # seconds after the job within which its workers are to be given back
+END_TIMEOUT = 180.0  # seconds within which the workers must be released after the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """How the job runs.
+    """A way to run the job.
 
     Attributes:
-        name: of its directories.
-        least, most: workers; the same for a cluster of fixed size, which is complete before the job starts.
+        name: the name of the run's directories.
+        least, most: minimum and maximum workers. They are equal for a cluster of fixed size, whose workers are all up
+            before the job starts.
         sources: tasks of a stage that reads a large table, under `adaptive_batch`; None: Spark's defaults.
-        conf: settings of Spark.
+        conf: Spark settings.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Variant:
 
 
 def autoscaled(most: int, sources: int, least: int = 0) -> Variant:
-    """The daemon sizes the cluster, and the stages have as many tasks as their data is worth."""
+    """The daemon scales the cluster, and `adaptive_batch` sets the number of tasks by the volume of data."""
     return Variant(name="autoscaler", least=least, most=most, sources=sources, conf=GIVING_BACK)
 
 
@@ -63,13 +64,13 @@ def defaults(size: int) -> Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is seen of a run at one time.
+    """The state of a run at one time.
 
     Attributes:
         at: seconds since the run began.
-        phase: what the job does.
-        cluster: the daemon's state of the cluster; empty if it does not answer.
-        workers: worker processes, also those that start or drain.
+        phase: the present phase of the job.
+        cluster: the cluster's state as the daemon reports it; empty if the daemon does not respond.
+        workers: worker processes, including those that start or drain.
     """
 
     at: float
@@ -82,9 +83,9 @@ class BatchCluster:
     """One run with its processes."""
 
     def __init__(self, variant: Variant, tables: Path, output: Path, watch: Callable[[Moment], None]) -> None:
-        """Prepare a run, which has directories of its name in `logs` and `work` of the output.
+        """Prepare a run. Its directories are named after the variant, in `logs` and `work` of the output directory.
 
-        `watch` is called with what is seen, about twice a second.
+        The run calls `watch` with its state about twice a second.
 
         Raises:
             AutoscalerError: something is not installed.
@@ -103,10 +104,10 @@ class BatchCluster:
         self._workers: list[tuple[float, int]] = []
 
     def run(self) -> BatchRun:
-        """Run the job and end everything.
+        """Run the job, then end all processes.
 
         Raises:
-            DemoError: something failed; the message has the log to read.
+            DemoError: the run failed; the message names the log to read.
         """
         try:
             return self._run()
@@ -186,7 +187,7 @@ class BatchCluster:
             self._poll("starting")
 
     def _poll(self, phase: str) -> None:
-        """Check the processes, note the workers, show what there is, and wait for the next time."""
+        """Check the processes, note the workers, show the state, and sleep until the next poll."""
         began = time.monotonic()
         self.processes.check()
         at, count = time.time(), self._count()
@@ -206,10 +207,10 @@ class BatchCluster:
 
 
 def read_results(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """What each query has written, in order.
+    """The sorted rows that each query has written.
 
     Raises:
-        DemoError: it cannot be read.
+        DemoError: the files cannot be read.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - it belongs to an extra
 
@@ -219,7 +220,7 @@ def read_results(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
             for place in sorted(directory.iterdir())
         }
     except (OSError, ValueError) as error:
-        raise DemoError(f"what the job wrote cannot be read: {error}") from error
+        raise DemoError(f"the job's output cannot be read: {error}") from error
 
 
 def _at(decision: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The configuration file of the demo with a batch job: an ordinary one, which the user can read and change."""
+"""The configuration file of the demo with a batch job: an ordinary file that the user can read and change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from autoscaler.demo.config import CLUSTER
 
 WORKERS = 4
-"""Most workers, and the size of the fixed cluster."""
+"""The maximum of workers, and the size of the fixed cluster."""
 
 _TEXT = """\
 # The configuration of this run: `autoscaler run` takes such a file in production.
@@ -24,7 +24,7 @@ sources:
     master: http://127.0.0.1:{master_ui}
     driver: http://127.0.0.1:{driver_ui}
     batch: true
-    timeout: 4s                 # the first answer of a driver that is starting is slow
+    timeout: 4s                 # the first response of a starting driver is slow
 clusters:
   {cluster}:
     interval: 2s
@@ -38,7 +38,7 @@ clusters:
       cores: 1
       memory: {memory}
       worker_timeout: {worker_timeout}s
-      drain: 1h                 # a worker goes once its task has ended, which may be long: 60s by default
+      drain: 1h                 # a worker ends after its task, which may take long: 60s by default
     engine: *job                # what uses the workers: Spark gives a new worker's core to the job at once
     slots_per_replica: 1
     min: {least}
@@ -51,9 +51,9 @@ clusters:
     policies:
       main:
         type: batch
-        waiting_price: 4        # a second of the job's time is worth as much as four workers for a second
-        start_up: 10s           # how long a worker takes until its first task, until that was measured; workers are
-                                # given back when their slots were useless for as long
+        waiting_price: 4        # one second of the job's time costs as much as four workers for one second
+        start_up: 10s           # time of a worker until its first task, used until it is measured; a worker is also
+                                # released after its slots were useless for this time
     settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m}}
     max_age: 30s
     lookback: 3m
@@ -62,7 +62,7 @@ clusters:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of one run: of the Master, its page, the driver's page, the report, and the daemon's endpoint."""
+    """The ports of one run: the Master, its web UI, the driver's web UI, the report, and the daemon's HTTP API."""
 
     master: int
     master_ui: int
@@ -74,9 +74,10 @@ class Ports:
 def configuration(
     ports: Ports, *, app: str, limits: tuple[int, int], state: Path, pool: Path, memory: str, worker_timeout: int
 ) -> str:
-    """The configuration file of a cluster with so few and so many workers: the same for one of fixed size.
+    """The configuration file of a cluster.
 
-    `state` is the directory of the daemon, `pool` that of the workers.
+    `limits` are the minimum and maximum workers, equal for a fixed size. `state` is the directory of the daemon, and
+    `pool` is the directory of the workers.
     """
     return _TEXT.format(
         cluster=CLUSTER,

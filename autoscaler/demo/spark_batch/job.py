@@ -2,9 +2,9 @@
 
     python -m autoscaler.demo.spark_batch.job SETTINGS.json
 
-It reads the tables, calls a slow service for each row (it sleeps: rows cost time and no CPU), and writes Parquet files.
-The autoscaler needs one line of it: `report(spark, ...)`. With `adaptive_batch` its stages have as many tasks as their
-data is worth.
+The job reads the tables, calls a slow service for each row (it sleeps, so rows cost time but no CPU), and writes
+Parquet files. The autoscaler needs one line in the job: `report(spark, ...)`. With `adaptive_batch`, the number of
+tasks of a stage follows from its volume of data.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ if TYPE_CHECKING:
 PRICE_COST = 0.0006
 """Seconds to price a line."""
 REPORT_COST = 0.030
-"""Seconds to write a row of the report, of which there is one for 100 lines; one task writes them all."""
+"""Seconds to write a row of the report, which has one row per 100 lines; one task writes all rows."""
 READ_COST = 0.024
-"""Seconds in which the driver reads a row of it."""
+"""Seconds for the driver to read a row of the report."""
 SCORE_COST = 0.0024
 """Seconds to score an order with its customer."""
 STATEMENT_COST = 0.0016
-"""Seconds of an order in its customer's statement, which one task makes."""
+"""Seconds to add an order to its customer's statement; one task writes the whole statement."""
 
 VOLUME = "1m"
-"""What a task should read of shuffles. The tables are small, so this is: by default it is 64 MB."""
+"""The volume of shuffle data that a task should read. It is small because the tables are; the default is 64 MB."""
 
 GIVING_BACK: Mapping[str, str] = {
     "spark.decommission.enabled": "true",
-    # Shuffle files move to other workers, so that nothing is computed again.
+    # Move shuffle files to other workers, so that no stage is computed again.
     "spark.storage.decommission.enabled": "true",
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
-    # A worker waits so long before it looks whether all have moved: 30 s by default.
+    # How often a worker checks whether all shuffle files have moved: 30 s by default.
     "spark.storage.decommission.replicationReattemptInterval": "1s",
     # New workers get tasks at once.
     "spark.locality.wait": "0s",
 }
-"""Spark's settings with which workers can come and go under a batch job."""
+"""Spark settings with which workers can be added and removed during a batch job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Driver):
     """Settings of the job.
 
-    Its directory has the directories `results`, for what it writes, `scratch` and `events`, for the event log, and gets
-    the files `phase`, with what it does now, in a few words, and `result.json`, at the end.
+    The job's directory has the subdirectories `results`, for its output, `scratch`, and `events`, for the event log.
+    The job writes the files `phase`, with its present phase in a few words, and `result.json`, at the end.
 
     Attributes:
         tables: directory of the tables.
-        sources: tasks of a stage that reads a large table; None: the number of tasks is left to Spark's defaults.
-        conf: settings of Spark.
+        sources: tasks of a stage that reads a large table; None: Spark's defaults determine the number of tasks.
+        conf: Spark settings.
     """
 
     tables: str
@@ -72,7 +72,7 @@ class Settings(Driver):
 
 
 def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
-    """Make the function that processes rows: each costs `cost` seconds of waiting."""
+    """Create the function that processes rows: each costs `cost` seconds of waiting."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -90,13 +90,13 @@ class Job:
         self._settings = settings
 
     def price(self) -> None:
-        """A wide stage, then a single task that writes the report."""
+        """Run a wide stage, then a single task that writes the report."""
         self._now("price lines, write the report")
         lines = self._called(self._table("lineitem"), PRICE_COST)
         self._write("report", self._called(lines.where("l_orderkey % 100 = 0").repartition(1), REPORT_COST))
 
     def read(self) -> int:
-        """Time in the driver alone. Returns the sum of the report."""
+        """Read the report in the driver, without tasks. Returns the sum of the report."""
         self._now("read the report in the driver")
         total = 0
         report = self._spark.read.schema(SCHEMAS["lineitem"]).parquet(str(self._settings.place("results/report")))
@@ -106,9 +106,9 @@ class Job:
         return total
 
     def score(self) -> None:
-        """A join, skewed by the large customer, and a wide stage behind it."""
+        """Run a join, skewed by the large customer, followed by a wide stage."""
         self._now("join orders with customers, score")
-        # As if customers were too many for a broadcast.
+        # Force a merge join, as if there were too many customers for a broadcast.
         joined = self._table("orders").join(
             self._table("customer").hint("merge").withColumnRenamed("c_custkey", "o_custkey"), "o_custkey"
         )
@@ -116,7 +116,7 @@ class Job:
         self._write("scores", scored.groupBy("c_nationkey").sum("o_cents", "score"))
 
     def state(self) -> None:
-        """All orders of a customer in one task: that of the large customer is long."""
+        """Process all orders of a customer in one task; the task of the large customer is long."""
         self._now("write statements")
         orders = self._table("orders").repartition("o_custkey")
         stated = self._called(orders.selectExpr("o_custkey", "o_cents", "crc32(o_comment) AS sum"), STATEMENT_COST)
@@ -137,7 +137,7 @@ class Job:
 
 
 def failed_tasks(spark: SparkSession) -> int | None:
-    """How many tasks have failed; None if Spark's own page does not say."""
+    """The number of failed tasks; None if Spark's REST API does not report it."""
     context = spark.sparkContext
     executors = get(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/allexecutors", seconds=10.0)
     return None if executors is None else sum(int(executor["failedTasks"]) for executor in executors)

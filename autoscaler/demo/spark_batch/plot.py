@@ -6,7 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
-# First: it reports how to install matplotlib.
+# This import comes first: if matplotlib is missing, its error says how to install it.
 from autoscaler.plot_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, filled_steps, legend, save, timelines  # isort: skip
 from matplotlib.ticker import MaxNLocator
 
@@ -15,7 +15,7 @@ from autoscaler.injob.batch_plot import levels
 from autoscaler.injob.batch_stages import Stage
 
 SHORTEST = 1.0
-"""Seconds that a stage must have taken to be named."""
+"""The minimum duration in seconds of a stage that the picture shows."""
 
 
 def draw(elastic: BatchRun, fixed: BatchRun, path: Path) -> None:
@@ -53,12 +53,12 @@ def _draw_tasks(run: BatchRun, running: Any, pending: Any) -> None:  # noqa: ANN
     slots = [(each.added, each.removed, each.slots) for each in run.application.executors]
     at, have = levels(slots, run.began, run.ended)
     times, count = levels([(*span, 1) for stage in submitted for span in stage.task_times], run.began, run.ended)
-    # A slot takes its next task some milliseconds before the driver hears of the end of the last one.
+    # A slot starts its next task some milliseconds before the driver learns that the previous one ended.
     limits = [have[bisect_right(at, time) - 1] for time in times]
     filled_steps(running, times, [min(pair) for pair in zip(count, limits, strict=True)], BLUE, "running tasks")
     running.step(at, have, where="post", color=BLACK, linewidth=1.3, linestyle="--", label="slots")
     legend(running)
-    # A task waits from the start of its stage to its own.
+    # A task waits from the start of its stage to its own start.
     waiting = [(stage.submitted or 0.0, began, 1) for stage in submitted for began, _ in stage.task_times]
     filled_steps(pending, *levels(waiting, run.began, run.ended), GREY, "pending tasks")
     legend(pending)
@@ -72,7 +72,7 @@ def _draw_workers(run: BatchRun, axes: Any) -> None:  # noqa: ANN401
     for number, rescale in enumerate(shown):
         color = ORANGE if rescale.to > rescale.before else PURPLE
         axes.axvline(rescale.at, color=color, linewidth=1.1, linestyle=":")
-        # Requests that follow soon are not written over each other.
+        # Vary the height, so that the labels of requests in quick succession do not overlap.
         text, height = f" {rescale.before}→{rescale.to}", 1.0 - 0.15 * (number % 3)
         place = {"xycoords": ("data", "axes fraction"), "va": "top"}
         axes.annotate(text, (rescale.at, height), color=color, fontsize=8, fontweight="bold", **place)

@@ -1,4 +1,4 @@
-"""The figures of two runs of a batch job, and whether they were a success. Pure functions of what was observed."""
+"""The figures of two runs of a batch job, and whether they were a success: pure functions of the observations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class BatchRun:
     """One run of the job. Times are seconds since 1970, but in `rescales` since the job began.
 
     Attributes:
-        application: its stages and executors, by its event log.
-        began, ended: when the first query was submitted, and when the last had ended.
-        workers: how many worker processes there were from each time on, also those that start or drain.
-        rescales: that the daemon requested while the job ran, and after it, with the policy's reasons.
-        left: workers at the end of the run, some time after the job; None if that was not waited for.
-        failed_tasks: None if Spark did not say.
-        total: what the driver has summed up.
-        rows: what each query wrote, in order.
+        application: the stages and executors from the event log.
+        began, ended: when the first query was submitted, and when the last query had ended.
+        workers: the number of worker processes from each time on, including those that start or drain.
+        rescales: the rescales that the daemon requested during the job and after it, with the policy's reasons.
+        left: workers above the minimum at the end of the run, some time after the job; None for a fixed size.
+        failed_tasks: the number of failed tasks; None if Spark did not report it.
+        total: the sum that the driver computed.
+        rows: the sorted rows that each query wrote.
     """
 
     application: Application
@@ -43,13 +43,13 @@ class BatchRun:
 
     @property
     def worker_seconds(self) -> float:
-        """Time of worker processes while the job ran, also while they started and drained."""
+        """The total time of worker processes while the job ran, including their start and drain."""
         spans = pairwise((*self.workers, (self.ended, 0)))
         return sum(count * max(0.0, min(to, self.ended) - max(at, self.began)) for (at, count), (to, _) in spans)
 
     @property
     def executor_seconds(self) -> float:
-        """Time of executors while the job ran: without the start of a worker before its executor registers."""
+        """The total time of executors while the job ran; a worker's start before its executor registers is excluded."""
         return sum(
             max(0.0, min(each.removed or self.ended, self.ended) - max(each.added, self.began))
             for each in self.application.executors
@@ -57,18 +57,18 @@ class BatchRun:
 
     @property
     def task_seconds(self) -> float:
-        """Time that tasks took: with every worker busy all the time it would be the worker-seconds."""
+        """The total time of tasks. If every worker were always busy, this would equal the worker-seconds."""
         times = (time for stage in self.application.stages for time in stage.task_times)
         return sum((self.ended if ended is None else ended) - began for began, ended in times)
 
     @property
     def repeated(self) -> list[str]:
-        """Stages that were computed again, because shuffle files were lost."""
+        """The stages that were computed again because shuffle files were lost."""
         return [stage.label for stage in self.application.stages if stage.attempt]
 
 
 def run_summary(run: BatchRun, options: BatchOptions) -> dict[str, Any]:
-    """The figures of one run; the rule of the options is applied also to a job that did not follow it."""
+    """The figures of one run. They also compare a job that did not follow the rule with the rule of the options."""
     judged = [each for stage in run.application.stages if (each := within_one_power_of_two(stage, options)) is not None]
     return {
         "time_s": round(run.time, 1),
@@ -88,7 +88,7 @@ def run_summary(run: BatchRun, options: BatchOptions) -> dict[str, Any]:
 
 
 def summary(elastic: BatchRun, fixed: BatchRun, options: BatchOptions) -> dict[str, Any]:
-    """The result as it is written."""
+    """The content of the result file."""
     reasons = problems(elastic, fixed)
     return {
         "autoscaler": run_summary(elastic, options),
@@ -102,12 +102,12 @@ def summary(elastic: BatchRun, fixed: BatchRun, options: BatchOptions) -> dict[s
 
 
 def same_results(one: BatchRun, other: BatchRun) -> bool:
-    """Whether two runs have written the same."""
+    """Whether two runs have written the same rows and computed the same sum."""
     return (one.total, one.rows) == (other.total, other.rows)
 
 
 def problems(elastic: BatchRun, fixed: BatchRun) -> list[str]:
-    """Why the runs were not a success; empty if they were. Whether it saved something depends on the machine."""
+    """Why the runs were not a success; empty if they were. Savings do not count: they depend on the machine."""
     found: list[str] = []
     inside = [each for each in elastic.rescales if each.at < elastic.time]
     if not any(each.to > each.before for each in inside):
@@ -121,5 +121,5 @@ def problems(elastic: BatchRun, fixed: BatchRun) -> list[str]:
     if elastic.repeated:
         found.append(f"stages were computed again under the autoscaler: {', '.join(elastic.repeated)}")
     if not same_results(elastic, fixed):
-        found.append("the two runs have not written the same")
+        found.append("the two runs have written different results")
     return found

@@ -26,11 +26,11 @@ from autoscaler.injob.batch_stages import BatchOptions, table
 from autoscaler.schedulers.batch import BatchSettings
 
 SCALE = 4.0
-"""Of the tables: 40 000 orders."""
+"""The scale of the tables: 40 000 orders."""
 
 
 def batch_options(scale: float) -> BatchOptions:
-    """What `adaptive_batch` is given in the job."""
+    """The options that the job passes to `adaptive_batch`."""
     settings = BatchSettings(
         avg_data_volume_per_task=parse_size("volume", VOLUME), min_parallelism=1, max_parallelism=128
     )
@@ -38,7 +38,7 @@ def batch_options(scale: float) -> BatchOptions:
 
 
 class BatchRunner:
-    """One run of the demo: both runs of the job, one after the other."""
+    """One run of the demo: two runs of the job, one after the other."""
 
     def __init__(self, console: Console, output: Path, options: argparse.Namespace, scale: float = SCALE) -> None:
         self._console = console
@@ -50,13 +50,13 @@ class BatchRunner:
             require(("matplotlib",), "plot")
 
     def run(self) -> dict[str, Any]:
-        """Run everything. Returns the result, which is also written to the output directory."""
+        """Run the demo. Returns the result, which is also written to the output directory."""
         tables = self._output / "work" / "tables"
         self._print(f"tables: {ORDERS * self._scale:.0f} orders, 30 % of them of one customer")
-        self._print("a row costs time by a call to a service (a sleep), not CPU: two cores can show four workers so")
+        self._print("a row costs time (a sleep instead of a service call), but no CPU: 2 cores suffice for 4 workers")
         write_tables(tables, self._scale)
         adaptive, fixed = autoscaled(WORKERS, files(self._scale)), defaults(WORKERS)
-        under = self._run(adaptive, tables, "the autoscaler, policy batch, from no worker on")
+        under = self._run(adaptive, tables, "the autoscaler, policy batch, starting without workers")
         beside = self._run(fixed, tables, f"Spark's defaults on {WORKERS} workers")
         options = batch_options(self._scale)
         result = summary(under, beside, options)
@@ -96,7 +96,7 @@ class BatchRunner:
         if not self._options.no_plot:
             self._print(f"  picture: {self._output / 'plot.png'}")
         if result["ok"]:
-            self._print("success: workers came at the wide stages, went in the tails, and both runs wrote the same")
+            self._print("success: the autoscaler added workers, released them, and both runs wrote the same results")
         for reason in result["reasons"]:
             self._print(f"failed: {reason}")
         if result["reasons"]:
@@ -105,7 +105,7 @@ class BatchRunner:
 
 @dataclass(slots=True)
 class BatchView:
-    """Shows what is seen of a run."""
+    """Shows the state of a run."""
 
     shown: LiveView
     title: str
@@ -113,7 +113,7 @@ class BatchView:
     workers: int = 0
 
     def update(self, moment: Moment) -> None:
-        """Show a moment."""
+        """Show the state of the run at one time."""
         rescale = moment.cluster.get("rescale")
         event = None if rescale is None else f"{rescale['before']} -> {rescale['to']} workers ({rescale['at'][11:19]})"
         if event is not None and event not in self.events:
@@ -122,12 +122,12 @@ class BatchView:
 
 
 def line(moment: Moment) -> str:
-    """What is seen in one line."""
+    """The state of a run in one line."""
     return f"{moment.at:5.0f} s  {_tasks(moment)}  workers {_workers(moment)}  {moment.phase}: {_decision(moment)}"
 
 
 def whole(moment: Moment, title: str, events: tuple[str, ...]) -> RenderableType:
-    """What is seen as a table."""
+    """The state of a run as a table."""
     result = Table(title=f"autoscaler demo: {title}: {moment.phase}", title_justify="left", expand=False, min_width=76)
     for name in ("time", "tasks", "workers"):
         result.add_column(name, justify="right", no_wrap=True)
@@ -158,12 +158,12 @@ def _workers(moment: Moment) -> str:
 def _decision(moment: Moment) -> str:
     decision = moment.cluster.get("decision")
     if decision and any(each.get("reason") == "missing" for each in decision["recommendations"]):
-        return "the driver does not answer yet"
+        return "the driver does not respond yet"
     return describe(decision) if decision else str(moment.cluster.get("problem") or "(no decision yet)")
 
 
 def describe_result(result: Mapping[str, Any]) -> list[str]:
-    """The figures of both runs, and what the daemon did and why."""
+    """List the daemon's rescales with their reasons, and the figures of both runs."""
     lines = ["the daemon, seconds since the job began:"]
     lines += [
         f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers: {each['reason']}"

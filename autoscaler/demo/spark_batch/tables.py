@@ -1,4 +1,4 @@
-"""Tables like those of TPC-H as Parquet files, the same for the same scale: customer, orders, lineitem."""
+"""Tables like those of TPC-H as Parquet files: customer, orders, lineitem. The same scale gives the same data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CUSTOMERS, ORDERS, LINES = 1_000, 10_000, 4
-"""Customers and orders for a scale of 1, and lines of an order."""
+"""Customers and orders at a scale of 1, and lines per order."""
 
 NATIONS = 25
 LARGE_CUSTOMER = 1
-"""The customer who has 3 of 10 orders."""
+"""The customer who has 3 out of 10 orders."""
 LARGE_SHARE = 0.3
 
 PAYLOAD = 512
-"""Bytes of an order that cannot be compressed: what shuffles carry."""
+"""Incompressible bytes of an order, which make up the volume of shuffles."""
 
 MAX_FILES = 64
 
@@ -28,16 +28,16 @@ SCHEMAS = {
     "orders": "o_orderkey long, o_custkey long, o_cents long, o_comment binary",
     "lineitem": "l_orderkey long, l_linenumber long, l_cents long",
 }
-"""Columns of each table as Spark writes them, so that it need not read them from the files."""
+"""The schema of each table in Spark's syntax, so that Spark need not read it from the files."""
 
 
 def files(scale: float) -> int:
-    """How many files lineitem has: so many tasks can read it."""
+    """The number of files of lineitem, and so of the tasks that can read it."""
     return max(1, min(MAX_FILES, round(8 * scale)))
 
 
 def order_files(scale: float) -> int:
-    """How many files orders has. A skewed partition is split into so many parts at most, as many tasks wrote it."""
+    """The number of files of orders: as many tasks write them, and a skewed partition has at most as many splits."""
     return -(-files(scale) // 4)
 
 
@@ -45,7 +45,7 @@ def write_tables(directory: Path, scale: float) -> None:
     """Write the tables, each into a directory of its name: `scale` times 1 000 customers, 10 000 orders, 40 000 lines.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - it belongs to an extra
 
@@ -88,7 +88,7 @@ def _orders(numbers: range, customers: int, chance: random.Random) -> Mapping[st
 
 
 def _customer_of(order: int, customers: int) -> int:
-    """The first 3 of 10 orders are the large customer's; the others go round."""
+    """The customer of an order: the large customer for 3 out of 10 orders, otherwise the others in turn."""
     return LARGE_CUSTOMER if order % 10 < 10 * LARGE_SHARE else 2 + order * 31 % (customers - 1)
 
 

@@ -1,7 +1,7 @@
-"""The executors of a Spark application, as its driver sees them: the edge to Spark's own scheduler.
+"""The executors and FAIR pools of a Spark application: the interface to Spark's own scheduler in the driver.
 
-What is asked of the driver's JVM here has no public way in Python: `SparkContext.statusStore` is what Spark's REST API
-answers from, and the scheduler's backend is where dynamic allocation adds and removes executors.
+This module calls the driver's JVM, because PySpark has no public API for this. Spark's REST API reads the same
+`SparkContext.statusStore`, and dynamic allocation uses the same scheduler backend to add and remove executors.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from autoscaler.injob.reactive.snapshot import Executor
 from autoscaler.injob.report import query_listener
 
 READ = frozenset({"id", "hostPort", "totalCores", "activeTasks", "completedTasks", "isActive", "addTime", "removeTime"})
-"""Properties of an executor that `seen` reads."""
+"""The properties of an executor that `seen` reads."""
 
 LAST_JOBS = 5
-"""Spark jobs of a query whose stages are looked at: one batch has one or a few."""
+"""How many of a query's last Spark jobs are examined for the widest stage: a batch has one or a few jobs."""
 
 log = logging.getLogger("autoscaler.injob.reactive")
 
@@ -41,7 +41,7 @@ class Executors:
         self._configured = int(conf.get("spark.executor.cores", "0")) // self._cpus
         self._decommissions = conf.get("spark.decommission.enabled", "false").lower() == "true"
         self._local = str(self._context.master).split("[")[0] == "local"
-        # A standalone Master gives what there is. YARN and Kubernetes make as many executors as are requested.
+        # A standalone Master assigns the executors that exist. YARN and Kubernetes start as many as are requested.
         standalone = str(self._context.master).startswith(("spark://", "local-cluster"))
         self._most = math.inf if standalone else int(conf.get("spark.executor.instances", "2"))
         self._limit: int | None = None
@@ -49,8 +49,8 @@ class Executors:
         self._leaving: set[str] = set()
 
     def seen(self) -> tuple[Executor, ...]:
-        """All that are or were there, by Spark's status store; in local mode the driver is the executor."""
-        # As JSON, as in Spark's REST API: a call into the JVM for each property of each executor takes far longer.
+        """All present and former executors in Spark's status store; in local mode the driver is the executor."""
+        # One JSON text, as in Spark's REST API: a JVM call for each property of each executor takes far longer.
         found = json.loads(self._mapper.writeValueAsString(self._store.executorList(False)))
         return tuple(
             Executor(
@@ -68,21 +68,21 @@ class Executors:
         )
 
     def changed(self) -> bool:
-        """Whether one has come or gone since the last call, as far as their number tells: one call into the JVM."""
+        """Whether the number of active executors has changed since the last call; this costs one JVM call."""
         before, self._active = self._active, self._summaries.count(self._summary, "active", True)
         return bool(self._active != before)
 
     def widest_stage(self, run: str) -> int:
-        """Tasks of the widest stage among the last Spark jobs of a query's run; 0 if there is none."""
+        """The tasks of the widest stage among the last Spark jobs of a query's run; 0 if there is none."""
         return widest_stage(self._context.statusTracker(), run)
 
     def runs_job(self, run: str) -> bool:
-        """Whether a Spark job of a query runs: the work of a batch, after its planning."""
+        """Whether a Spark job of a query's run is active: a batch runs its jobs after planning."""
         active = self._context.statusTracker().getActiveJobsIds()
         return any(self._store.job(number).jobGroup().contains(run) for number in active)
 
     def stopped(self) -> bool:
-        """Whether Spark has stopped the application, as when its Master has given it up."""
+        """Whether Spark has stopped the application, for example because its Master removed it."""
         return bool(self._jvm_context.isStopped())
 
     def reachable(self) -> bool:
@@ -96,9 +96,9 @@ class Executors:
     def close_idle_connections(self) -> None:
         """Close the connections to Python that no thread of the JVM uses at this moment.
 
-        py4j gives each thread that calls Python (`foreachBatch`, a listener) a connection with a thread in Python, and
-        keeps both when the thread has ended: one more for each restart of a query. A thread that goes on gets a new
-        connection when it needs one.
+        py4j gives each JVM thread that calls Python (`foreachBatch`, a listener) a connection with a thread in Python.
+        It keeps both after the JVM thread has ended, so each restart of a query would leave one more. A JVM thread that
+        still runs gets a new connection when it needs one.
         """
         from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]  # noqa: PLC0415 - only in a driver
 
@@ -106,15 +106,16 @@ class Executors:
         server.getCallbackClient().periodicCleanup()
 
     def limit(self, slots: int, executors: Iterable[Executor]) -> bool:
-        """Hold executors with so many slots at most: give back those beyond, and take no other ones.
+        """Limit the executors to `slots` slots in total: release excess executors, and accept no others.
 
-        Returns whether the cluster has taken that; where it has not, or something is raised, the next call tries again.
+        Returns whether the cluster manager has accepted the limit. If it has not, or if this method raises, the next
+        call tries again.
 
-        An executor that has tasks ends them first, if `spark.decommission.enabled` is true. Where only a part of an
-        executor's slots is beyond, it stays. On YARN and Kubernetes it never asks for more than
+        If `spark.decommission.enabled` is true, a released executor finishes its tasks first. An executor of which only
+        some slots are in excess stays. On YARN and Kubernetes the method never requests more than
         `spark.executor.instances`.
         """
-        # The newest go first: the old ones have the state.
+        # Release the newest executors first: the old ones have the state.
         active = sorted((one for one in executors if one.active), key=lambda one: (one.busy, -_number(one.id)))
         each = max((one.slots for one in active), default=self._configured)
         if self._local or not each:
@@ -139,19 +140,20 @@ class Executors:
             return
         spark, option = self._jvm.org.apache.spark.scheduler, self._jvm.scala.Option
         info = spark.ExecutorDecommissionInfo("beyond the bounds of the reactive job", option.empty())
-        # The number of executors to hold is set by itself: this must not lower it once more.
+        # `limit` sets the target number of executors separately: this call must not lower it again.
         self._jvm_context.schedulerBackend().decommissionExecutor(name, info, False, False)
 
 
 def widest_stage(tracker: Any, run: str) -> int:  # noqa: ANN401 - a StatusTracker
-    """Tasks of the widest stage among the last Spark jobs of a query's run, their group; 0 if there is none."""
+    """The tasks of the widest stage among the last Spark jobs of a query's run; 0 if there is none."""
+    # A query's run is the group of its jobs.
     jobs = (tracker.getJobInfo(number) for number in sorted(tracker.getJobIdsForGroup(run))[-LAST_JOBS:])
     stages = (tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds)
     return max((stage.numTasks for stage in stages if stage), default=0)
 
 
 def _mapper(jvm: Any) -> Any:  # noqa: ANN401 - an ObjectMapper
-    """What writes an executor as JSON: of its forty properties, most of them its memory's, only those that are read."""
+    """A JSON mapper for executors that writes only READ: most of an executor's forty properties concern its memory."""
     jackson = jvm.com.fasterxml.jackson
     mapper = jackson.databind.ObjectMapper().registerModule(jackson.module.scala.DefaultScalaModule())
     summary = jvm.java.lang.Class.forName("org.apache.spark.status.api.v1.ExecutorSummary")
@@ -165,19 +167,19 @@ def _mapper(jvm: Any) -> Any:  # noqa: ANN401 - an ObjectMapper
 
 
 def end_after_batch(query: Any) -> bool:  # noqa: ANN401 - a StreamingQuery
-    """Let a query end by itself after the batch whose jobs run: Spark's `stop` interrupts that, or the next one.
+    """Make a query end after the batch whose jobs run now. Spark's own `stop` would interrupt that batch or the next.
 
-    Returns whether this Spark can do that.
+    Returns whether this Spark version supports this.
     """
     try:
-        # In the state that `stop` sets too, before it interrupts, a query begins no other batch. One that is being
-        # planned it interrupts itself.
+        # `stop` sets the same state before it interrupts the query. In this state a query begins no further batch, and
+        # ends a batch that is still being planned.
         state = query._jsq.streamingQuery().state()  # noqa: SLF001 - there is no public way
         kind = state.get().getClass()
         state.set(kind.forName(kind.getPackageName() + ".TERMINATED$").getField("MODULE$").get(None))
     except Exception:
         log.debug(
-            "this Spark cannot end a query after its batch: it is stopped between batches where possible",
+            "this Spark version cannot end a query after its batch: the query is stopped between batches if possible",
             exc_info=True,
         )
         return False
@@ -188,7 +190,7 @@ POOL = "spark.scheduler.pool"
 
 
 class Pools:
-    """The pools of an application's FAIR scheduler, one for each of the queries of these names."""
+    """The pools of an application's FAIR scheduler, one for each query name."""
 
     def __init__(self, spark: Any, names: Iterable[str]) -> None:  # noqa: ANN401 - a SparkSession
         self._context = spark.sparkContext
@@ -197,21 +199,22 @@ class Pools:
         self._root = self._context._jsc.sc().taskScheduler().rootPool()  # noqa: SLF001 - see above
 
     def problem(self) -> str | None:
-        """Why this application has no pools; None: it can have them."""
+        """Why this application cannot have pools; None: it can."""
         mode = self._root.schedulingMode().toString()
         if mode != "FAIR":
             return (
                 f"proportions: need pools, and spark.scheduler.mode is {mode}, expected FAIR; start the session with "
-                "reactive_conf(), or set it before it is started"
+                "reactive_conf(), or set spark.scheduler.mode=FAIR before the session starts"
             )
         if type(self._context._gateway).__name__ != "ClientServer":  # noqa: SLF001 - see above
-            return "proportions: need threads that PySpark tells apart; remove PYSPARK_PIN_THREAD=false"
+            return "proportions: need a JVM thread for each Python thread; remove PYSPARK_PIN_THREAD=false"
         return None
 
     def set(self, wanted: Mapping[str, Pool]) -> None:
-        """Make the pools, or replace them where they differ: only while their queries do not run.
+        """Create the pools, and replace those that differ. Call this only while their queries do not run.
 
-        A pool's numbers are fixed when it is made, and tasks in one that is replaced would never be started.
+        A pool's weight and minimum are fixed when it is created, and Spark would never start the tasks in a pool that
+        was replaced.
         """
         for name, pool in wanted.items():
             before = self._root.getSchedulableByName(_pool(name))
@@ -227,7 +230,7 @@ class Pools:
         """A listener that puts each of the queries into its pool when it starts."""
 
         def started(_: str, __: str, name: str | None) -> None:
-            # Spark calls it in the query's own thread, before its first batch, and waits for it.
+            # Spark calls this in the query's own thread before the first batch, and waits until it returns.
             if name in self._names:
                 self._context.setLocalProperty(POOL, _pool(name))
 
@@ -235,7 +238,7 @@ class Pools:
 
 
 def _pool(query: str) -> str:
-    """The pool of a query: of no name that the application's own pools have, among them `default`."""
+    """The name of a query's pool. It differs from the names of the application's own pools, such as `default`."""
     return f"query {query}"
 
 

@@ -1,7 +1,7 @@
 """A reactive job: starts, watches, restarts and stops the streaming queries of one PySpark application.
 
-`run` works in the caller's thread. The threads of Spark's listener and of the server only put events into its queue and
-read the last snapshot.
+`run` does all work in the caller's thread. The threads of Spark's listener and of the REST server only put events into
+its queue and read the last snapshot.
 """
 
 from __future__ import annotations
@@ -62,78 +62,79 @@ if TYPE_CHECKING:
     from autoscaler.injob.reactive.rest import Server
 
 POLL = 1.0
-"""Seconds between two looks at the executors and the queries."""
+"""Seconds between two polls of the executors and the queries."""
 
 CLOSE = 5.0
-"""Seconds between two whole looks at them while nothing is known to change, and of whole looks once something has."""
+"""Seconds between two full polls while nothing changes, and seconds for which every poll is full after a change."""
 
 LAST_COMMIT = 60.0
-"""Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
+"""Seconds to wait for the end of a batch; then its query is stopped within the batch."""
 
 REPORTED = 0.5
-"""Seconds that the report of a last commit is waited for."""
+"""Seconds to wait for the report of a last commit."""
 
 SHORT_BATCHES = 2
-"""Batches of which no Spark job is seen to run, after which their query is stopped between two of them."""
+"""If no Spark job is seen to run during this many batches of a query, the query is stopped between two batches."""
 
 MOST_PUT_OFF = 3
-"""How often in a row a repartitioning is put off, as a last batch was interrupted; then that number is given up."""
+"""After this many consecutive stops with an interrupted last batch, a repartitioning is given up."""
 
 MAX_UNKNOWN = 60.0
-"""Seconds for which the executors may not be known."""
+"""Seconds for which the executors may be unreadable before the job fails."""
 
 KEPT = 1000
-"""Entries of the timeline, and commits, that are kept."""
+"""Maximum entries of the timeline, and maximum commits, that are kept."""
 
 RESUME_EVERY = 60.0
-"""Seconds between two attempts to read what another driver has kept."""
+"""Seconds between two attempts to read the state that another driver has saved."""
 
 FAILURES = 100
 MAX_TEXT = 10_000
-"""Failures that are kept, and characters of each: Spark tells the plan of the query with it."""
+"""Maximum failures that are kept, and characters of each: Spark's message includes the plan of the query."""
 
 MAX_STORED_FAILURES = 10
-"""Failures that the next driver knows."""
+"""Failures that are saved for the next driver."""
 
 ASKED = 5.0
-"""Seconds that the REST API is kept for those who have asked for a stop and want to know how it went."""
+"""Seconds for which the REST API stays up after a requested stop, so that clients can read its result."""
 
 EXAMINED = 3
-"""After so many commits the preflight check looks at the queries as well: by then their partitions are known."""
+"""After this many commits the preflight check runs again: by then the queries' partitions are known."""
 
 Policy = Callable[[Snapshot, int, Choice], bool]
-"""Called before a restart for added slots, with the slots and why: False forbids it."""
+"""Called before a restart for added slots, with the snapshot, the slots and the reason: False forbids the restart."""
 
 log = logging.getLogger("autoscaler.injob.reactive")
 
 
 class BuildError(Exception):
-    """`build` did not give what can be run: the message says what was expected."""
+    """`build` did not return queries that the job can run; the message says what was expected."""
 
 
 class JobFailedError(Exception):
-    """The job has failed for good; the message says why."""
+    """The job has failed permanently; the message says why."""
 
 
 class ReactiveJob:
-    """The scheduler inside a PySpark job, as Flink's adaptive scheduler is inside a Flink job.
+    """The scheduler inside a PySpark job, like Flink's adaptive scheduler inside a Flink job.
 
-    It waits for the slots that the job needs, starts its queries by `build`, leaves a change of the executors to the
-    next batch where Spark uses it by itself and restarts them where not, and restarts them after a failure.
+    It waits for the slots that the job needs, and starts the queries by calling `build`. After executors are added or
+    lost, it lets the next batch use the new set of executors if Spark can do so, and restarts the queries otherwise. It
+    also restarts the queries after a failure.
 
     Args:
         spark: the session, in the driver's own process.
-        build: called at each start with the session and, if it takes them, the slots and, where there are proportions,
-            the tasks that each query may have at once, by its name; starts the queries with a `checkpointLocation` and
-            returns one, or several in a list.
+        build: a function that starts the queries with a `checkpointLocation` and returns one query, or a list. It is
+            called at each start with the session; then, if it takes them, with the slots and, if there are
+            proportions, with the number of tasks that each query may run at once, by query name.
         conf: options of Flink's adaptive scheduler and restart strategies, by Flink's names.
-        rest: host and port of the REST API, such as `127.0.0.1:8081`; None: there is none.
-        token: what clients of the REST API that change anything send as bearer token.
-        policy: asked before each restart for added slots; see `Policy`.
-        options: fields of `Options`, such as `min_slots`; they count before `conf`.
+        rest: host and port of the REST API, such as `127.0.0.1:8081`; None: no REST API.
+        token: the bearer token that clients of the REST API must send to change anything.
+        policy: called before each restart for added slots; see `Policy`.
+        options: fields of `Options`, such as `min_slots`; they take precedence over `conf`.
 
     Raises:
-        OptionsError: options that cannot be used; it lists all.
+        OptionsError: the options cannot be used; the message lists all problems.
         TypeError: `build` cannot be called with a session.
     """
 
@@ -154,7 +155,7 @@ class ReactiveJob:
         self._policy = policy
         self._server = None if rest is None else _server(self, rest, token)
         self._takes = _takes(build, maxima=self._options.proportions is not None)
-        # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
+        # A SimpleQueue is reentrant: a signal handler may call `stop` in the thread that waits for an event.
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
         self._meters = Meters(spark, lambda: self._snapshot.executors)
@@ -180,7 +181,7 @@ class ReactiveJob:
         self._logged: set[Finding] = set()
         self._master: Master | None = None
         self._later = 0.0
-        # A change of the machine's clock does not delay a restart: decisions are made by the monotonic clock.
+        # Decisions use the monotonic clock, so that a change of the machine's clock does not delay a restart.
         self._since_1970 = time.time() - time.monotonic()
         self._looked = self._looked_closely = self._close_until = -math.inf
 
@@ -203,9 +204,9 @@ class ReactiveJob:
         self._unreached: set[int] = set()
         self._unfinished: set[str] = set()
         self._put_off: dict[str, int] = {}
-        self._real_time: frozenset[str] = frozenset()  # One needs a slot for each task of all its stages.
+        self._real_time: frozenset[str] = frozenset()  # Such a query needs one slot for each task of all its stages.
         self._snapshot = Snapshot(
-            # The same in the driver that is started again: whoever follows the job by its id goes on.
+            # The id stays the same after a restart of the driver, so that clients can follow the job by its id.
             id=_identifier(f"job {spark.sparkContext.appName}"),
             name=str(spark.sparkContext.appName),
             state=State.CREATED,
@@ -213,30 +214,30 @@ class ReactiveJob:
             settings=self._options.shown(),
         )
 
-    # what others call, from any thread
+    # methods for other threads
 
     def snapshot(self) -> Snapshot:
-        """The job as it was a moment ago; of the tasks of its executors some seconds, where nobody has asked before."""
+        """The job as of the last poll. The executors' task counts may be CLOSE seconds old at the first call."""
         self._look_closely()
         return replace(self._snapshot, now=time.time())
 
     def require(self, bounds: Mapping[str, Bounds]) -> None:
-        """Set the slots that queries need and may take, by their ids."""
+        """Set the minimum and maximum slots of queries, by query id."""
         self._events.put(bounds)
 
     def stop(self) -> None:
-        """Stop it at the end of a batch. A signal handler may call it."""
+        """Stop the job at the end of a batch. A signal handler may call this method."""
         self._events.put(StopAsked(time.monotonic()))
 
     def request_stop(self) -> str:
-        """The same. Returns an id to ask `stopped` with: the REST API is kept for that for a moment."""
+        """Stop the job like `stop`. Returns an id for `stopped`; the REST API stays up a moment to answer that call."""
         trigger = secrets.token_hex(16)
         self._stops.append(trigger)
         self.stop()
         return trigger
 
     def stopped(self, trigger: str) -> bool | None:
-        """Whether it has stopped as asked; None: no stop has this id."""
+        """Whether the job has stopped after the request with this id; None: no request has this id."""
         if trigger not in self._stops:
             return None
         if over := self._scheduler.over:
@@ -244,14 +245,14 @@ class ReactiveJob:
         return over
 
     def cancel(self) -> None:
-        """Stop it at once."""
+        """Stop the job at once."""
         self._cancelled.set()
         self._events.put(CancelAsked(time.monotonic()))
 
     # the job's own thread
 
     def preflight(self) -> tuple[Finding, ...]:
-        """What keeps the job from being elastic, as far as it can be known by now; `run` logs it."""
+        """The problems known by now that prevent the job from being elastic; `run` logs them."""
         slots = sum(one.slots for one in self._executors.seen() if one.active)
         if self._master is None or self._master.problem:
             self._master = read_master(self._spark)
@@ -261,10 +262,10 @@ class ReactiveJob:
         """Run the job until it is finished, stopped or cancelled.
 
         Returns:
-            How it ended: FINISHED or CANCELED.
+            How the job ended: FINISHED or CANCELED.
 
         Raises:
-            JobFailedError: it has failed for good.
+            JobFailedError: the job has failed permanently.
         """
         listeners = [
             progress_listener(self._events, self._meters, self._look_closely),
@@ -288,8 +289,8 @@ class ReactiveJob:
                 self._stop_queries(last_commit=False)
                 for listener in listeners:
                     self._spark.streams.removeListener(listener)
-            except Exception as error:  # noqa: BLE001 - how the job has ended counts more
-                log.warning("the job's queries and listeners could not all be stopped: %s", error)
+            except Exception as error:  # noqa: BLE001 - it must not hide how the job has ended
+                log.warning("some of the job's queries or listeners could not be stopped: %s", error)
             finally:
                 if self._server is not None:
                     self._server.close()
@@ -298,25 +299,25 @@ class ReactiveJob:
         return self._scheduler.state
 
     def _turn_or_fail(self) -> None:
-        """Handle what comes; without the driver's JVM the job fails."""
+        """Run one turn of the loop; if the driver's JVM does not respond, the job fails."""
         try:
             self._turn()
         except Exception as error:
             if self._executors.reachable():
                 raise
-            log.exception("the driver's JVM does not answer")
-            self._running, self._file = (), None  # They ended with it.
+            log.exception("the driver's JVM does not respond")
+            self._running, self._file = (), None  # They ended with the JVM.
             what = f"the connection to the driver's JVM is broken ({type(error).__name__}: {cause(str(error))})"
-            why = f"{what}: its log, or the system's where memory was short, says why it ended; start the driver again"
+            why = f"{what}: see the JVM's log, or the system's log if memory was short; start the driver again"
             self._handle(Failed(time.monotonic(), why, permanent=True))
-            if not self._scheduler.over:  # It was ending already, and its queries have ended with the JVM.
+            if not self._scheduler.over:  # The job was already ending, and its queries have ended with the JVM.
                 self._handle(Stopped(time.monotonic()))
 
     def _turn(self) -> None:
-        """Wait for events, and handle them."""
+        """Wait for one event, handle it, and poll if a poll is due."""
         self._since_1970 = time.time() - time.monotonic()
         wait = self._scheduler.wakes_at + self._later - time.monotonic()
-        if wait <= 0:  # It waits for something to be known, and is asked again after a while.
+        if wait <= 0:  # The deadline has passed, but the scheduler needs more information: ask it again later.
             wait = POLL
         try:
             event = self._waiting.popleft() if self._waiting else self._events.get(timeout=min(POLL, wait))
@@ -339,13 +340,14 @@ class ReactiveJob:
         self._looked = time.monotonic()
 
     def _look_closely(self) -> None:
-        """Something has changed, or somebody wants to know: from any thread."""
+        """Request full polls for CLOSE seconds: something has changed, or a client reads the state. Any thread."""
         self._close_until = time.monotonic() + CLOSE
 
     def _quiet(self) -> bool:
-        """Whether nothing is known to change: then one call to the JVM does, where a whole look takes many.
+        """Whether no change is known or expected. Then one JVM call suffices, while a full poll takes many.
 
-        Code that a JVM runs once a second it does not compile for minutes, so each call costs far more than it needs.
+        A JVM does not compile code that runs once a second for minutes, so each call is far more expensive than it
+        need be.
         """
         job, now = self._scheduler.job, time.monotonic()
         settled = self._scheduler.state is State.EXECUTING and job.slots == job.parallelism
@@ -355,7 +357,7 @@ class ReactiveJob:
         try:
             if self._executors.changed():
                 self._look_closely()
-        except Exception:  # noqa: BLE001 - a whole look says what is wrong
+        except Exception:  # noqa: BLE001 - a full poll reports what is wrong
             return False
         return now >= self._close_until
 
@@ -387,7 +389,7 @@ class ReactiveJob:
             self._handle(Slots(time.monotonic(), slots))
 
     def _limit(self, slots: int, executors: Sequence[Executor]) -> None:
-        """Hold so many slots at most; where the cluster does not take that, each poll tries again."""
+        """Limit the job's slots; if the cluster manager does not accept the limit, each poll tries again."""
         try:
             problem = None if self._executors.limit(slots, executors) else "the request was not acknowledged"
         except Exception as error:
@@ -396,26 +398,26 @@ class ReactiveJob:
             problem = f"{type(error).__name__}: {cause(str(error))}"
         if problem and not self._unlimited:
             limit = count_of(slots, "slot")
-            log.warning("the limit of %s could not be set at the cluster manager: %s; trying again", limit, problem)
+            log.warning("the cluster manager did not accept the limit of %s: %s; trying again", limit, problem)
         self._unlimited = problem is not None
 
     def _poll_failed(self, error: Exception) -> None:
-        """It goes on with the executors that it knows, for a while."""
+        """Continue with the executors known so far; fail after MAX_UNKNOWN seconds."""
         now = time.monotonic()
         what = f"the executors could not be read: {type(error).__name__}: {cause(str(error))}"
         if self._failing_since is None:
             self._failing_since = now
             log.warning("%s; trying again", what)
         elif now - self._failing_since > MAX_UNKNOWN:
-            why = f"{what}, for more than {MAX_UNKNOWN:g} s: look into Spark's log, and start the driver again"
+            why = f"{what}, for more than {MAX_UNKNOWN:g} s: see Spark's log, and start the driver again"
             self._handle(Failed(now, why, permanent=True))
 
     def _log_findings(self) -> None:
-        """Log what the preflight check finds, each thing once."""
+        """Log the findings of the preflight check, each once."""
         try:
             found = self.preflight()
         except Exception:
-            log.exception("the preflight check failed; the job goes on")
+            log.exception("the preflight check failed; the job continues")
             return
         for finding in found:
             if finding not in self._logged:
@@ -427,7 +429,7 @@ class ReactiveJob:
         if isinstance(what, Commit):
             return self._committed(what)
         if isinstance(what, Mapping):
-            # Kept before it is shown: whoever reads it may rely on it.
+            # Save the bounds before showing them: a client that has read them may rely on them.
             self._required |= what
             self._keep()
             queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
@@ -448,7 +450,7 @@ class ReactiveJob:
             events.extend(self._act(action) for action in actions)
 
     def _note(self, state: State, steps: Sequence[Step]) -> None:
-        """Remember what was decided in a state."""
+        """Log the steps of the scheduler, and add them to the timeline."""
         for step in steps:
             log.info("%s: %s", step.state.value, step.why)
             at = self._shown(step.at)
@@ -463,7 +465,7 @@ class ReactiveJob:
         self._snapshot = replace(self._snapshot, entered={**self._snapshot.entered, state: at})
 
     def _shown(self, at: float) -> float:
-        """When that was for a person, seconds since 1970."""
+        """Convert a time of the monotonic clock to seconds since 1970."""
         return at + self._since_1970
 
     def _act(self, action: Action) -> Event:
@@ -474,11 +476,11 @@ class ReactiveJob:
         going_on = self._stop_queries(last_commit=action.last_commit)
         stopped = time.monotonic()
         why = self._repartition(action, [each for each in running if each[0].id not in going_on])
-        self._restart_began = began + time.monotonic() - stopped  # What a restart takes is without that.
+        self._restart_began = began + time.monotonic() - stopped  # The restart's duration excludes the repartitioning.
         return Stopped(time.monotonic(), why)
 
     def _show(self) -> None:
-        """Make the snapshot that others read."""
+        """Update the snapshot that other threads read."""
         scheduler = self._scheduler
         queries = tuple(
             replace(one, parallelism=scheduler.job.parallelism if self._running else 0, active=False)
@@ -516,7 +518,7 @@ class ReactiveJob:
             )
             return self._failed(error, None)
         runs = {str(live.runId): query.id for query, live in self._running}
-        # Commits that are reported late are of the queries before these.
+        # Keep the previous runs too: their last commits may be reported late.
         self._runs = dict(list(self._runs.items())[-len(runs) :]) | runs
         self._snapshot = replace(self._snapshot, queries=tuple(query for query, _ in self._running))
         self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
@@ -530,7 +532,7 @@ class ReactiveJob:
         return Built(time.monotonic())
 
     def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
-        """The queries that `build` has started. Raises BuildError, and whatever it raises."""
+        """Call `build`, and return the queries that it started. Raises BuildError, and whatever `build` raises."""
         maxima = most(self._proportions, parallelism)
         self._most = maxima if self._takes == len(_ARGUMENTS) else {}
         found = _queries(self._build(*(self._spark, parallelism, maxima)[: self._takes]))
@@ -555,18 +557,18 @@ class ReactiveJob:
             raise BuildError(f"it started {every} queries and returned {len(found)}: return all of them, in a list")
         return tuple(running)
 
-    # what the next driver is to know
+    # the state that is saved for the next driver
 
     def _resume(self) -> None:
-        """Take up what another driver has kept of the job, where it is known by now: beside the first checkpoint."""
+        """Restore the state that another driver has saved in the checkpoint directory of the job's first query."""
         self._resume_at = time.monotonic() + RESUME_EVERY
         try:
             file = KeptFile(self._spark, _checkpoint(self._running[0][1]))
             kept = self._read(file)
         except Exception:
-            # It is not written over before it has been read.
+            # `_file` stays None, so the state is not overwritten before it has been read.
             if not self._unkept:
-                log.exception("the job's timeline cannot be read beside its checkpoint; trying again")
+                log.exception("the job's timeline cannot be read from its checkpoint directory; trying again")
             self._unkept = True
             return
         self._file = file
@@ -574,16 +576,16 @@ class ReactiveJob:
             self._take_up(kept)
 
     def _read(self, file: KeptFile) -> Kept | None:
-        """What another driver has kept; one that cannot be used is renamed."""
+        """Read the state that another driver has saved; rename a file that cannot be used."""
         try:
             return file.read()
         except KeptError as error:
-            log.warning("%s cannot be used: %s; the job goes on without its former timeline", file.name, error)
+            log.warning("%s cannot be used: %s; the job continues without its former timeline", file.name, error)
             file.quarantine()
             return None
 
     def _take_up(self, kept: Kept) -> None:
-        """Continue the history of another driver, and keep to the bounds that were set there."""
+        """Continue the timeline of another driver, and restore the bounds that were set there."""
         began = self._timeline[0].at
         before = kept.timeline[-1:]
         again = (_again(one, began) for one in before)
@@ -601,7 +603,7 @@ class ReactiveJob:
         return self._options.flink_settings().groups[0][0]
 
     def _keep(self) -> None:
-        """Write it for the next driver; that it cannot be written is logged once, and harms nothing else."""
+        """Save the state for the next driver. A failure is logged once, and the job continues."""
         if self._file is None:
             return
         kept = Kept(
@@ -616,11 +618,11 @@ class ReactiveJob:
             self._unkept = False
         except Exception:
             if not self._unkept:
-                log.exception("%s cannot be written; the job goes on", self._file.name)
+                log.exception("%s cannot be written; the job continues", self._file.name)
             self._unkept = True
 
     def _stop_queries(self, *, last_commit: bool) -> set[str]:
-        """Stop what runs, at the ends of batches if there is to be a last commit. Returns the ids of what goes on."""
+        """Stop the queries, with `last_commit` at the end of a batch. Returns the ids of queries that still run."""
         deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
         runs, seen, left = self._newest_runs(), dict(self._batches), list(self._running)
         ends: set[str] = set()
@@ -644,7 +646,7 @@ class ReactiveJob:
         return going_on
 
     def _commits_later(self, live: Any, run: str, seen: int, ends: set[str]) -> bool:  # noqa: ANN401 - a StreamingQuery
-        """Whether a batch of the query runs that is to be waited for; after it the query ends by itself."""
+        """Whether to wait for a batch that runs; if this Spark version permits, the query then ends by itself."""
         try:
             if not live.status["isTriggerActive"]:
                 return False
@@ -652,7 +654,7 @@ class ReactiveJob:
                 ends.add(run)
             return run in ends or self._batches.get(run, 0) <= seen + SHORT_BATCHES
         except Exception as error:
-            if not self._executors.reachable():  # Whether there was a last commit is not known.
+            if not self._executors.reachable():  # It is not known whether there was a last commit.
                 raise
             log.warning("cannot wait for the last commit: %s", error)
             return False
@@ -668,7 +670,7 @@ class ReactiveJob:
             log.warning("%s did not stop cleanly: %s", query.name, raised)
             return False
         if error is not None:
-            log.warning("the last batch of %s failed; it is run again from the checkpoint", query.name)
+            log.warning("the last batch of %s failed; it runs again from the checkpoint", query.name)
             self._failed(error, query)
         return True
 
@@ -678,13 +680,13 @@ class ReactiveJob:
         except Exception as error:
             if not self._executors.reachable():
                 raise
-            log.debug("connections of queries that have ended stay open: %s", error)
+            log.debug("could not close the connections of queries that have ended: %s", error)
 
     def _waits(self, deadline: float) -> bool:
         return time.monotonic() < deadline and not self._cancelled.is_set()
 
     def _take_commits(self) -> None:
-        """Note the commits that have come, and leave the other events for later."""
+        """Process one event if it is a commit, and keep any other event for later."""
         try:
             event = self._events.get(timeout=0.02)
         except queue.Empty:
@@ -716,13 +718,13 @@ class ReactiveJob:
         where = f"the query {query.name}" if query else "`build`"
         why = f"{where} failed: {name}: {cause(str(error))}"
         if UNFINISHED in text and not self._repartitions:
-            return Failed(at, f'{why}; repartition_state="allowed" finishes that', permanent=True)
+            return Failed(at, f'{why}; repartition_state="allowed" finishes the repartitioning', permanent=True)
         return Failed(at, why, permanent=is_permanent(name, str(error)))
 
     def _committed(self, commit: Commit) -> Committed | Passed:
         run = commit.query
         query = self._runs.get(run)
-        if query is None:  # of a query that is not the job's
+        if query is None:  # The query is not the job's.
             return Passed(time.monotonic())
         self._batches[run] = self._batches.get(run, 0) + 1
         current = bool(self._running) and self._newest_runs()[query] == run
@@ -731,7 +733,7 @@ class ReactiveJob:
         number = self._snapshot.committed + 1
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
-        # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
+        # The restart ends with the first commit of the new queries. A late report of the old ones does not count.
         began, executing = self._restart_began, self._scheduler.state is State.EXECUTING
         if began is not None and executing and current:
             self._restart_took, self._restart_began = time.monotonic() - began, None
@@ -740,7 +742,7 @@ class ReactiveJob:
         return Committed(time.monotonic())
 
     def _newest_runs(self) -> dict[str, str]:
-        """The run of each query, by its id: to ask Spark for it takes a call into the JVM."""
+        """The newest run of each query, by query id. Asking Spark would take a call into the JVM."""
         return {query: run for run, query in self._runs.items()}
 
     # whether to restart
@@ -755,7 +757,7 @@ class ReactiveJob:
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
         runs = {query.name: str(live.runId) for query, live in self._running}
-        # A query that is idle has no batches, and needs no slots.
+        # An idle query has no batches and needs no slots, so it does not count.
         batches = min((number for run in runs.values() if (number := self._batches.get(run, 0))), default=0)
         stages = {name: self._executors.widest_stage(run) if batches else 0 for name, run in runs.items()}
         widest = max(stages.values(), default=0)
@@ -776,21 +778,21 @@ class ReactiveJob:
             )
         )
         if choice.restart and not self._permits(slots, choice):
-            return Choice(False, f"the job's own policy forbids to restart, although {choice.why}")
+            return Choice(False, f"the job's own policy forbids a restart, although {choice.why}")
         if choice.more_tasks:
             self._tried = widest
         return choice
 
     def _permits(self, slots: int, choice: Choice) -> bool:
-        """Whether the job's own policy lets it restart; one that fails is logged, and forbids it."""
+        """Whether the job's own policy permits a restart. A policy that raises is logged, and forbids the restart."""
         try:
             return self._policy is None or bool(self._policy(self.snapshot(), slots, choice))
         except Exception:
-            log.exception("the job's own policy failed: it is not restarted for added slots")
+            log.exception("the job's own policy failed: the job is not restarted for added slots")
             return False
 
     def _poll_most(self) -> None:
-        """Restart the job where slots were lost and its queries may have fewer tasks at once than they have."""
+        """Restart the job if slots were lost and a query's maximum of tasks is now below the one it was built with."""
         if self._scheduler.state is not State.EXECUTING:
             return
         maxima = most(self._proportions, self._scheduler.job.parallelism)
@@ -802,10 +804,10 @@ class ReactiveJob:
         if fewer:
             self._handle(Rebuild(time.monotonic(), 0, ", and ".join(fewer)))
 
-    # how many partitions the state has
+    # the number of state partitions
 
     def _poll_partitions(self) -> None:
-        """Restart the job to repartition state that has had fewer partitions than there are slots for long."""
+        """Restart the job to repartition state if it has had fewer partitions than there are slots for long enough."""
         now, runs = time.monotonic(), self._newest_runs()
         slots = self._scheduler.job.parallelism if self._scheduler.state is State.EXECUTING else 0
         if slots != self._stable[0]:
@@ -829,7 +831,7 @@ class ReactiveJob:
             self._handle(Rebuild(now, due.partitions, due.why))
 
     def _repartition(self, action: StopQueries, running: Iterable[tuple[Query, Any]]) -> str:
-        """Repartition the state of queries that are stopped, and say how that went."""
+        """Repartition the state of the stopped queries, and return a summary for the timeline."""
         if self._scheduler.state is not State.RESTARTING or self._cancelled.is_set():
             return ""
         unfinished, self._unfinished = self._unfinished, set()
@@ -841,16 +843,16 @@ class ReactiveJob:
         return "; ".join(one for one in said if one)
 
     def _repartition_query(self, query: Query, directory: str, partitions: int) -> str:
-        """The same for one of them; where it was begun before, and interrupted, that is finished."""
+        """Repartition the state of one query, or finish a repartitioning that was interrupted; return a summary."""
         began = time.monotonic()
         try:
             checkpoint = Checkpoint(self._spark, directory)
             begun = checkpoint.unfinished()
             partitions = begun or partitions
             if not partitions:
-                return ""  # Somebody else has finished it.
+                return ""  # Another process has finished it.
             if checkpoint.interrupted():
-                # Spark would refuse it, or skip that batch, whose records a sink might then get twice.
+                # Spark would refuse the repartitioning, or skip that batch, and a sink might get its records twice.
                 self._put_off[query.id] = self._put_off.get(query.id, 0) + 1
                 if self._put_off[query.id] >= MOST_PUT_OFF:
                     self._unreached.add(partitions)
@@ -863,7 +865,7 @@ class ReactiveJob:
             self._unreached.add(partitions)
             into = f"repartitioned into {partitions} partitions" if partitions else "examined"
             what = f"the state of {query.name} could not be {into}"
-            log.warning("%s; the job goes on", what, exc_info=error)
+            log.warning("%s; the job continues", what, exc_info=error)
             at, name, text = self._shown(time.monotonic()), type(error).__name__, str(error)[:MAX_TEXT]
             self._failures.append(Failure(at=at, query=query.id, error=name, text=text))
             return f"{what}: {cause(text)}"
@@ -878,14 +880,14 @@ class ReactiveJob:
 
 
 def _server(job: ReactiveJob, listen: str, token: str | None) -> Server:
-    # An HTTP server takes 15 MB that a job without a REST API does not need.
+    # Import only if needed: an HTTP server takes 15 MB of memory.
     from autoscaler.injob.reactive.rest import Server  # noqa: PLC0415
 
     return Server(job, listen, token)
 
 
 def _share(executors: Sequence[Executor], new: Sequence[Executor], before: Mapping[str, int]) -> float:
-    """The part of the tasks since `before` that these executors have had."""
+    """The fraction of the tasks since `before` that ran on the executors `new`."""
     done = {one.id: one.done - before.get(one.id, 0) for one in executors}
     return sum(done[one.id] for one in new) / max(1, sum(done.values()))
 
@@ -894,14 +896,14 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 _ARGUMENTS: tuple[Any, ...] = (None, 1, {})
-"""What `build` may be given: the session, the slots, and the tasks that each query may have at once."""
+"""Sample arguments of `build`: the session, the slots, and the tasks that each query may run at once."""
 
 
 def _takes(build: Callable[..., Any], *, maxima: bool = False) -> int:
-    """How many of its arguments `build` takes; the maxima only where there are some.
+    """How many of its possible arguments `build` takes; the maxima only if there are proportions.
 
     Raises:
-        TypeError: it cannot be called with a session.
+        TypeError: `build` cannot be called with a session.
     """
     expected = "the session and, if it needs it, the parallelism" + (" and the maxima" if maxima else "")
     if not callable(build):
@@ -916,7 +918,7 @@ def _takes(build: Callable[..., Any], *, maxima: bool = False) -> int:
 
 
 def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` returns
-    """What `build` has returned as a list of queries. Raises BuildError."""
+    """Convert the return value of `build` to a list of queries. Raises BuildError."""
     found = list(result) if isinstance(result, list | tuple) else [result]
     if not found or any(not hasattr(one, "runId") for one in found):
         what = "nothing" if not found or found == [None] else type(result).__name__
@@ -925,7 +927,7 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
         )
     for live in found:
         last = _checkpoint(live).rstrip("/").rsplit("/", 1)[-1]
-        # Below `spark.sql.streaming.checkpointLocation` a query without a name has another directory at each start.
+        # Under `spark.sql.streaming.checkpointLocation`, a query without a name gets a new directory at each start.
         if last.startswith("temporary-") or (not live.name and _UUID.fullmatch(last)):
             raise BuildError(
                 f"the query {live.name or live.id} has no checkpoint of its own, so a restart would lose or repeat "
@@ -952,13 +954,13 @@ def _checkpoint(live: Any) -> str:  # noqa: ANN401 - a StreamingQuery
 
 
 def _again(last: Step, at: float) -> Step:
-    """The entry of the timeline between two drivers."""
+    """The timeline entry for the change from one driver to the next."""
     why = "the driver was started again"
     if last.state not in ENDS:
-        why += f": the one before had ended while the job was {last.state.value}"
+        why += f": the previous one ended while the job was {last.state.value}"
     return Step(at=at, state=State.CREATED, why=why, slots=0, before=last.after, after=0, took=max(0.0, at - last.at))
 
 
 def _bounds(queries: Sequence[Query]) -> Bounds:
-    """What queries need together: they share the slots."""
+    """The bounds of all queries together. The queries share the slots, so these are the maxima."""
     return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))

@@ -1,7 +1,7 @@
-"""The settings of a standalone cluster's Master, which no API of Spark gives to an application.
+"""Read the settings of a standalone cluster's Master. Spark has no API that gives them to an application.
 
-The Master shows them in its web UI. An application does not know the port of that, so it asks the Master for its ports
-by Spark's own protocol.
+The Master shows its settings in its web UI. An application does not know the UI's port, so it asks the Master for its
+ports over Spark's own RPC protocol.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from urllib.request import ProxyHandler, build_opener
 from autoscaler.clients.spark_environment import read_settings
 
 TIMEOUT = 2.0
-"""Seconds after which a job starts without having read them."""
+"""Seconds after which a job starts without the settings."""
 
 MAX_BYTES = 4 << 20
-"""A page that is longer is not the Master's."""
+"""A longer page is not the Master's."""
 
 log = logging.getLogger("autoscaler.injob.reactive")
 
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What is known of the settings of a Master.
+    """The settings of a Master, as far as they are known.
 
     Attributes:
-        settings: a missing one has Spark's default; None: not known.
-        problem: why they are not known, where they could be; empty: there is no such Master, or it was not asked.
+        settings: a missing setting has Spark's default; None: not known.
+        problem: why the settings could not be read; empty if they were read, the cluster has no such Master, or nobody
+            asked it.
     """
 
     settings: Mapping[str, str] | None = None
@@ -40,7 +41,7 @@ class Master:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Host and port of each Master in a URL such as `spark://one:7077,two:7077`; none for other clusters."""
+    """Host and port of each Master in a URL such as `spark://one:7077,two:7077`; empty for other cluster managers."""
     if not master.startswith("spark://"):
         return []
     pairs = (one.rpartition(":") for one in master.removeprefix("spark://").split(","))
@@ -48,9 +49,9 @@ def addresses(master: str) -> list[tuple[str, int]]:
 
 
 def read_master(spark: Any, timeout: float = TIMEOUT) -> Master:  # noqa: ANN401 - a SparkSession
-    """Ask the Masters of a session's cluster for their settings; the first that has some counts.
+    """Ask the Masters of a session's cluster for their settings, and use the first settings that are returned.
 
-    Nothing is raised, and it takes no longer than `timeout` seconds.
+    The function raises nothing, and takes at most `timeout` seconds.
     """
     context = spark.sparkContext
     masters = addresses(str(context.master))
@@ -59,7 +60,7 @@ def read_master(spark: Any, timeout: float = TIMEOUT) -> Master:  # noqa: ANN401
     def ask(host: str, port: int) -> None:
         answers.put(_ask(context, host, port, timeout))
 
-    # Neither the lookup of a name nor an answer that comes in drops has a time-out.
+    # Threads enforce the deadline: a DNS lookup has no timeout, nor has a response that arrives byte by byte.
     for address in masters:
         threading.Thread(target=ask, args=address, name="reactive-master", daemon=True).start()
     found, deadline = Master(), time.monotonic() + timeout
@@ -82,7 +83,7 @@ def _ask(context: Any, host: str, port: int, timeout: float) -> Master:  # noqa:
 
 
 def _web_port(context: Any, host: str, port: int, timeout: float) -> int:  # noqa: ANN401 - a SparkContext
-    """The port of a Master's web UI; the host is the same. Raises what py4j raises."""
+    """The port of a Master's web UI; its host is that of the RPC endpoint. Raises what py4j raises."""
     jvm, scheduler = context._jvm, context._jsc.sc().schedulerBackend()  # noqa: SLF001 - there is no public way
     rpc, duration = jvm.org.apache.spark.rpc, jvm.scala.concurrent.duration
     master = scheduler.rpcEnv().setupEndpointRef(rpc.RpcAddress(host, port), "Master")
@@ -94,8 +95,8 @@ def _web_port(context: Any, host: str, port: int, timeout: float) -> int:  # noq
 
 
 def _read(url: str, timeout: float) -> Master:
-    """What a page says. Raises what urllib raises."""
-    # A proxy of the environment is for the world outside of the cluster.
+    """Read the settings from a page of the web UI. Raises what urllib raises."""
+    # Ignore a proxy that the environment sets: it is for addresses outside the cluster.
     with build_opener(ProxyHandler({})).open(url, timeout=timeout) as answer:
         settings = read_settings(answer.read(MAX_BYTES).decode("utf-8", "replace"))
     return Master(settings) if settings is not None else Master(problem=f"{url} shows no Spark properties")

@@ -1,8 +1,8 @@
-"""What the progress of the queries says of them, as the source `spark` reads it.
+"""Measure the queries of a job from their progress, by the same rules as the source `spark`.
 
-Batches end at their own times. All figures of a query are those of a moment when it ended a batch, or said that
-it had nothing to do, with its age at that moment: rates are exact between two of these, and while a batch runs the
-figures grow old instead of wrong.
+A query is measured only when it ends a batch or reports that it is idle. Each measurement includes the query's age at
+that moment. Rates between two measurements are therefore exact, and while a batch runs the figures become outdated
+but not wrong.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from autoscaler.ports import AnswerError
 from autoscaler.sources.spark_metrics import METRICS, Metric, Snapshot, UnseenBacklogError, counts_records
 
 WINDOW = 5.0
-"""Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
+"""Seconds over which the busy share is averaged, as for Flink's `busyTimeMsPerSecond`; a longer batch extends them."""
 
 KEPT = 24
-"""Batches of a query that are kept to compare the last ones with."""
+"""How many of a query's last batches are kept for comparison."""
 
 EVERY = 2.0
-"""Seconds until its measures are computed again, where batches are shorter: that takes some milliseconds."""
+"""Minimum seconds between two computations of a query's measures, each of which takes some milliseconds."""
 
 log = logging.getLogger("autoscaler.injob.reactive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """What is measured of one run of a query.
+    """The measurements of one run of a query.
 
     Attributes:
-        run: its last batches, and when it had nothing to do.
-        begun: when it was started, on a clock that is never set.
-        measures: the last; None before the first whole batch.
+        run: the run's last batches, and when it was last idle.
+        begun: when the run started, on the monotonic clock.
+        measures: the last measurement; None before the first whole batch.
         share: the last busy share; None: not known.
-        busy: seconds in which it was busy, those among them in which it may have been.
-        records: read by now; None: not known.
-        written: rows that its sink has counted by now; None: not known.
-        read: when it last read a record, on the steady clock.
+        busy: seconds in which the query was busy, including the seconds of which this is not known.
+        records: records read so far; None: not known.
+        written: rows that the sink has counted so far; None: not known.
+        read: when the query last read a record, on the monotonic clock.
     """
 
     run: Run
@@ -60,9 +60,10 @@ class Meter:
     def after(
         self, batch: Batch, changes: Sequence[float], written: int | None = None, watermark: float | None = None
     ) -> Meter:
-        """The meter when a batch, with its time on the steady clock, has ended and its sink has counted what it wrote.
+        """The meter after a batch has ended, of which the sink has counted `written` rows.
 
-        `changes` are when executors came and went; these and the watermark are in seconds since 1970.
+        `changes` are the times at which executors were added or removed. They and the watermark are in seconds since
+        1970.
         """
         run = replace(self.run, progress=(*self.run.progress, batch)[-KEPT:])
         steady = self.begun if batch.steady is None else batch.steady
@@ -78,10 +79,10 @@ class Meter:
         return _read(meter, batch.received, steady, changes, working=True, watermark=watermark)
 
     def idle(self, at: float, steady: float, changes: Sequence[float]) -> Meter:
-        """The meter when the query says that it has nothing to do. `at` is in seconds since 1970."""
+        """The meter after the query has reported that it is idle. `at` is in seconds since 1970."""
         run = replace(self.run, idle=at)
         watermark = self.measures.watermark if self.measures else None
-        # Whether it works need not be asked: it has just said so.
+        # `working` is None: the query has just reported that it does not work.
         return _read(replace(self, run=run), at, steady, changes, working=None, watermark=watermark)
 
 
@@ -92,17 +93,17 @@ def _plus(total: int | None, more: int | None) -> int | None:
 def _read(
     meter: Meter, at: float, steady: float, changes: Sequence[float], *, working: bool | None, watermark: float | None
 ) -> Meter:
-    """The meter with measures of now."""
+    """The meter with measures taken at `at`."""
     seen = Snapshot(run=meter.run, now=at, steady=steady, window=WINDOW, working=working, changes=tuple(changes))
     share, is_seen = _share(seen) if meter.run.progress else (0.0, True)
-    # A batch that ran on changed executors shows how busy neither number of them is. Its records and its time are in
-    # the sums all the same, so the last share stands for it. Before it there are no measures, not even an age.
+    # If executors changed during a batch, it shows the busy share of neither set of executors. Its records and its time
+    # count in the sums, so the previous share is used for it. If no share is known yet, the meter stays unmeasured.
     taken = meter.share if share is None and is_seen else share
     if taken is None and is_seen:
         return meter
     was = meter.measures or Measures(age=0.0, busy=None, records=0)
     passed = max(0.0, steady - meter.begun - was.age)
-    # The share is of the time from its first new batch on, and before that it had nothing to do.
+    # The share covers the time since the start of the first new batch. Before that the query was idle.
     began = next((batch.start for batch in meter.run.progress if batch.received > at - passed), at)
     span = min(passed, max(at - began, meter.run.interval))
     busy = meter.busy + (1.0 if taken is None else taken) * span
@@ -122,7 +123,7 @@ def _read(
 
 
 def _share(snapshot: Snapshot) -> tuple[float | None, bool]:
-    """The busy share, or None; and whether it can be known at all."""
+    """The busy share, or None if it is not known now; and whether this query's share can be known at all."""
     try:
         return METRICS[Metric.SATURATION](snapshot).value, True
     except AnswerError as error:
@@ -130,7 +131,7 @@ def _share(snapshot: Snapshot) -> tuple[float | None, bool]:
 
 
 def known(metric: Metric, snapshot: Snapshot) -> float | None:
-    """The value that the source `spark` would read, or None where that is an error."""
+    """The value that the source `spark` would read, or None if it would report an error."""
     try:
         return max(0.0, METRICS[metric](snapshot).value)
     except AnswerError:
@@ -138,7 +139,7 @@ def known(metric: Metric, snapshot: Snapshot) -> float | None:
 
 
 class Meters:
-    """The meters of all queries: filled by the thread of Spark's listener, read by the job's. Nothing raises."""
+    """The meters of all queries, written by Spark's listener thread, read by the job's thread. Nothing is raised."""
 
     def __init__(self, spark: Any, executors: Callable[[], Iterable[Executor]]) -> None:  # noqa: ANN401 - a SparkSession
         self._spark = spark
@@ -148,13 +149,13 @@ class Meters:
         self._warned = False
 
     def seen(self, run: str) -> Measures | None:
-        """What is known of a run of a query; None: nothing yet."""
+        """The last measurement of a query's run; None: there is none yet."""
         with self._lock:
             meter = self._meters.get(run)
         return None if meter is None else meter.measures
 
     def ended(self, progress: Mapping[str, Any]) -> None:
-        """A batch has ended, with that progress."""
+        """Record a batch that has ended, from its progress."""
         at, steady = time.time(), time.monotonic()
         try:
             meter = self._meters.get(progress["runId"])
@@ -166,11 +167,11 @@ class Meters:
             written = (progress.get("sink") or {}).get("numOutputRows", -1)
             watermark = _watermark(progress)
             self._keep(meter.after(batch, self._changes(), written if written >= 0 else None, watermark))
-        except Exception:  # noqa: BLE001 - nothing may go up into Spark's thread
+        except Exception:  # noqa: BLE001 - nothing may be raised into Spark's thread
             self._warn()
 
     def idle(self, query: str, run: str) -> None:
-        """A query has nothing to do."""
+        """Record that a query is idle."""
         at, steady = time.time(), time.monotonic()
         try:
             meter = self._meters.get(run) or _started(query, run, at, steady, read_trigger(self._spark, query))
@@ -179,14 +180,14 @@ class Meters:
             self._warn()
 
     def terminated(self, run: str) -> None:
-        """A query has ended."""
+        """Remove the meter of a run that has ended."""
         with self._lock:
             self._meters.pop(run, None)
 
     def _warn(self) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        log.log(level, "an event of a query was not counted in its metrics; the job is not affected", exc_info=True)
+        log.log(level, "an event of a query is missing in its metrics; the job is not affected", exc_info=True)
 
     def _keep(self, meter: Meter) -> None:
         with self._lock:
@@ -202,6 +203,6 @@ def _started(query: str, run: str, at: float, steady: float, trigger: str) -> Me
 
 
 def _watermark(progress: Mapping[str, Any]) -> float | None:
-    """The watermark of a batch, seconds since 1970; None before the first record with a time."""
+    """The watermark of a batch, seconds since 1970; None before the first record with an event time."""
     text = (progress.get("eventTime") or {}).get("watermark")
     return (datetime.fromisoformat(text).timestamp() or None) if text else None

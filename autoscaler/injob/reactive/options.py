@@ -1,4 +1,4 @@
-"""What a reactive job declares: the slots that it needs and may take, and Flink's options of the adaptive scheduler."""
+"""The options of a reactive job: its minimum and maximum slots, and Flink's options of the adaptive scheduler."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ UNUSED = frozenset(
         RESTART + "failure-rate.max-failures-per-interval",
     }
 )
-"""Options that Flink has, and that change nothing here."""
+"""Options of Flink that are accepted but have no effect here."""
 
 REPARTITIONS = ("never", "allowed")
 
 FOREVER = 2**31 - 1
-"""How Flink writes any number of attempts."""
+"""Flink's value for an unlimited number of attempts."""
 
 _STRATEGIES = {
     **dict.fromkeys(("none", "off", "disable"), Restart.NONE),
@@ -42,10 +42,10 @@ _STRATEGIES = {
 
 
 class OptionsError(ValueError):
-    """Options that cannot be used.
+    """The options cannot be used.
 
     Attributes:
-        problems: one sentence each: the option, what it is, what was expected and what to do.
+        problems: one sentence each: the option, its value, what was expected and what to do.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -60,7 +60,7 @@ def _plain(value: object) -> str:
 
 
 def _option(kind: str, default: Any, *keys: str, least: float = 0, most: float = math.inf) -> Any:  # noqa: ANN401 - a field
-    """A field with Flink's names of it, the one that counts first; `most` is itself allowed."""
+    """A field with its Flink names in order of precedence; `least` and `most` are inclusive."""
     return field(default=default, metadata={"kind": kind, "keys": keys, "least": least, "most": most})
 
 
@@ -69,35 +69,35 @@ class Options:
     """The declared resources of a reactive job, and how it rescales and restarts. Times are seconds.
 
     Attributes:
-        min_slots: slots without which the job does not run.
-        preferred_slots: slots that it asks for at most; None: all there are, as in Reactive Mode.
-        max_parallelism: most slots that it can use: `pipeline.max-parallelism`. None: not limited.
-        resource_wait_timeout: how long a job that starts waits for its preferred slots; then it runs on fewer, or fails
+        min_slots: the minimum slots; with fewer the job does not run.
+        preferred_slots: the maximum slots that the job requests; None: all that exist, as in Reactive Mode.
+        max_parallelism: the maximum slots that the job can use: `pipeline.max-parallelism`. None: not limited.
+        resource_wait_timeout: how long a starting job waits for its preferred slots; then it runs on fewer, or fails
             below the minimum. -1 or math.inf: forever, the default in Reactive Mode and here.
-        resource_stabilization_timeout: a job that starts on fewer slots than preferred waits so long for more.
-        executing_stabilization: the same for a job that runs, before it is rescaled.
-        cooldown: no rescale for so long after one; Flink's older name is `scaling-interval.min`.
-        scaling_interval_max: a gain below `min_parallelism_increase` is taken after so long; math.inf: never.
-        min_parallelism_increase: slots that must be gained to be worth a restart.
-        max_delay: longest wait of a rescale for a commit; None: it waits for none.
-        max_commit_age: a rescale of a job that runs is taken only within so long after a commit of one of its queries;
+        resource_stabilization_timeout: how long a job that starts on fewer slots than preferred waits for more.
+        executing_stabilization: how long a running job waits for further slots before it is rescaled.
+        cooldown: the minimum time from one rescale to the next; Flink's older name is `scaling-interval.min`.
+        scaling_interval_max: after this time a gain below `min_parallelism_increase` is used too; math.inf: never.
+        min_parallelism_increase: the minimum gain of slots for which the job restarts.
+        max_delay: how long a rescale waits for a commit at most; None: it does not wait.
+        max_commit_age: a running job is rescaled only within this time after a commit of one of its queries;
             math.inf: at any time. Flink has no such option.
-        max_checkpoint_failures: so many failed commits count like a completed one.
-        heartbeat_timeout: after so long without a heartbeat an executor is given up.
-        restart: what happens after a failure.
-        initial_backoff, max_backoff, backoff_multiplier: of the exponential delay before a restart.
-        reset_backoff_threshold: after so long without a failure the delay is the initial one again.
-        jitter_factor: the share of a delay by which it is varied at random, from 0 to 1.
-        attempts_before_reset: failures since the last reset that are survived; math.inf: any number.
-        fixed_delay, fixed_attempts: of the strategy `fixed-delay`.
-        repartition_state: `never`, or `allowed`: state that has fewer partitions than there are slots is repartitioned
+        max_checkpoint_failures: the number of failed commits that count like one completed commit.
+        heartbeat_timeout: after this time without a heartbeat an executor counts as lost.
+        restart: the restart strategy after a failure.
+        initial_backoff, max_backoff, backoff_multiplier: parameters of the exponential delay before a restart.
+        reset_backoff_threshold: after this time without a failure the delay is reset to the initial one.
+        jitter_factor: the fraction by which a delay is varied at random, from 0 to 1.
+        attempts_before_reset: the number of failures since the last reset that are tolerated; math.inf: any number.
+        fixed_delay, fixed_attempts: parameters of the strategy `fixed-delay`.
+        repartition_state: `never`, or `allowed`: state with fewer partitions than there are slots is repartitioned
             while its query is stopped. Flink has neither this option nor the next.
-        repartition_after: the slots must have exceeded the partitions, and been the same, for so long.
-        proportions: min, target and max share of the slots, each from 0 to 1, by the name of each query; None: they
-            share the slots as their batches come.
+        repartition_after: how long the slots must have exceeded the partitions without a change.
+        proportions: min, target and max share of the slots, each from 0 to 1, by query name; None: the queries share
+            the slots as their batches come.
 
     Raises:
-        OptionsError: values that an option cannot have, or that contradict each other; it lists all.
+        OptionsError: an option has a wrong value, or options contradict each other; the message lists all problems.
     """
 
     min_slots: int = _option("count", 1, least=1, most=MAX_PARALLELISM)
@@ -153,19 +153,19 @@ class Options:
 
     @classmethod
     def of(cls, conf: Mapping[str, str | float], **changes: Any) -> Options:  # noqa: ANN401 - as the fields are
-        """Options from a flat Flink configuration; its options of other matters are ignored.
+        """Create options from a flat Flink configuration. Other options of Flink are ignored.
 
-        `parallelism.default` is one of them, as in Reactive Mode, and so is `scheduler-mode`: 5 minutes and 10 s, which
-        are Flink's defaults of the first waits outside of Reactive Mode, count where they are written.
+        `parallelism.default` is ignored, as in Reactive Mode, and so is `scheduler-mode`. The defaults are those of
+        Reactive Mode: Flink's other defaults for the first waits, 5 minutes and 10 s, apply only if they are set.
 
         Args:
-            conf: Flink's names and values; a time that is a bare number is in milliseconds.
-            changes: fields, which count before the configuration.
+            conf: Flink's names and values; a time without a unit is in milliseconds.
+            changes: fields, which take precedence over the configuration.
 
         Raises:
-            OptionsError: a name of the adaptive scheduler or of a restart strategy that Flink 2.3 does not have, one
-                that begins with `reactive.` and is not among the options, a value that cannot be read, or what
-                `Options` refuses; it lists all.
+            OptionsError: the configuration has an unknown option of the adaptive scheduler or of a restart strategy of
+                Flink 2.3, an unknown name that begins with `reactive.`, a value that cannot be read, or a value that
+                `Options` refuses; the message lists all problems.
         """
         problems = list(_unknown(conf))
         values: dict[str, Any] = {}
@@ -188,13 +188,13 @@ class Options:
 
     @property
     def most_slots(self) -> int | None:
-        """The most slots that the job takes; None: without bound."""
+        """The maximum slots that the job takes; None: not limited."""
         return min((most for most in (self.preferred_slots, self.max_parallelism) if most is not None), default=None)
 
     def flink_settings(self) -> FlinkSettings:
-        """The settings of the state machine, by the rules of Flink 2.x, with one slot sharing group.
+        """The settings of the state machine with the rules of Flink 2.x and one slot sharing group.
 
-        `min_increase` and `force_after` are set, but those rules do not use them.
+        `min_increase` and `force_after` are set, but the rules of Flink 2.x do not use them.
         """
         fixed = self.restart is Restart.FIXED
         return FlinkSettings(
@@ -217,7 +217,7 @@ class Options:
         )
 
     def shown(self) -> dict[str, str]:
-        """Flink's names and values as text; the scheduler is `adaptive`, whose requirements can be changed by PUT."""
+        """Flink's names and values as text; the scheduler is `adaptive`, so clients can change requirements by PUT."""
         found = {"jobmanager.scheduler": "adaptive"}
         for one in fields(self):
             value = getattr(self, one.name)
@@ -230,7 +230,7 @@ class Options:
         return found
 
     def _contradictions(self, wrong: Mapping[str, str]) -> Iterator[str]:
-        """Pairs of options, both right by themselves, of which the first must not be above the second."""
+        """List pairs of valid options of which the first is above the second, but must not be."""
         for low, high in (
             ("min_slots", "preferred_slots"),
             ("min_slots", "max_parallelism"),
@@ -255,7 +255,7 @@ def _unknown(conf: Mapping[str, str | float]) -> Iterator[str]:
 
 
 def _parse(option: Field[Any], value: object) -> Any:  # noqa: ANN401 - as the field is
-    """The value of a field; None when it cannot be read."""
+    """Parse the value of a field; None if it cannot be read."""
     plain = _plain(value)
     match option.metadata["kind"]:
         case "time":
@@ -272,7 +272,7 @@ def _parse(option: Field[Any], value: object) -> Any:  # noqa: ANN401 - as the f
 
 
 def _expected(option: Field[Any]) -> str:
-    """What values an option can have."""
+    """Describe the values that an option can have."""
     kind, least, most = option.metadata["kind"], *_range(option)
     if kind == "strategy":
         return "exponential-delay, fixed-delay or none"
@@ -286,7 +286,7 @@ def _expected(option: Field[Any]) -> str:
 
 
 def _problem(option: Field[Any], value: Any) -> str | None:  # noqa: ANN401 - whatever its author gave
-    """What is wrong with a field's value; None: nothing."""
+    """Describe the problem with a field's value; None: there is none."""
     kind, default, least, most = option.metadata["kind"], option.default, *_range(option)
     if kind == "proportions":
         return None

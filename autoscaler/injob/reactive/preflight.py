@@ -1,4 +1,4 @@
-"""What keeps a reactive job from being elastic, said before it matters: by Spark's settings and by its queries."""
+"""The preflight check: Spark settings and properties of queries that prevent a reactive job from being elastic."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from autoscaler.ports import Severity
 from autoscaler.schedulers.flink_durations import seconds
 
 TEMPORARY = "temporary-"
-"""How Spark begins the name of a checkpoint directory that it makes for a query without one."""
+"""The prefix of the temporary checkpoint directory that Spark creates for a query without a checkpoint."""
 
 _EXECUTOR_TIMEOUTS = ("spark.storage.blockManagerHeartbeatTimeoutMs", "spark.storage.blockManagerSlaveTimeoutMs")
-"""Either counts before spark.network.timeout."""
+"""Both take precedence over spark.network.timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that keeps a job from being elastic.
+    """A problem that prevents a job from being elastic.
 
     Attributes:
-        severity: ERROR: the job should not run, it would lose or repeat records, or never start; WARNING: it runs, and
-            does not use what comes, or notices late what goes; INFO: it is not known whether something is wrong.
-        name: the setting or the matter.
-        what: what is wrong and what follows, with the numbers.
+        severity: ERROR: the job should not run, because it would lose or repeat records, or never start; WARNING: the
+            job runs, but does not use added slots, or notices lost ones late; INFO: it is not known whether there is a
+            problem.
+        name: the setting or the subject.
+        what: the problem and its consequence, with the numbers.
         advice: what to do.
     """
 
@@ -43,15 +44,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryFacts:
-    """A query of the job, as far as it is known.
+    """What is known of a query of the job.
 
     Attributes:
-        name: as in messages.
-        has_checkpoint: whether it has a checkpoint of its own; None: unknown.
-        source_partitions: tasks of its first stage; None: unknown, as before the first batch.
-        state_partitions: partitions of its state, fixed by its first batch; None: unknown, or it has none.
-        widest: tasks of the widest stage of its last batches; 0: unknown.
-        real_time: whether it runs in real-time mode.
+        name: the name that messages use.
+        has_checkpoint: whether the query has a checkpoint of its own; None: unknown.
+        source_partitions: the tasks of its first stage; None: unknown, for example before the first batch.
+        state_partitions: the partitions of its state, fixed by its first batch; None: unknown, or the query is
+            stateless.
+        widest: the tasks of the widest stage of its last batches; 0: unknown.
+        real_time: whether the query runs in real-time mode.
     """
 
     name: str
@@ -64,15 +66,15 @@ class QueryFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is examined.
+    """The input of the checks.
 
     Attributes:
-        conf: the application's Spark settings; a missing one has Spark's default.
+        conf: the application's Spark settings; a missing setting has Spark's default.
         master: the URL of the Master, such as `spark://host:7077` or `local[2]`.
-        slots: tasks that the executors can run at a time now.
-        queries: those that run.
-        cluster: settings of the Master; where they are not known, they are not examined.
-        repartitions: whether this Spark can repartition state.
+        slots: the tasks that the executors can run at a time now.
+        queries: the running queries.
+        cluster: the Master's settings; if they are not known, they are not checked.
+        repartitions: whether this Spark version can repartition state.
     """
 
     conf: Mapping[str, str]
@@ -89,7 +91,7 @@ class Facts:
 
     @property
     def cluster_settings(self) -> Mapping[str, str] | None:
-        """Settings of the Master; one that the application starts itself has the application's."""
+        """The Master's settings. A Master that the application starts itself has the application's settings."""
         return self.conf if self.master.startswith("local-cluster") else self.cluster.settings
 
     def is_true(self, key: str) -> bool:
@@ -97,7 +99,7 @@ class Facts:
         return self.conf.get(key, "false").strip().lower() == "true"
 
     def time(self, key: str, default: float, unit: str = "ms") -> float:
-        """A time in seconds; unreadable ones, which Spark refuses, count as the default."""
+        """A setting as seconds; an unreadable value, which Spark refuses, counts as the default."""
         found = seconds(self.conf[key], unit) if key in self.conf else None
         return default if found is None else found
 
@@ -141,7 +143,7 @@ def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, key, what, f"start the job without {key}; preferred_slots is its bound")
     elif wanted is None or slots < wanted:
         bound = "all that come" if wanted is None else f"{wanted} (preferred_slots)"
-        what = f"the job wants {bound} and gets {count_of(slots, 'slot')} at most: workers beyond get no executor"
+        what = f"the job wants {bound} and gets {count_of(slots, 'slot')} at most: further workers get no executor"
         yield _warning(key, what, f"start the job without {key}; preferred_slots is its bound")
 
 
@@ -162,7 +164,7 @@ def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
 
 
 def _most(query: QueryFacts, slots: int, options: Options) -> int:
-    """Of so many slots those that a query may use."""
+    """How many of the slots a query may use."""
     return proportions.most(options.proportions or {}, slots).get(query.name, slots)
 
 
@@ -177,13 +179,13 @@ def _repartition(facts: Facts, options: Options) -> Iterator[Finding]:
     if not facts.repartitions:
         yield _warning(
             "repartition_state",
-            "it is allowed, and this Spark cannot: that takes Spark 4.2 or later, without Spark Connect",
+            "it is allowed, but not supported here: repartitioning needs Spark 4.2 or later, without Spark Connect",
             "update Spark, or remove repartition_state",
         )
     elif facts.conf.get(key) != ROCKSDB:
         yield _warning(
             "repartition_state",
-            f"it is allowed, and Spark can do that only with state in RocksDB, which {key} does not say",
+            f"it is allowed, but Spark can repartition only state in RocksDB, which {key} does not set",
             "start the session with reactive_conf(stateful=True), and the query with a new checkpoint",
         )
 
@@ -229,7 +231,7 @@ def _locality(facts: Facts, _: Options) -> Iterator[Finding]:
             "spark.locality.wait",
             f"tasks wait {max(waits):g} s for the executor that has their state: while batches are short, new "
             "executors get almost nothing, and the loss of one costs 8 to 15 s instead of 3",
-            "set spark.locality.wait=0s, as reactive_conf(stateful=True) does",
+            "set spark.locality.wait=0s, or use reactive_conf(stateful=True), which sets it",
         )
 
 
@@ -243,7 +245,7 @@ def _real_time(facts: Facts, options: Options) -> Iterator[Finding]:
             yield Finding(
                 Severity.ERROR if short else Severity.WARNING,
                 "real-time mode",
-                f"{query.name} holds its slots all the time ({many}): with fewer it fails, and more are useless"
+                f"{query.name} holds its slots all the time ({many}): with fewer slots it fails, and more are useless"
                 + (f"; the job takes {options.most_slots} at most" if short else ""),
                 f"set min_slots and preferred_slots to {need or 'that number'}, or use a processing-time trigger",
             )
@@ -254,14 +256,14 @@ def _decommission(facts: Facts, _: Options) -> Iterator[Finding]:
     if not facts.local and not facts.is_true(key):
         yield _warning(
             key,
-            "it is not true: an executor on a worker that is drained stays, idle, and its tasks fail in the end",
+            "it is not true: if a worker is drained, its executor stays idle, and the executor's tasks fail in the end",
             f"set {key}=true for the job, as reactive_conf() does, and for the Master and the Workers",
         )
     settings = facts.cluster.settings
     if settings is not None and settings.get(key, "false").strip().lower() != "true":
         yield _warning(
             key,
-            "the Master's is not true, and its Workers' perhaps neither: they cannot be drained, so their tasks fail",
+            "it is not true for the Master, and perhaps not for its Workers: they cannot be drained, so tasks fail",
             f"start the Master and all Workers with -D{key}=true",
         )
 
@@ -270,7 +272,7 @@ def _heartbeats(facts: Facts, options: Options) -> Iterator[Finding]:
     if facts.local:
         return
     timeout = options.heartbeat_timeout
-    advice = f"start the job with reactive_conf(heartbeat_timeout={timeout:g}), and set none of its time-outs otherwise"
+    advice = f"start the job with reactive_conf(heartbeat_timeout={timeout:g}), and do not set its time-outs elsewhere"
     against = f"contradicts heartbeat_timeout, which is {timeout:g} s"
     own = [key for key in _EXECUTOR_TIMEOUTS if key in facts.conf]
     key = own[0] if own else "spark.network.timeout"
@@ -285,8 +287,8 @@ def _heartbeats(facts: Facts, options: Options) -> Iterator[Finding]:
         yield _warning(key, what, advice)
     if check > timeout / 2:
         what = (
-            f"{check:g} s {against}: the driver checks for missing heartbeats only so often, and gives up a hung "
-            "executor so much later"
+            f"{check:g} s {against}: the driver checks for missing heartbeats only at this interval, and gives up a "
+            "hung executor up to that much later"
         )
         yield _warning("spark.network.timeoutInterval", what, advice)
     key, whole, settings = "spark.worker.timeout", math.ceil(timeout), facts.cluster_settings
@@ -306,7 +308,7 @@ def _dynamic_allocation(facts: Facts, _: Options) -> Iterator[Finding]:
     if facts.is_true(key):
         yield _warning(
             key,
-            "Spark adds and removes executors itself, by idle time, which a streaming query never or always has",
+            "Spark adds and removes executors by idle time, but a streaming query's executors are never or always idle",
             f"set {key}=false, as reactive_conf() does",
         )
 
@@ -333,7 +335,7 @@ def _unread_master(facts: Facts, options: Options) -> Iterator[Finding]:
             Severity.INFO,
             "Master",
             f"its settings could not be read, so they are not examined ({facts.cluster.problem})",
-            "look whether it was started with " + " ".join(f"-D{key}={value}" for key, value in wanted.items()) + ", "
+            "check that it was started with " + " ".join(f"-D{key}={value}" for key, value in wanted.items()) + ", "
             "which its web UI shows under /environment/; the Workers need the first two as well",
         )
 
@@ -357,18 +359,18 @@ _CHECKS = (
 
 
 def findings(facts: Facts, options: Options) -> tuple[Finding, ...]:
-    """All that keeps a job from being elastic, errors first."""
+    """All problems that prevent a job from being elastic, errors first."""
     found = [finding for check in _CHECKS for finding in check(facts, options)]
     return tuple(sorted(found, key=lambda finding: list(Severity).index(finding.severity)))
 
 
 def read_facts(spark: Any, *, slots: int | None = None, cluster: Master = Master()) -> Facts:  # noqa: ANN401, B008 - untyped, frozen
-    """Read what can be known of a live session (not Spark Connect) and of its queries that run.
+    """Read the facts of a live session (not Spark Connect) and of its running queries.
 
     Args:
         spark: the SparkSession.
-        slots: as counted by executors; None: Spark's default parallelism, which lags behind.
-        cluster: the Master, as `read_master` has found it.
+        slots: the slots of the active executors; None: Spark's default parallelism, which lags behind.
+        cluster: the Master as `read_master` returns it.
     """
     context = spark.sparkContext
     conf = dict(context.getConf().getAll())
@@ -397,7 +399,7 @@ def _read_query(context: Any, query: Any) -> QueryFacts:  # noqa: ANN401 - untyp
 
 
 def _first_stage(tracker: Any, run: str) -> int | None:  # noqa: ANN401 - untyped
-    """Tasks of the first stage of a query's last Spark job: the one that reads the source."""
+    """The tasks of the first stage of a query's last Spark job: the stage that reads the source."""
     for job in sorted(tracker.getJobIdsForGroup(run), reverse=True)[:1]:
         stages = sorted(info.stageIds) if (info := tracker.getJobInfo(job)) else ()
         for stage in stages[:1]:

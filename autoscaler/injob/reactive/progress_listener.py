@@ -1,4 +1,4 @@
-"""What Spark tells a reactive job of its queries: their batches, and that one has ended."""
+"""The listener through which Spark informs a reactive job of its queries' batches and of queries that end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def progress_listener(
     meters: Meters,
     ended: Callable[[], None],
 ) -> Any:  # noqa: ANN401 - a StreamingQueryListener
-    """Puts each batch of a query, as a `Commit`, into `events`, and calls `ended` when a query has ended."""
+    """A listener that puts each batch of a query, as a `Commit`, into `events`, and calls `ended` when a query ends."""
     last: dict[str, int] = {}
 
     def progressed(text: str) -> None:
-        """A batch has ended, or there was none for a while."""
+        """A batch has ended; the same batch again means that the query has been idle for a while."""
         progress = json.loads(text)
         run, batch = progress["runId"], progress["batchId"]
         if last.get(run) == batch:

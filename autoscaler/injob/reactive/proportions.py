@@ -1,8 +1,8 @@
-"""How the queries of one job share its slots: proportions, and the pools of Spark's FAIR scheduler that make them.
+"""Divide the slots of one job among its queries: proportions, implemented by pools of Spark's FAIR scheduler.
 
-Each query has a pool. Spark divides the slots among the pools that have tasks by their weights, those first that run
-fewer tasks than their minimum. Slots that no other pool wants are used by the one that does: a pool has no upper limit.
-What never has more tasks at once than its maximum has slots is a query whose stages have no more tasks: `most`.
+Each query has a pool. Spark divides the slots by weight among the pools that have tasks. Pools below their minimum come
+first. A pool has no upper limit: it also uses the slots that no other pool wants. Only a query whose stages have no
+more tasks than its maximum never exceeds that maximum: see `most`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SCALE = 1000
-"""Spark's weights are whole numbers: thousandths of the slots."""
+"""Spark's weights are whole numbers, so shares are expressed in thousandths of the slots."""
 
 EPSILON = 1e-9
 
@@ -23,8 +23,8 @@ class Pool:
     """The settings of a query's pool in Spark's FAIR scheduler.
 
     Attributes:
-        weight: its share of the slots in thousandths, 1 or more.
-        least: slots that it is given first.
+        weight: the query's share of the slots in thousandths, 1 or more.
+        least: Spark's minShare: slots that the pool gets before weights count.
     """
 
     weight: int
@@ -32,10 +32,10 @@ class Pool:
 
 
 def problems(proportions: Any) -> Iterator[str]:  # noqa: ANN401 - whatever its author gave
-    """What is wrong with proportions; each is a sentence.
+    """List the problems of proportions, one sentence each.
 
     Args:
-        proportions: min, target and max of each query, by its name.
+        proportions: min, target and max of each query, by query name.
     """
     if not isinstance(proportions, Mapping) or not proportions:
         yield (
@@ -64,12 +64,12 @@ def problems(proportions: Any) -> Iterator[str]:  # noqa: ANN401 - whatever its 
 
 
 def shares(proportions: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
-    """The share of the slots that each query has while all have tasks.
+    """The share of the slots that each query gets while all queries have tasks.
 
-    It is the target, and of what all targets leave as much in proportion as its maximum allows.
+    A query gets its target. What the targets leave free is divided in proportion to the targets, up to each maximum.
     """
     found = {name: target for name, (_, target, _) in proportions.items()}
-    for _ in proportions:  # each time at least one reaches its maximum, or nothing is left
+    for _ in proportions:  # in each iteration at least one query reaches its maximum, or nothing is left
         left = 1 - sum(found.values())
         below = {name: one[1] for name, one in proportions.items() if found[name] < one[2] - EPSILON}
         if left <= EPSILON or not below:
@@ -81,7 +81,7 @@ def shares(proportions: Mapping[str, tuple[float, float, float]]) -> dict[str, f
 
 
 def pools(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> dict[str, Pool]:
-    """The pool of each query when the job has so many slots; a minimum above 0 is at least one of them."""
+    """The pool of each query if the job has `slots` slots; a minimum above 0 is at least one slot."""
     return {
         name: Pool(
             weight=max(1, round(share * SCALE)),
@@ -92,12 +92,12 @@ def pools(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> 
 
 
 def most(proportions: Mapping[str, tuple[float, float, float]], slots: int) -> dict[str, int]:
-    """The tasks that each query may have at once when the job has so many slots: max rounded down, 1 or more."""
+    """The tasks that each query may run at once if the job has `slots` slots: max rounded down, 1 or more."""
     return {name: max(1, math.floor(one[2] * slots + EPSILON)) for name, one in proportions.items()}
 
 
 def shown(proportions: Mapping[str, tuple[float, float, float]]) -> str:
-    """As one line."""
+    """Format proportions as one line: name min/target/max."""
     return ", ".join(f"{name} {least:g}/{target:g}/{most:g}" for name, (least, target, most) in proportions.items())
 
 

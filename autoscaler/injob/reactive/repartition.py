@@ -1,6 +1,7 @@
-"""The partitions of a query's state, which Spark fixes with its first batch: when to change their number, and how.
+"""Decide when to change the number of partitions of a query's state, and change it.
 
-Spark 4.2 and later rewrites the state of a query that is stopped, as a batch of its own that reads and writes nothing.
+Spark fixes this number with the query's first batch. Spark 4.2 and later can rewrite the state of a stopped query, in a
+batch of its own that reads no source and writes to no sink.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 from autoscaler.schedulers.flink_durations import format_seconds
 
 UNFINISHED = "STREAMING_UNFINISHED_REPARTITION_DETECTED"
-"""With this Spark refuses to start a query whose repartitioning was interrupted or has failed."""
+"""The error with which Spark refuses to start a query after its repartitioning was interrupted or failed."""
 
 TASKS_END = 30.0
-"""Seconds for which the tasks of a repartitioning that has failed are waited for."""
+"""Seconds to wait for the tasks of a failed repartitioning to end."""
 
 
 class RepartitionError(Exception):
@@ -28,7 +29,7 @@ class RepartitionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """State is to be repartitioned into so many partitions, and why in one sentence."""
+    """The decision to repartition state into `partitions` partitions, and the reason in one sentence."""
 
     partitions: int
     why: str
@@ -37,18 +38,19 @@ class Due:
 def choose_partitions(
     slots: int, stable: float, state: Mapping[str, int], *, after: float, most: int, failed: AbstractSet[int]
 ) -> Due | None:
-    """Whether state is to be repartitioned, and into how many partitions: as many as there are slots.
+    """Decide whether to repartition state, and into how many partitions: as many as there are slots.
 
-    Every slot then has one task in each batch. A multiple would leave some idle again at the next few slots, without
-    being exceeded, and each partition costs each batch a commit of its own. Their number never shrinks.
+    Every slot then has one task in each batch. A multiple of the slots is not used: after the next few slots are added,
+    some would be idle although there are still more partitions than slots. In addition, each partition costs every
+    batch one more commit. The number of partitions never shrinks.
 
     Args:
-        slots: that the job runs on.
-        stable: seconds for which there have been so many.
-        state: partitions of the queries that have state, by name.
-        after: seconds after which slots in excess are taken to stay.
-        most: partitions that there may be.
-        failed: numbers of partitions that could not be reached.
+        slots: the slots that the job runs on.
+        stable: seconds for which this number of slots has not changed.
+        state: the number of state partitions of each stateful query, by name.
+        after: seconds after which the number of slots counts as permanent.
+        most: the maximum number of partitions.
+        failed: numbers of partitions at which repartitioning failed before.
     """
     partitions = min(slots, most)
     fewer = {name: number for name, number in sorted(state.items()) if number < partitions}
@@ -59,17 +61,17 @@ def choose_partitions(
 
 
 class Checkpoint:
-    """The checkpoint of a query that is stopped, in a directory that Hadoop knows; Spark 4.2 or later, not Connect."""
+    """The checkpoint of a stopped query, in a Hadoop file system; needs Spark 4.2 or later, without Spark Connect."""
 
     def __init__(self, spark: Any, directory: str) -> None:  # noqa: ANN401 - a SparkSession
         self._manager, self._directory = spark._streamingCheckpointManager, directory.rstrip("/")  # noqa: SLF001 - the only way
-        # Python has no file systems of Hadoop of its own.
+        # PySpark has no Python API for Hadoop's file systems.
         self._path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path  # noqa: SLF001
         conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         self._files = self._path(directory).getFileSystem(conf)
 
     def unfinished(self) -> int | None:
-        """The partitions of a repartitioning that was begun and is not finished; None: there is none."""
+        """The number of partitions that an unfinished repartitioning aims at; None: no repartitioning is unfinished."""
         last = self._last("offsets")
         if last < 1 or last == self._last("commits"):
             return None
@@ -77,17 +79,17 @@ class Checkpoint:
         return None if before == after else after
 
     def interrupted(self) -> bool:
-        """Whether the last batch of the query itself is to be run again."""
+        """Whether the query's last batch, not counting a repartitioning, was interrupted and has to run again."""
         return self._last("offsets") != self._last("commits") and self.unfinished() is None
 
     def repartition(self, partitions: int, idle: Callable[[], bool]) -> None:
-        """Rewrite the state into so many partitions; finish what was begun for that number.
+        """Rewrite the state into `partitions` partitions, or finish an unfinished repartitioning to that number.
 
-        `idle` says whether no task runs.
+        `idle` tells whether no task runs.
 
         Raises:
-            RepartitionError: it has failed, and the checkpoint is as it was before; or Spark refuses to start the query
-                until it is finished.
+            RepartitionError: the repartitioning failed. Either the checkpoint is as it was before, or Spark refuses to
+                start the query until the repartitioning is finished.
         """
         try:
             self._manager.repartition(self._directory, partitions)
@@ -95,7 +97,7 @@ class Checkpoint:
             java = getattr(error, "java_exception", None)
             why = str((java.getMessage() or java.toString()) if java else error)
             deadline = time.monotonic() + TASKS_END
-            while not idle():  # A task that is being cancelled may write a last file.
+            while not idle():  # A task that is being cancelled may still write a file.
                 if time.monotonic() >= deadline:
                     raise RepartitionError(f"{why}; its tasks still run") from error
                 time.sleep(0.1)
@@ -103,9 +105,9 @@ class Checkpoint:
             raise RepartitionError(why) from error
 
     def undo(self) -> None:
-        """Remove what a repartitioning that is not finished has written.
+        """Remove the files that an unfinished repartitioning has written.
 
-        The next batch has its number, and would find its files of the state as the ones of its own.
+        The query's next batch has the same number as the repartitioning, and would use its state files as its own.
         """
         if self.unfinished() is None:
             return
@@ -115,7 +117,7 @@ class Checkpoint:
             path = found.next().getPath()
             if _is_of(path.toString(), batch):
                 self._delete(path)
-        self._delete(self._place("offsets", batch))  # Last: until then it is seen to be unfinished.
+        self._delete(self._place("offsets", batch))  # Last: while this file exists, the repartitioning is unfinished.
 
     def _delete(self, path: Any) -> None:  # noqa: ANN401 - a path of Hadoop
         if not self._files.delete(path, False) and self._files.exists(path):
@@ -125,7 +127,7 @@ class Checkpoint:
         return self._path("/".join((self._directory, *map(str, names))))
 
     def _last(self, log: str) -> int:
-        """The number of the last batch in one of Spark's logs; -1: there is none."""
+        """The number of the last batch in one of the checkpoint's logs; -1: the log is empty."""
         place = self._place(log)
         found = self._files.listStatus(place) if self._files.exists(place) else ()
         names = (one.getPath().getName() for one in found)
@@ -141,7 +143,7 @@ class Checkpoint:
 
 
 def _is_of(path: str, batch: int) -> bool:
-    """Whether a file of the state was written by a batch, whose version of the state has the next number."""
+    """Whether a batch wrote this state file. The state version that a batch writes is the batch's number plus one."""
     _, folder, name = path.rsplit("/", 2)
     return (folder == "v2" and name == str(batch)) or (
         re.fullmatch(rf"{batch + 1}(_[^.]*)?\.(zip|changelog|delta|snapshot)", name) is not None

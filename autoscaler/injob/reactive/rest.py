@@ -1,7 +1,7 @@
-"""The REST API of a reactive job: Flink 2.3's, on an event loop in a thread of its own.
+"""The REST API of a reactive job, compatible with Flink 2.3. The server has its own thread and event loop.
 
-`rest_answers` has what is read. Here are the paths, what may be changed and by whom. Where Flink answers 500 to a
-mistake of the client, this server answers 4xx and says what to do.
+This module has the paths, the changes and their authorization. `rest_answers` has the responses to read requests. If
+Flink responds 500 to a mistake of the client, this server responds 4xx and says what to do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from autoscaler.injob.reactive.snapshot import Snapshot, State
 from autoscaler.schedulers.slots import Bounds
 
 MAX_BODY = 1 << 20
-"""Bytes of a request's body."""
+"""Maximum bytes of a request's body."""
 BODY_TIMEOUT = 20.0
-"""Seconds within which a request's body must arrive: less than `http_connections.ANSWER_TIMEOUT`, to be answered."""
+"""Seconds within which a request's body must arrive. Below `http_connections.ANSWER_TIMEOUT`, so that 408 is sent."""
 ACCEPTING = 3
-"""Iterations of the loop until a connection that was accepted is one of the server's, and is closed with it."""
+"""Loop iterations after which an accepted connection is registered with the server, which can then close it."""
 MAX_ERRORS = 20
 MAX_INT = 1 << 31
 
@@ -48,18 +48,18 @@ log = logging.getLogger("autoscaler.injob.reactive.rest")
 
 
 class Control(Protocol):
-    """What the server reads and may change. All methods return at once, and are called by the server's thread."""
+    """The job as the server reads and changes it. The server's thread calls these methods; all return at once."""
 
     def snapshot(self) -> Snapshot:
         """The job as it is now."""
         ...
 
     def require(self, bounds: Mapping[str, Bounds]) -> None:
-        """Set the bounds of every query, by its id."""
+        """Set the bounds of every query, by query id."""
         ...
 
     def request_stop(self) -> str:
-        """Stop the job with a last commit; returns the id of that request, 32 hexadecimal digits."""
+        """Stop the job with a last commit. Returns an id for this request, of 32 hexadecimal digits."""
         ...
 
     def cancel(self) -> None:
@@ -67,7 +67,7 @@ class Control(Protocol):
         ...
 
     def stopped(self, trigger: str) -> bool | None:
-        """Whether the stop of that id has completed; None: there was no such request."""
+        """Whether the stop with this request id has completed; None: there was no such request."""
         ...
 
 
@@ -76,7 +76,7 @@ class Control(Protocol):
 
 
 def read_bounds(job: Snapshot, body: object) -> dict[str, Bounds]:
-    """The bounds that were sent. Raises RequestError when they cannot be set."""
+    """Parse and check the bounds in a request's body. Raises RequestError if they cannot be set."""
     if body is None or body == {}:
         raise RequestError(400, f"Request body does not specify resource requirements. {HOW_TO_PUT}")
     if not isinstance(body, dict):
@@ -92,25 +92,25 @@ def read_bounds(job: Snapshot, body: object) -> dict[str, Bounds]:
     most = max_parallelism(job)
     errors += [error for one, (lower, upper) in sent.items() if (error := _bounds_error(one, lower, upper, most))]
     if errors:
-        # One line for each, as Flink writes them; the daemon shows the last.
+        # One line per error, as in Flink; the daemon shows the last line.
         hint = f" {HOW_TO_PUT}" if sent.keys() != known.keys() else ""
         raise RequestError(400, "\n".join(errors[:MAX_ERRORS]) + hint)
     return {one: Bounds(*sent[one]) for one in known}
 
 
 def _read_pair(key: str, value: object) -> tuple[int, int]:
-    """Lower and upper bound of what was sent for a vertex."""
+    """Parse the lower and upper bound of one vertex. Raises RequestError."""
     parallelism = value.get("parallelism") if isinstance(value, dict) else None
     given = parallelism if isinstance(parallelism, dict) else {}
     lower, upper = given.get("lowerBound"), given.get("upperBound")
-    # `true` is an int to Python.
+    # isinstance would accept `true`: bool is a subclass of int.
     if type(lower) is int and type(upper) is int and max(abs(lower), abs(upper)) < MAX_INT and re.fullmatch(ID, key):
         return lower, upper
     raise _unexpected(f" {key[:40]!r}: {str(value)[:80]} is not understood.")
 
 
 def _bounds_error(one: str, lower: int, upper: int, most: int) -> str | None:
-    """Why they cannot be the bounds of a vertex, in Flink's words."""
+    """Why these bounds are invalid for a vertex, in Flink's words; None: they are valid."""
     if lower < 1 or upper < 1:
         both = f"Both, the requested lower bound [{lower}] and upper bound [{upper}]"
         return f"{both} for job vertex [{one}] must be greater than zero."
@@ -133,12 +133,12 @@ def _unexpected(about: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A request to change something.
+    """A request that may change the job.
 
     Attributes:
-        question: about the job.
-        control: changes it.
-        body: the JSON that was sent; None if nothing was.
+        question: the job, and the parameters of the request.
+        control: the interface to change the job.
+        body: the JSON body; None if the body is empty.
     """
 
     question: Question
@@ -150,7 +150,7 @@ def put_requirements(change: Change) -> tuple[int, object]:
     """Set the bounds of all queries."""
     job = change.question.job
     if job.settings.get("scheduler-mode", "").strip().lower() == "reactive":
-        # Flink's words, which the target flink-requirements knows.
+        # Flink's message, which the target flink-requirements recognizes.
         reason = "Cannot change the parallelism of a job running in reactive mode."
         raise RequestError(
             500,
@@ -165,7 +165,7 @@ def put_requirements(change: Change) -> tuple[int, object]:
 
 
 def stop(change: Change) -> tuple[int, object]:
-    """Stop the job with a last commit. `targetDirectory` has no meaning: commits are where the queries keep them."""
+    """Stop the job with a last commit. `targetDirectory` is ignored: commits stay in the queries' checkpoints."""
     body = {} if change.body is None else change.body
     expected = {"targetDirectory": str, "drain": bool, "formatType": str, "triggerId": str}
     if not isinstance(body, dict) or any(
@@ -176,7 +176,7 @@ def stop(change: Change) -> tuple[int, object]:
     if body.get("drain"):
         raise RequestError(400, "drain: Spark cannot end its windows early; leave drain out, or send false.")
     _refuse_ended(change.question.job)
-    log.info("asked to stop with a last commit")
+    log.info("a stop with a last commit was requested")
     return 202, {"request-id": change.control.request_stop()}
 
 
@@ -194,7 +194,7 @@ def cancel(change: Change) -> tuple[int, object]:
         if job.state in TERMINAL:
             reached = f"the job has already reached another terminal state ({STATUS[job.state]})"
             raise RequestError(409, f"Job cancellation failed because {reached}. Start the job again to run it.")
-        log.info("asked to cancel")
+        log.info("a cancellation was requested")
         change.control.cancel()
     return 202, {}
 
@@ -265,13 +265,13 @@ def _reading(read: Callable[[Question], object]) -> Answer:
 ROUTES: dict[tuple[str, str], Answer] = {("GET", path): _reading(read) for path, read in READ.items()} | dict(CHANGE)
 PATTERNS = {
     path: re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
-    # Literal segments first: /jobs/overview is no job.
+    # Literal segments first, so that /jobs/overview is not read as a job id.
     for path in sorted({path for _, path in ROUTES}, key=lambda path: path.count("{"))
 }
 
 
 def find_route(method: str, path: str) -> tuple[str, Answer, dict[str, str]]:
-    """The path's template, its answer and its parameters. Raises RequestError: 404 for a wrong method too, as Flink."""
+    """The path's template, handler and parameters. Raises RequestError: as in Flink, 404 also for a wrong method."""
     plain = re.sub(r"^/v1(?=/)", "", path).rstrip("/")
     found = ((template, pattern.fullmatch(plain)) for template, pattern in PATTERNS.items())
     template, match = next(((template, match) for template, match in found if match), ("", None))
@@ -302,7 +302,7 @@ def split_address(listen: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the host."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -310,12 +310,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Server:
-    """Answers in a daemon thread until it is closed. No request raises into the job.
+    """The HTTP server. It runs in a daemon thread until it is closed. No request raises into the job.
 
     Args:
         control: the job.
-        listen: host and port; port 0 takes a free one.
-        token: the bearer token for requests that change something. Without it they are accepted on loopback only.
+        listen: host and port; port 0 takes a free port.
+        token: the bearer token for requests that change something. Without a token, such requests are accepted on
+            loopback only.
 
     Raises:
         ValueError: the address or the token cannot be used.
@@ -335,7 +336,7 @@ class Server:
         self._connections = Connections()
 
     def start(self) -> str:
-        """Listen, and return the URL. Raises OSError when that is not possible."""
+        """Start listening, and return the URL. Raises OSError if the server cannot listen on the address."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             listener = socket.create_server((self._host, self._port), family=family)
@@ -353,7 +354,7 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def close(self) -> None:
-        """Stop answering. May be called again."""
+        """Stop the server. Further calls have no effect."""
         thread, loop = self._thread, self._loop
         self._thread = self._loop = None
         if thread is not None and loop is not None:
@@ -364,9 +365,9 @@ class Server:
         try:
             with listener:
                 asyncio.run(self._serve(listener, ready))
-        except Exception as error:  # the job goes on without its REST API
+        except Exception as error:  # the job continues without its REST API
             if ready.done():
-                log.exception("the REST API has ended")
+                log.exception("the REST API has failed; the job continues without it")
             else:
                 ready.set_exception(error)
 
@@ -389,7 +390,7 @@ class Server:
             await runner.cleanup()
 
     async def _send(self, request: web.Request) -> web.Response:
-        """Answer, and send the whole of it, within the time that a connection may take."""
+        """Handle a request and send the whole response while the connection counts as busy, which limits its time."""
         with self._connections.busy(request.protocol):
             response = await self._answer(request)
             await response.prepare(request)
@@ -413,19 +414,20 @@ class Server:
         )
 
     async def _handle(self, request: web.Request) -> tuple[int, object]:
-        # A web page whose name leads to this machine has its own name as Host. Behind a tunnel it is localhost.
+        # DNS rebinding: a web page whose host name resolves to this machine sends its own name as Host. A client behind
+        # a tunnel sends localhost.
         if is_loopback(self._host) and not is_loopback(_host(request.headers.get("Host", "localhost"))):
-            raise RequestError(421, "The Host header is not of this machine: ask for localhost, or 127.0.0.1.")
+            raise RequestError(421, "The Host header is not of this machine: use localhost or 127.0.0.1 in the URL.")
         template, answer, ids = find_route(request.method, request.path)
         body: object = None
         if request.method != "GET":
             self._authorize(request)
             body = await _read(request)
         job = self._control.snapshot()
-        # Flink has no metrics of a job that it does not know, which is no error.
+        # As in Flink, the metrics of an unknown job are an empty list, not an error.
         if ids.get("job", job.id) != job.id and not template.endswith("/metrics"):
             raise RequestError(404, f"Job {ids['job']} not found. GET /jobs shows the job that runs here.")
-        # Flink takes a parameter that is repeated for a list.
+        # Flink reads a repeated parameter as a list.
         query = {name: ",".join(request.query.getall(name)) for name in request.query}
         return answer(Change(Question(job, ids, query), self._control, body))
 
@@ -441,7 +443,7 @@ class Server:
                 403,
                 f"Changes are refused: the job listens on {self._host} without a token. Give it a token, or loopback.",
             )
-        # A browser on this machine sends it along when a web page, of whatever site, asks for a change.
+        # A browser on this machine sends Origin if a web page of any site requests a change.
         origin = request.headers.get("Origin")
         site = re.fullmatch(r"https?://\[?([^/\[\]]+?)\]?(:\d+)?", origin or "http://localhost")
         if site is None or not is_loopback(site[1]):
@@ -467,5 +469,5 @@ async def _read(request: web.Request) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        # Which format is expected, and that this is not it, is said where it is read.
+        # The handler reports that this is not the format that it expects.
         return text

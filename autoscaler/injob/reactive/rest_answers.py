@@ -1,7 +1,7 @@
-"""What a reactive job answers as Flink 2.3 does: pure functions of a snapshot.
+"""The responses of a reactive job's REST API in Flink 2.3's format: pure functions of a snapshot.
 
-A query is a vertex, a commit a checkpoint, an executor a TaskManager; all queries share slots. What Flink measures and
-Spark does not is 0, or left out where Flink's clients allow it.
+A query is shown as a vertex, a commit as a checkpoint, an executor as a TaskManager. All queries share the slots. A
+value that Flink measures and Spark does not is 0, or missing if Flink's clients allow that.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ SCHEDULER = "jobmanager.adaptive-scheduler."
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about a job.
+    """A request for information about a job.
 
     Attributes:
-        job: as it is.
-        ids: those in the path, by name.
-        query: of the URL.
+        job: the job's present snapshot.
+        ids: the ids in the path, by parameter name.
+        query: the query parameters of the URL.
     """
 
     job: Snapshot
@@ -63,7 +63,7 @@ class Question:
 
 
 class RequestError(Exception):
-    """A request that is answered with an error."""
+    """A request to which the response is an error."""
 
     def __init__(self, status: int, *errors: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, *errors)
@@ -71,13 +71,13 @@ class RequestError(Exception):
 
 
 def unresolved(kind: str, name: str, value: str) -> str:
-    """Flink's words for a parameter that it cannot read."""
+    """Flink's error message for a parameter that cannot be parsed."""
     cannot = f'Cannot resolve {kind} parameter ({name}) from value "{value[:80]}".'
     return f"Bad request, could not parse parameters: {cannot}"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# parts of answers
+# parts of responses
 
 
 def duration(job: Snapshot, name: str, default: float) -> int:
@@ -93,22 +93,22 @@ def number(job: Snapshot, name: str, default: int) -> int:
 
 
 def max_parallelism(job: Snapshot) -> int:
-    """The most slots that a query may be given."""
+    """The maximum number of slots that a query may get."""
     return number(job, "pipeline.max-parallelism", MOST_MAX_PARALLELISM) or MOST_MAX_PARALLELISM
 
 
 def start_time(job: Snapshot) -> int:
-    """When the job was made, milliseconds since 1970."""
+    """When the job was created, milliseconds since 1970."""
     return millis(job.entered.get(State.CREATED, job.timeline[0].at if job.timeline else job.now))
 
 
 def end_time(job: Snapshot) -> int:
-    """When it ended, milliseconds since 1970; -1 if it has not."""
+    """When the job ended, milliseconds since 1970; -1 if it has not."""
     return millis(job.entered.get(job.state, job.now)) if job.state in TERMINAL else -1
 
 
 def timestamps(job: Snapshot) -> dict[str, int]:
-    """When the job was in each of Flink's states since its last start, milliseconds since 1970; 0 for never."""
+    """When the job entered each of Flink's states since its last start, milliseconds since 1970; 0 for never."""
     found = dict.fromkeys(STATUSES, 0) | {"INITIALIZING": start_time(job)}
     if job.state in UNDEPLOYED:
         return found
@@ -120,7 +120,7 @@ def timestamps(job: Snapshot) -> dict[str, int]:
 
 
 def uptime(job: Snapshot) -> int:
-    """How long it has run since its last start, in milliseconds."""
+    """How long the job has run since its last start, in milliseconds."""
     since = timestamps(job)["RUNNING"]
     if not since or not (STATUS[job.state] == "RUNNING" or job.state in TERMINAL):
         return 0
@@ -128,7 +128,7 @@ def uptime(job: Snapshot) -> int:
 
 
 def task_counts(job: Snapshot, query: Query) -> dict[str, int]:
-    """Subtasks of a query by their state: one for each slot."""
+    """The number of a query's subtasks in each state. A query has one subtask for each slot."""
     state = TASK_STATE.get(job.state, "RUNNING" if query.active else "FINISHED")
     if state == "RUNNING" and not query.parallelism:
         state = "SCHEDULED"
@@ -161,7 +161,7 @@ def vertex(job: Snapshot, query: Query) -> dict[str, object]:
 
 
 def plan(job: Snapshot) -> dict[str, object]:
-    """The queries, none of which feeds another."""
+    """The job's plan: the queries as nodes without edges."""
     if job.state in UNDEPLOYED:
         return {"jid": "", "name": "", "type": "", "nodes": []}
     nodes = [
@@ -179,7 +179,7 @@ def plan(job: Snapshot) -> dict[str, object]:
 
 
 def executors(job: Snapshot) -> list[tuple[Executor, int]]:
-    """Those that are there, with the slots of each that the job does not use."""
+    """The active executors, each with the number of its slots that the job does not use."""
     present = [executor for executor in job.executors if executor.active]
     running = STATUS[job.state] == "RUNNING"
     left = max((query.parallelism for query in job.queries if query.active), default=0) if running else 0
@@ -276,7 +276,7 @@ def rescale_line(job: Snapshot, one: Rescale) -> dict[str, object]:
 
 
 def rescale_detail(job: Snapshot, one: Rescale) -> dict[str, object]:
-    """A rescale with its phases, and what was wanted and given."""
+    """A rescale with its phases, and the desired and acquired resources."""
     group = {"slotSharingGroupId": identifier(job.id, "default"), "slotSharingGroupName": "default"}
     pre = next((step.before for step in one.steps if step.state is State.RESTARTING), 0) or None
     post = one.steps[-1].after if one.reason == "SUCCEEDED" else None
@@ -306,14 +306,14 @@ def rescale_detail(job: Snapshot, one: Rescale) -> dict[str, object]:
 
 
 def rescale_counts(found: Iterable[Rescale]) -> dict[str, int]:
-    """How many there were of each outcome."""
+    """The number of rescales of each outcome."""
     outcomes = [one.terminal for one in found]
     names = {"ignored": "IGNORED", "inProgress": None, "completed": "COMPLETED", "failed": "FAILED"}
     return {name: outcomes.count(outcome) for name, outcome in names.items()}
 
 
 def overview(question: Question) -> object:
-    """The cluster in numbers."""
+    """The numbers of TaskManagers, slots and jobs of the cluster."""
     job, known = question.job, executors(question.job)
     ended = {name: int(job.state is state) for name, state in (("finished", State.FINISHED), ("failed", State.FAILED))}
     return {
@@ -330,7 +330,7 @@ def overview(question: Question) -> object:
 
 
 def config(_: Question) -> object:
-    """What Flink's web interface asks for first."""
+    """The configuration that Flink's web interface requests first."""
     return {
         "refresh-interval": 3000,
         "timezone-name": "Coordinated Universal Time",
@@ -344,7 +344,8 @@ def config(_: Question) -> object:
 def cluster_config(question: Question) -> object:
     """The settings under Flink's names.
 
-    None of Flink's services keeps the job when its driver is lost: the next one goes on from the checkpoint.
+    `high-availability.type` is no type of Flink's: after the loss of the driver, the next driver continues from the
+    checkpoint, without a high-availability service.
     """
     kept = {"jobmanager.scheduler": "adaptive", "high-availability.type": "checkpoint"}
     settings = kept | dict(question.job.settings)
@@ -352,12 +353,12 @@ def cluster_config(question: Question) -> object:
 
 
 def jobs(question: Question) -> object:
-    """The only job there is."""
+    """The list of jobs, which has one job."""
     return {"jobs": [{"id": question.job.id, "status": STATUS[question.job.state]}]}
 
 
 def _line(job: Snapshot) -> dict[str, object]:
-    """What a job is in a list and alone."""
+    """The fields of a job that both the list and the details show."""
     end = end_time(job)
     return {
         "jid": job.id,
@@ -372,7 +373,7 @@ def _line(job: Snapshot) -> dict[str, object]:
 
 
 def jobs_overview(question: Question) -> object:
-    """The only job there is, in a line."""
+    """The list of jobs with details, which has one job."""
     job = question.job
     counts = [task_counts(job, query) for query in job.queries]
     tasks = {name.lower(): sum(count[name] for count in counts) for name in TASK_STATES}
@@ -404,7 +405,7 @@ def job_status(question: Question) -> object:
 
 
 def job_config(question: Question) -> object:
-    """How the job is executed."""
+    """The job's execution configuration."""
     execution = {
         "restart-strategy": "Cluster level default restart strategy",
         "job-parallelism": max((query.parallelism for query in question.job.queries), default=0) or 1,
@@ -415,7 +416,7 @@ def job_config(question: Question) -> object:
 
 
 def checkpoints(question: Question) -> object:
-    """Counts and the last commits, newest first."""
+    """The counts of commits, and the last commits, newest first."""
     job = question.job
     durations = statistics([millis(commit.took) for commit in job.commits])
     sizes = ("checkpointed_size", "state_size", "alignment_buffered", "processed_data", "persisted_data")
@@ -435,7 +436,7 @@ def checkpoints(question: Question) -> object:
 
 
 def checkpoint_config(question: Question) -> object:
-    """How the job commits. Without a setting the interval is the mean time from one commit to the next."""
+    """The checkpoint configuration. Without a setting, the interval is the mean time from one commit to the next."""
     job = question.job
     began = [commit.began for commit in job.commits]
     mean = (began[-1] - began[0]) / (len(began) - 1) if len(began) > 1 else 1.0
@@ -480,7 +481,7 @@ def exceptions(question: Question) -> object:
 
 
 def rescales_overview(question: Question) -> object:
-    """How many rescales there were, and the last of each outcome."""
+    """The number of rescales of each outcome, and the last rescale of each."""
     found = rescales(question.job)
     outcomes = ("completed", "failed", "ignored")
     last = {one.terminal: rescale_line(question.job, one) for one in found}
@@ -491,7 +492,7 @@ def rescales_overview(question: Question) -> object:
 
 
 def rescales_timeline(question: Question) -> object:
-    """The overview, and why each state was entered: Flink has no such path."""
+    """The overview, and the timeline with the reason for each state. Flink has no such path."""
     timeline = [
         {
             "timestampInMillis": millis(step.at),
@@ -514,7 +515,7 @@ def rescales_history(question: Question) -> object:
 
 
 def rescales_summary(question: Question) -> object:
-    """How long rescales took."""
+    """Statistics of the rescales' durations."""
     found = rescales(question.job)
 
     def took(*outcomes: str) -> dict[str, object]:
@@ -567,7 +568,7 @@ def _history_size(job: Snapshot) -> int:
 
 
 def taskmanagers(question: Question) -> object:
-    """The executors that are there."""
+    """The active executors."""
     known = executors(question.job)
     return {"taskmanagers": [taskmanager(question.job, executor, free) for executor, free in known]}
 

@@ -1,6 +1,7 @@
-"""Metrics of a vertex, a query, as Flink 2.3 answers them: pure functions of a snapshot.
+"""Metrics of a vertex, that is a query, in Flink 2.3's format: pure functions of a snapshot.
 
-Flink measures each subtask, Spark the query: each subtask has an equal share of what the query read, and is as busy.
+Flink measures each subtask, and Spark measures the query. Each subtask therefore shows an equal share of the query's
+records, and the query's busy share.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from autoscaler.injob.reactive.rest_answers import Question, RequestError, task_
 from autoscaler.injob.reactive.snapshot import Measures, Query
 
 AGGREGATES = ("min", "max", "avg", "sum", "skew")
-"""In the order in which Flink answers them."""
+"""In the order of Flink's responses."""
 
 
 def subtask_metrics(question: Question) -> object:
-    """Names of a vertex's metrics, or their aggregates over its subtasks.
+    """The names of a vertex's metrics, or their aggregates over its subtasks.
 
-    As in Flink a metric that is not known is in no list, and a request for one gives none at all.
+    As in Flink, the list does not have unknown metrics, and the response to a request with an unknown metric is empty.
     """
     wanted = _aggregates(question.query)
     query = next((one for one in question.job.queries if one.id == question.ids["vertex"]), None)
@@ -38,19 +39,19 @@ def subtask_metrics(question: Question) -> object:
 
 
 def taskmanager_metrics(question: Question) -> object:
-    """None: Spark's executors report neither their heap's size nor their processors' load to the driver."""
+    """An empty list: Spark's executors report neither their heap size nor their CPU load to the driver."""
     _aggregates(question.query)
     return []
 
 
 def vertex_metrics(query: Query, measures: Measures, subtasks: int) -> dict[str, float]:
-    """What is known of a vertex: Flink's name of a metric -> its value in each subtask."""
+    """The known metrics of a vertex: Flink's name of each metric -> its value in each subtask."""
     source = f"Source__{re.sub('[ .:,]', '_', query.name)}."
     share, busy = measures.busy_share, measures.busy
     each = {
         "accumulateBusyTimeMs": None if busy is None else round(busy * 1000),
         "accumulateIdleTimeMs": None if busy is None else round((measures.age - busy) * 1000),
-        # Nothing is downstream of a query.
+        # A query has no downstream operator that could exert back-pressure.
         "accumulateBackPressuredTimeMs": None if busy is None else 0,
         "busyTimeMsPerSecond": None if share is None else share * 1000,
         "idleTimeMsPerSecond": None if share is None else (1 - share) * 1000,
@@ -76,7 +77,7 @@ def _aggregate(name: str, value: float, subtasks: int, wanted: frozenset[str]) -
 
 
 def _aggregates(query: Mapping[str, str]) -> frozenset[str]:
-    """Which are asked for. Raises RequestError."""
+    """The requested aggregates. Raises RequestError."""
     text = query.get("agg", ",".join(AGGREGATES))
     wanted = frozenset(text.lower().split(","))
     if not wanted <= set(AGGREGATES):
@@ -85,7 +86,7 @@ def _aggregates(query: Mapping[str, str]) -> frozenset[str]:
 
 
 def _chosen(text: str, subtasks: int) -> int:
-    """How many of the subtasks are named, such as by `0,2-3`; none where that is not understood, as in Flink."""
+    """How many of the subtasks an expression such as `0,2-3` selects; as in Flink, 0 if it cannot be parsed."""
     found: set[int] = set()
     for part in text.split(","):
         span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)

@@ -1,4 +1,4 @@
-"""The rescales of a reactive job, made from its timeline as Flink 2.3 counts them."""
+"""Derive the rescales of a reactive job from its timeline, counted as Flink 2.3 counts them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def millis(at: float) -> int:
 
 
 def identifier(*parts: object) -> str:
-    """32 hexadecimal digits, always the same for the same parts."""
+    """An id of 32 hexadecimal digits, always the same for the same parts."""
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def statistics(values: Sequence[int]) -> dict[str, object]:
-    """Least, greatest, mean and percentiles, as Flink summarizes durations."""
+    """Minimum, maximum, mean and percentiles, as Flink summarizes durations."""
     ordered = sorted(values)
 
     def percentile(share: float) -> float | str:
@@ -54,15 +54,16 @@ def statistics(values: Sequence[int]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
-    """An attempt to run on other slots, or to run again; times are seconds since 1970.
+    """An attempt to run on other slots, or to run again after a failure; times are seconds since 1970.
 
     Attributes:
-        steps: of the timeline, each of another state than the one before.
+        steps: the steps of the timeline, each with another state than the one before.
         cause: Flink's TriggerCause.
-        began: when it was triggered.
-        ended: when it was completed or given up; None while it goes on.
-        reason: Flink's TerminatedReason; None while it goes on.
-        requirements, attempt: which bounds it follows, and its number among the attempts to follow them; from 1.
+        began: when the rescale was triggered.
+        ended: when it was completed or given up; None while it is in progress.
+        reason: Flink's TerminatedReason; None while it is in progress.
+        requirements, attempt: the number of the bounds that the rescale follows, and the number of this attempt to
+            follow them; both from 1.
     """
 
     steps: tuple[Step, ...]
@@ -82,7 +83,7 @@ class Rescale:
 
 
 def failure_between(job: Snapshot, since: float, until: float) -> Failure | None:
-    """The last failure in that time."""
+    """The last failure after `since` and no later than `until`."""
     return next((failure for failure in reversed(job.failures) if since < failure.at <= until), None)
 
 
@@ -92,13 +93,13 @@ def trigger_cause(job: Snapshot, before: Step | None, step: Step) -> str:
         return "INITIAL_SCHEDULE"
     if failure_between(job, before.at, step.at) or step.slots < step.before:
         return "RECOVERABLE_FAILOVER"
-    # Restarted for as many slots as before, it has its state repartitioned for those that were new.
+    # A restart on the same number of slots as before repartitions state for slots that were added earlier.
     updated = step.slots == before.slots and step.before != step.after
     return "UPDATE_REQUIREMENT" if updated else "NEW_RESOURCE_AVAILABLE"
 
 
 class _Attempts:
-    """Rescales as they are found, of which the last may still go on."""
+    """The rescales found so far. The last one may still be in progress: `open` has its steps."""
 
     def __init__(self, job: Snapshot) -> None:
         self.found: list[Rescale] = []
@@ -109,7 +110,7 @@ class _Attempts:
 
     def begin(self, before: Step | None, step: Step) -> None:
         self._cause, self._began = trigger_cause(self._job, before, step), step.at
-        # As in Flink, the phase in which the job ran until then is the first of a rescale.
+        # As in Flink, the first phase of a rescale is the phase in which the job ran before.
         self.open = [before, step] if before and before.state is State.EXECUTING else [step]
 
     def close(self, at: float | None, reason: str | None) -> None:
@@ -129,7 +130,7 @@ class _Attempts:
         self.open = []
 
     def give_up(self, step: Step, reason: str) -> None:
-        """The job does something else instead."""
+        """Close the open rescale as given up, because the job enters a state that is not part of it."""
         last = self.open[-1]
         ended = step.state in {State.FAILING, State.FAILED}
         if last.state is State.CREATING and (ended or failure_between(self._job, last.at, step.at)):
@@ -137,7 +138,7 @@ class _Attempts:
         self.close(step.at, reason)
 
     def start(self, before: Step | None, step: Step) -> None:
-        """The job waits, starts or restarts."""
+        """Handle a step in which the job waits, starts or restarts."""
         again = step.state in {State.RESTARTING, State.CREATED}
         if self.open and again and self.open[-1].state is not step.state:
             self.give_up(step, "JOB_FAILOVER_RESTARTING")
@@ -147,7 +148,7 @@ class _Attempts:
             self.open.append(step)
 
     def run(self, before: Step | None, step: Step) -> None:
-        """The job runs, or it was decided to let it run as it does."""
+        """Handle a step in which the job starts to run, or continues to run without a rescale."""
         if self.open:
             self.open.append(step)
             self.close(step.at, "SUCCEEDED")
@@ -175,10 +176,10 @@ def rescales(job: Snapshot) -> list[Rescale]:
 
 
 def spans(job: Snapshot, one: Rescale) -> list[dict[str, object]]:
-    """How long each phase took."""
+    """The phases of a rescale with their durations, in Flink's format."""
     ends = [*(step.at for step in one.steps[1:]), one.ended]
     shown: list[dict[str, object]] = []
-    since = one.began - 1.0  # where no phase of running is known before it
+    since = one.began - 1.0  # used if the rescale does not begin with a phase in which the job runs
     for step, end in zip(one.steps, ends, strict=True):
         failure = None
         if step.state is State.RESTARTING:

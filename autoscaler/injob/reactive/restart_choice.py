@@ -1,4 +1,4 @@
-"""Whether a rescale takes a restart, and whether a failure is worth one: pure functions over what was measured."""
+"""Decide whether a rescale needs a restart, and whether a restart can fix a failure: pure functions of measurements."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from autoscaler.core.wording import count_of
 from autoscaler.injob.report import raised
 
 FAIR = 0.25
-"""New executors that have had less than this part of their even share of tasks are taken to be unused."""
+"""New executors count as unused if they ran less than this fraction of their even share of the tasks."""
 
 ENOUGH = 2
-"""Batches after a change of the slots that are looked at first."""
+"""Batches that must run after executors are added before a choice is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of a job when its slots have increased.
+    """The measurements of a job whose slots have increased.
 
     Attributes:
-        slots: that there are.
-        deployed: slots that it was started for.
-        takes_parallelism: whether `build` takes the parallelism: otherwise a restart does not change it.
-        widest: tasks of the widest stage of its last batches; 0: not known.
-        tried: what that was when it was last restarted for more tasks; 0: it was not.
-        tasks: that have ended since the last executor was added.
-        batches: that have been committed since the last executor was added.
-        share: the part of the tasks since then that ran on executors added since the start.
-        fair: the part of the slots that they have.
-        held: queries whose stages have as many tasks as their maximum allows, which is higher with these slots.
-        restart: seconds that a restart has taken in this job; None: there was none.
+        slots: the slots that exist now.
+        deployed: the slots that the job was started for.
+        takes_parallelism: whether `build` takes the parallelism as an argument. If not, a restart does not change it.
+        widest: the tasks of the widest stage of the last batches; 0: not known.
+        tried: the value of `widest` at the last restart for more tasks; 0: there was no such restart.
+        tasks: the tasks that have ended since the last executor was added.
+        batches: the batches that have been committed since the last executor was added.
+        share: the fraction of these tasks that ran on executors added since the job's start.
+        fair: the fraction of the slots that these executors have.
+        held: queries whose stages have as many tasks as their maximum allows, where more slots raise that maximum.
+        restart: seconds that the last restart of this job took; None: there was none.
     """
 
     slots: int
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is done, and why in one sentence; `restart` is None while too little is known."""
+    """Whether to restart, and the reason in one sentence; `restart` is None while too little is known."""
 
     restart: bool | None
     why: str
@@ -56,10 +56,10 @@ class Choice:
 
 
 def choose(measured: Measured) -> Choice:
-    """Whether to restart for slots that were added, or to leave them to the next batch.
+    """Decide whether to restart for added slots, or to let the next batch use them.
 
-    A batch uses a new executor by itself if its stages have more tasks than there were slots. A restart is the only way
-    where `build` has set the number of tasks, and where stateful tasks stay on the executors that hold their state
+    A batch uses a new executor without a restart if its stages have more tasks than there were slots. A restart is
+    necessary if `build` has set the number of tasks, or if stateful tasks stay on the executors that hold their state
     (`spark.locality.wait`).
     """
     if measured.batches < ENOUGH:
@@ -107,11 +107,11 @@ _OTHER_QUERY = re.compile(
 
 
 MAX_CAUSE = 1000
-"""Characters of a cause: a thousand of them are kept in the timeline."""
+"""Characters of a cause: the timeline keeps a thousand causes."""
 
 
 def cause(text: str) -> str:
-    """The line of an error's text that says what was wrong, shortened: of Python's tracebacks the last one's."""
+    """The line of an error's text that states the error, shortened; in Python's case that of the last traceback."""
     text = text.partition("=== Streaming Query ===")[0]
     python = raised(text)
     lines = [python] if python else [line.strip() for line in text.splitlines()]
@@ -121,9 +121,9 @@ def cause(text: str) -> str:
 
 
 def is_permanent(error: str, text: str) -> bool:
-    """Whether a restart does not fix a failure: it is of the job's own code, or the checkpoint is of another query.
+    """Whether a restart cannot fix a failure: the job's own code is wrong, or the checkpoint belongs to another query.
 
-    What is raised in a Python worker is not among it: data or a system that a function asks may be better later. The
-    error is the class of what was raised in the driver, the text what it said, with the cause.
+    Errors raised in a Python worker do not count as permanent: the data, or a system that a function calls, may be
+    better later. `error` is the class of the exception raised in the driver, `text` its message with the cause.
     """
     return error in _OWN_CODE or _OTHER_QUERY.search(text) is not None

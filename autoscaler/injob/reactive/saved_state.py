@@ -1,7 +1,7 @@
-"""What a job keeps beside its checkpoint, for a driver that is started again: its timeline, and what was asked of it.
+"""Save a job's timeline and requested bounds next to its checkpoint, for the driver that is started next.
 
-A small JSON file in the checkpoint directory of the job's first query, through Hadoop's file systems: it is wherever
-the checkpoint is, and is as safe.
+The state is a small JSON file in the checkpoint directory of the job's first query. It is written through Hadoop's file
+systems, so it is stored where the checkpoint is, and is as durable.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ FORMAT = 1
 NAME = "_reactive_job.json"
 
 MAX_BYTES = 8 << 20
-"""A file that is larger is not one of ours."""
+"""A larger file was not written by this module."""
 
 
 class KeptError(Exception):
-    """A file cannot be used; the message says why."""
+    """A state file cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is kept of a job.
+    """The saved state of a job.
 
     Attributes:
-        declared: the bounds that its options declare.
-        bounds: those that were set instead, by the ids of its queries.
-        restarts: after failures and for rescales.
+        declared: the bounds that the job's options declare.
+        bounds: the bounds that were set over the REST API instead, by query id.
+        restarts: the number of restarts after failures and for rescales.
         failures: oldest first.
         timeline: oldest first.
     """
@@ -47,7 +47,7 @@ class Kept:
 
 
 def encode(kept: Kept) -> bytes:
-    """As the text of a file."""
+    """Encode the state as the content of a file."""
     return json.dumps(
         {
             "format": FORMAT,
@@ -62,7 +62,7 @@ def encode(kept: Kept) -> bytes:
 
 
 def decode(text: bytes) -> Kept:
-    """What a file says. Raises KeptError where that is not what `encode` writes."""
+    """Decode the content of a file. Raises KeptError if `encode` cannot have written it."""
     try:
         found = json.loads(text, parse_constant=_refuse)
         version = found["format"]
@@ -80,10 +80,10 @@ def decode(text: bytes) -> Kept:
 
 
 class KeptFile:
-    """The file in a directory that Hadoop knows, by the session's configuration."""
+    """The state file in a directory of a Hadoop file system, with the session's Hadoop configuration."""
 
     def __init__(self, spark: Any, directory: str) -> None:  # noqa: ANN401 - a SparkSession
-        # Python has no file systems of Hadoop of its own.
+        # PySpark has no Python API for Hadoop's file systems.
         path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path  # noqa: SLF001
         self.name = f"{directory.rstrip('/')}/{NAME}"
         self._path, self._next, self._bad = (path(self.name + suffix) for suffix in ("", ".next", ".unreadable"))
@@ -92,14 +92,14 @@ class KeptFile:
         self._files = self._path.getFileSystem(conf)
 
     def read(self) -> Kept | None:
-        """What is kept; None: nothing. Raises KeptError, and what the file system raises."""
+        """Read the saved state; None: there is no file. Raises KeptError, and what the file system raises."""
         found = next((path for path in (self._path, self._next) if self._files.exists(path)), None)
         if found is None:
             return None
         self._found = found
         size = self._files.getFileStatus(found).getLen()
         if size > MAX_BYTES:
-            raise KeptError(f"it has {size} bytes, and {MAX_BYTES} are the most that are read")
+            raise KeptError(f"it has {size} bytes, expected at most {MAX_BYTES}")
         stream = self._files.open(found)
         try:
             return decode(bytes(stream.readAllBytes()))
@@ -107,15 +107,16 @@ class KeptFile:
             stream.close()
 
     def quarantine(self) -> None:
-        """Give the file that was read and cannot be used another name, for a person to look at."""
+        """Rename the file that was read and cannot be used, so that a person can examine it."""
         self._files.delete(self._bad, False)
         if not self._files.rename(self._found, self._bad):
             raise OSError(f"{self.name} could not be renamed")
 
     def write(self, kept: Kept) -> None:
-        """Replace what is kept. Raises what the file system raises.
+        """Replace the saved state. Raises what the file system raises.
 
-        Hadoop's `rename` does not replace a file everywhere: between the two last steps `read` takes the new one.
+        Hadoop's `rename` does not replace an existing file on every file system, so the old file is deleted first.
+        Between the two steps `read` reads the new file under its temporary name.
         """
         stream = self._files.create(self._next, True)
         try:

@@ -1,8 +1,8 @@
-"""The scheduler of a reactive job as a state machine: events in, actions out, and a timeline of why.
+"""The scheduler of a reactive job as a state machine: it turns events into actions and a timeline with reasons.
 
 It drives Flink's adaptive scheduler (`autoscaler.schedulers.flink`), which decides when a job waits, starts, is
-rescaled and restarts after a failure, and adds what differs in Spark: a batch goes on without a lost executor as long
-as enough are left, and uses a new one by itself if it can.
+rescaled and restarts after a failure. It adds two differences of Spark: a batch continues without a lost executor while
+enough slots are left, and a batch uses a new executor without a restart if it can.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from autoscaler.schedulers.state_machine import Deploy, Job, Phase, Stop, Timed,
 STOPPED = "the queries are stopped"
 
 ENDS = frozenset({State.FAILED, State.FINISHED, State.CANCELED})
-"""A job that is in one of these is over."""
+"""The terminal states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The executors that are up have so many slots."""
+    """The total slots of the active executors."""
 
     at: float
     slots: int
 
 
 class Built(Timed):
-    """`build` has returned, and its queries run."""
+    """`build` has returned, and the queries that it started run."""
 
 
 class Committed(Timed):
@@ -44,7 +44,7 @@ class Committed(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A query has failed, or `build` has; `permanent` if a restart does not fix it."""
+    """A query or `build` has failed; `permanent` means that a restart cannot fix it."""
 
     at: float
     why: str
@@ -52,28 +52,28 @@ class Failed:
 
 
 class Ended(Timed):
-    """All queries have ended by themselves: there is nothing more to read."""
+    """All queries have ended by themselves, because they have read all their input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The queries that were to be stopped are, and what became of their state where that was repartitioned."""
+    """The queries have been stopped; `why` is the summary of a repartitioning, if there was one."""
 
     at: float
     why: str = ""
 
 
 class StopAsked(Timed):
-    """Somebody wants it to stop after a last commit."""
+    """A stop after a last commit was requested."""
 
 
 class CancelAsked(Timed):
-    """Somebody wants it to stop at once."""
+    """An immediate stop was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """Somebody has set what the job needs and may take."""
+    """New bounds of the job's slots were requested."""
 
     at: float
     bounds: Bounds
@@ -81,7 +81,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """The queries are to be built anew. State that has fewer `partitions` is repartitioned into so many before."""
+    """Stop the queries and build them again. State with fewer than `partitions` partitions is repartitioned before."""
 
     at: float
     partitions: int
@@ -97,16 +97,16 @@ Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | Cance
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Call `build` for so many slots; answer with `Built` or `Failed`."""
+    """Call `build` for `parallelism` slots, then report `Built` or `Failed`."""
 
     parallelism: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopQueries:
-    """Stop the queries that run, where `last_commit` at the end of a batch; answer with `Stopped`.
+    """Stop the running queries, with `last_commit` at the end of a batch, then report `Stopped`.
 
-    State that has fewer than `partitions` is repartitioned into so many before.
+    After the stop, state with fewer than `partitions` partitions is repartitioned into that number.
     """
 
     last_commit: bool
@@ -115,25 +115,25 @@ class StopQueries:
 
 Action = Build | StopQueries
 Choose = Callable[[int], Choice]
-"""Whether slots that were added, so many in all, take a restart."""
+"""Decides whether a job restarts for added slots; the argument is the total number of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A reactive job. Times are seconds from any origin.
+    """The state of a reactive job's scheduler. Times are seconds from any origin.
 
     Attributes:
-        settings: the rules of Flink's scheduler; their groups are what the queries need and may take.
-        max_commit_age: a rescale of a job that runs is taken only within so long after a commit.
-        state: where it is.
-        since: from when on.
-        job: as Flink's scheduler sees it.
+        settings: the settings of Flink's scheduler; their groups have the minimum and maximum slots of the queries.
+        max_commit_age: a running job is rescaled only within this many seconds after a commit.
+        state: the job's present state.
+        since: when the job entered that state.
+        job: the job as Flink's scheduler sees it.
         running: whether there are queries: from `Build` until `Stopped`.
-        stopping: whether they are being stopped.
-        deployed: whether it is to be built as soon as they are stopped.
-        after: the state to enter when they are, where it is not built again.
-        restarts: after failures and for rescales.
-        committed: when a query has last committed a batch.
+        stopping: whether the queries are being stopped.
+        deployed: whether the job is built again as soon as the queries are stopped.
+        after: the state to enter after the queries are stopped, if the job is not built again.
+        restarts: the number of restarts after failures and for rescales.
+        committed: when a query last committed a batch.
     """
 
     settings: FlinkSettings
@@ -150,16 +150,16 @@ class Scheduler:
 
     @property
     def over(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the job has reached a terminal state."""
         return self.state in ENDS
 
     @property
     def wakes_at(self) -> float:
-        """When to send `Passed` if nothing else happens before."""
+        """When to send `Passed` if no other event comes before."""
         return math.inf if self.over else self.job.wakes_at
 
     def react(self, event: Event, choose: Choose) -> tuple[Scheduler, tuple[Action, ...], tuple[Step, ...]]:
-        """What an event changes, what is to be done, and what is to be remembered of it."""
+        """Handle an event. Returns the new state, the actions to do, and the steps to add to the timeline."""
         turn = _Turn(self, event.at, choose)
         if not self.over:
             turn.react(event)
@@ -209,7 +209,7 @@ class _Turn:
         if here.after is not None:
             self.set(job=replace(job, slots=slots))
         elif job.phase is Phase.EXECUTING and here.settings.groups[0][0].lower <= slots < job.slots:
-            self.go_on(slots, f"{_lost(job.slots - slots, job.slots)}: the queries go on with the others")
+            self.go_on(slots, f"{_lost(job.slots - slots, job.slots)}: the queries continue on the others")
         else:
             self.advance(flink.Slots(self.at, slots))
 
@@ -232,13 +232,13 @@ class _Turn:
             self.advance(flink.Failed(self.at), event.why)
 
     def ended(self, _: Ended) -> None:
-        self.finish(State.FINISHED, "all queries have read what there was", State.STOPPING, last_commit=False)
+        self.finish(State.FINISHED, "all queries have read all their input", State.STOPPING, last_commit=False)
 
     def stop_asked(self, _: StopAsked) -> None:
-        self.finish(State.FINISHED, "a stop was asked for", State.STOPPING, last_commit=True)
+        self.finish(State.FINISHED, "a stop was requested", State.STOPPING, last_commit=True)
 
     def cancel_asked(self, _: CancelAsked) -> None:
-        self.finish(State.CANCELED, "a cancellation was asked for", State.CANCELING, last_commit=False)
+        self.finish(State.CANCELED, "a cancellation was requested", State.CANCELING, last_commit=False)
 
     def required(self, event: Required) -> None:
         here = self.scheduler
@@ -248,7 +248,7 @@ class _Turn:
             if slots >= event.bounds.lower:
                 self.go_on(slots, "")
             return
-        # It looks at the slots that it did not take as at new ones.
+        # Slots that the job has not taken so far count as new ones.
         self.set(job=replace(here.job, slots=here.job.parallelism))
         self.advance(flink.Slots(self.at, slots, spare=True))
 
@@ -273,10 +273,10 @@ class _Turn:
         else:
             self.wait()
 
-    # what they lead to
+    # reactions
 
     def go_on(self, slots: int, why: str) -> None:
-        """Continue on other slots without a restart; where it is being restarted already, on these."""
+        """Continue on other slots without a restart; a restart in progress uses these slots."""
         here, job = self.scheduler, self.scheduler.job
         kept = here.settings.executing(slots, self.at)
         kept = replace(kept, attempts=job.attempts, delay=job.delay, restart_at=job.restart_at)
@@ -285,16 +285,16 @@ class _Turn:
             self.enter(State.EXECUTING, why, before=job.parallelism)
 
     def advance(self, event: flink.Event, why: str | None = None) -> None:
-        """Let Flink's scheduler handle an event, and do what it says."""
+        """Let Flink's scheduler handle an event, and carry out its result."""
         here = self.scheduler
         job, done = advance(here.settings, here.job, event)
         stops = {one.why for one in done if isinstance(one, Stop)}
         if stops == {Why.RESCALE} and here.state is State.EXECUTING:
             if self.at - here.committed > here.max_commit_age:
-                return  # It is looked at again at the next event.
+                return  # The rescale is considered again at the next event.
             choice = self.choose(job.slots)
             if choice.restart is None:
-                return  # It is asked again at the next event.
+                return  # The choice is made again at the next event.
             if not choice.restart:
                 self.go_on(job.slots, choice.why)
                 return
@@ -311,7 +311,7 @@ class _Turn:
         self.wait()
 
     def wait(self) -> None:
-        """Wait for resources, once the queries are stopped."""
+        """Enter the state of waiting for resources, if Flink's scheduler waits and the queries are stopped."""
         here = self.scheduler
         waits = here.job.phase is Phase.WAITING_FOR_RESOURCES and here.state is State.RESTARTING
         if waits and not here.running:
@@ -337,7 +337,7 @@ class _Turn:
         self.actions.append(Build(here.job.parallelism))
 
     def finish(self, last: State, why: str, until: State, *, last_commit: bool) -> None:
-        """Stop the queries, and end."""
+        """Stop the queries and end the job in the state `last`; `until` is the state while they stop."""
         if not self.scheduler.running:
             self.enter(last, why)
             return
@@ -348,9 +348,9 @@ class _Turn:
     def stop_queries(self, *, last_commit: bool) -> None:
         if not self.scheduler.running:
             return
-        if self.actions:  # by the same event for another reason: it is done once, and does not wait
+        if self.actions:  # The same event stops the queries for another reason too: stop once, and do not wait.
             self.actions = [StopQueries(last_commit=False)]
-        elif not (self.scheduler.stopping and last_commit):  # a cancellation does not wait for a last commit
+        elif not (self.scheduler.stopping and last_commit):  # A cancellation interrupts the wait for a last commit.
             self.actions.append(StopQueries(last_commit))
         self.set(stopping=True)
 

@@ -1,4 +1,4 @@
-"""What a reactive job shows of itself: plain values, made by the job's own thread and read by the server's."""
+"""The public state of a reactive job: immutable values that the job's thread writes and the server's thread reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autoscaler.schedulers.slots import Bounds
 
 
 class State(StrEnum):
-    """Where a job is: FLIP-160's states, and how Flink ends a job."""
+    """The state of a job: the states of FLIP-160, and Flink's terminal states."""
 
     CREATED = "created"
     WAITING_FOR_RESOURCES = "waiting for resources"
@@ -28,15 +28,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What the progress of a query says of it, as it was when it last ended a batch or had nothing to do.
+    """The measurement of a query when it last ended a batch or reported that it was idle.
 
     Attributes:
-        age: seconds that it had run by then.
-        busy: seconds of these that it was busy with all the work it could take; None: not known.
-        busy_share: the same as a share of the last seconds; None: not known.
-        records: that it had read; None: not known.
-        rate: records per second that it read in the last seconds, or one batch; None: not known.
-        pending: records that waited; None: not known.
+        age: seconds that the query had run by then.
+        busy: seconds of these in which it was fully busy; None: not known.
+        busy_share: the busy share of the last seconds; None: not known.
+        records: records that it had read; None: not known.
+        rate: records per second that it read in the last seconds, or in the last batch; None: not known.
+        pending: records that waited to be read; None: not known.
         written: rows that its sink had counted; None: not known.
         idle: seconds since it had last read a record.
         watermark: seconds since 1970; None: it has none.
@@ -58,12 +58,12 @@ class Query:
     """A streaming query of the job: what Flink calls a vertex.
 
     Attributes:
-        id: 32 hexadecimal digits, the same after each restart: of its name, or of its place.
-        name: as the author called it, else `query 1` and so on.
-        bounds: slots that it needs, and that it may take.
-        parallelism: slots that it runs on; 0 while it does not run.
+        id: 32 hexadecimal digits, the same after each restart: derived from the query's name, or else its position.
+        name: the name that its author gave it, or else `query 1` and so on.
+        bounds: the minimum and maximum slots.
+        parallelism: the slots that it runs on; 0 while it does not run.
         active: whether it runs.
-        measures: what is measured of this run of it; None: nothing yet, since no whole batch has ended.
+        measures: the measurement of the query's present run; None before its first whole batch has ended.
     """
 
     id: str
@@ -79,13 +79,13 @@ class Executor:
     """An executor: a worker's slots.
 
     Attributes:
-        id: Spark's id of it.
+        id: Spark's id of the executor.
         address: host and port.
         slots: tasks that it can run at a time.
-        busy: tasks that it runs.
+        busy: tasks that it runs now.
         done: tasks that have ended on it.
         active: False once Spark has removed it.
-        added: when it came, seconds since 1970.
+        added: when Spark added it, seconds since 1970.
         removed: when Spark removed it, seconds since 1970, or None.
     """
 
@@ -104,13 +104,13 @@ class Commit:
     """A batch that was committed: what Flink calls a completed checkpoint.
 
     Attributes:
-        number: counted over all queries, from 1.
+        number: the commit's number, counted over all queries from 1.
         query: the id of its query.
         batch: Spark's number of the batch.
-        began: when it began, seconds since 1970.
-        took: seconds.
-        rows: that it read.
-        state_partitions: of the state that it has; 0: it has none.
+        began: when the batch began, seconds since 1970.
+        took: the batch's duration in seconds.
+        rows: the rows that the batch read.
+        state_partitions: the partitions of the query's state; 0: the query is stateless.
     """
 
     number: int
@@ -127,10 +127,10 @@ class Failure:
     """Why a query or `build` failed.
 
     Attributes:
-        at: when, seconds since 1970.
-        query: the id of the query, or None.
-        error: the class of what was raised.
-        text: what it said, with the cause.
+        at: when it failed, seconds since 1970.
+        query: the id of the query; None: `build` failed.
+        error: the class of the exception.
+        text: the exception's message, with the cause.
     """
 
     at: float
@@ -141,16 +141,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An entry of the timeline: a state was entered, or it was decided to stay in it.
+    """An entry of the timeline: the job entered a state, or decided to stay in it.
 
     Attributes:
-        at: when, seconds since 1970.
+        at: seconds since 1970.
         state: the state from then on.
-        why: one sentence.
-        slots: that there were.
-        before: slots that the queries ran on before.
-        after: slots that they are to run on.
-        took: seconds in the state before.
+        why: the reason in one sentence.
+        slots: the slots that existed.
+        before: the slots that the queries ran on before.
+        after: the slots that they run on from then on.
+        took: seconds in the previous state.
     """
 
     at: float
@@ -168,17 +168,17 @@ class Snapshot:
 
     Attributes:
         id: 32 hexadecimal digits.
-        name: the application's.
-        state: where it is.
+        name: the application's name.
+        state: the job's present state.
         now: seconds since 1970.
-        entered: when each state was last entered, seconds since 1970.
-        queries: in the order in which `build` started them; before the first start none.
-        executors: that are or were there.
-        commits: the last ones, oldest first.
-        committed: how many there were.
-        failures: the last ones, oldest first.
-        restarts: after failures and for rescales.
-        timeline: oldest first; across restarts of the driver.
+        entered: when the job last entered each state, seconds since 1970.
+        queries: in the order in which `build` started them; empty before the first start.
+        executors: present and former executors.
+        commits: the last commits, oldest first.
+        committed: the number of all commits.
+        failures: the last failures, oldest first.
+        restarts: the number of restarts after failures and for rescales.
+        timeline: oldest first, across restarts of the driver.
         settings: Flink's names and their values, as text.
     """
 

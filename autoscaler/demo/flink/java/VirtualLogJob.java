@@ -36,11 +36,11 @@ import org.apache.flink.streaming.api.functions.sink.filesystem.rollingpolicies.
 import org.apache.flink.util.ParameterTool;
 
 /**
- * A streaming job as anybody would write it: it reads a log, calls a slow service for each record (it waits), counts
- * the records of each key in keyed state, and writes every record with its count to files, exactly once.
+ * An ordinary streaming job. It reads a log, calls a slow service for each record (that is, it waits), counts the
+ * records of each key in keyed state, and writes every record with its count to files, exactly once.
  *
- * <p>The log is virtual: how many records it has is the integral of the rates in a file, so that it grows whether
- * anybody reads it or not, and a place in it always names the same record.
+ * <p>The log is virtual: its number of records is the integral of the rates in a file. It therefore grows whether or
+ * not the job reads it, and a position in it always names the same record.
  *
  * <p>Arguments: --name NAME --clock FILE --sink DIRECTORY --partitions N --keys N --max-parallelism N
  * --cost MILLISECONDS
@@ -51,7 +51,7 @@ public final class VirtualLogJob {
         ParameterTool given = ParameterTool.fromArgs(arguments);
         int keys = given.getInt("keys");
         StreamExecutionEnvironment environment = StreamExecutionEnvironment.getExecutionEnvironment();
-        // Like a topic with partitions: more readers than partitions would have nothing to read.
+        // As with a topic, readers in excess of the partitions would have nothing to read.
         environment.setMaxParallelism(given.getInt("max-parallelism"));
         environment
                 .fromSource(
@@ -78,7 +78,7 @@ public final class VirtualLogJob {
         environment.execute(given.get("name"));
     }
 
-    /** A record: its place in the log, and what has been done to it. */
+    /** A record: its position in the log, and the result of its processing. */
     public static class Record {
         public int partition;
         public long offset;
@@ -87,7 +87,7 @@ public final class VirtualLogJob {
         public double at;
     }
 
-    /** Waits, as for the answer of a service, and notes who processed the record when. */
+    /** Waits, as if for the response of a service, and notes the worker and the time of processing. */
     static class SlowService extends RichMapFunction<Record, Record> {
         private final int cost;
         private transient String worker;
@@ -110,7 +110,7 @@ public final class VirtualLogJob {
         }
     }
 
-    /** Counts the records of each key; a line says partition, offset, worker, time, key and the count so far. */
+    /** Counts the records of each key; a line has partition, offset, worker, time, key and the count so far. */
     static class CountPerKey extends RichMapFunction<Record, String> {
         private final int keys;
         private transient ValueState<Long> count;
@@ -140,7 +140,7 @@ public final class VirtualLogJob {
         }
     }
 
-    /** The log as a source: a split is a partition and how far it has been read. */
+    /** The log as a source: a split is a partition and the position up to which it has been read. */
     static class VirtualLog implements Source<Record, Split, List<Split>> {
         private final String clock;
         private final int partitions;
@@ -193,7 +193,7 @@ public final class VirtualLogJob {
         }
     }
 
-    /** Deals the partitions round to the readers once all of them are there. */
+    /** Assigns the partitions to the readers round-robin once all readers have registered. */
     static class Assigner implements SplitEnumerator<Split, List<Split>> {
         private final SplitEnumeratorContext<Split> context;
         private final List<Split> unassigned;
@@ -240,7 +240,7 @@ public final class VirtualLogJob {
         public void close() {}
     }
 
-    /** Reads its partitions in turn, as far as they go; what is beyond is its lag. */
+    /** Reads its partitions in turn. The offered records that it has not read are its lag. */
     static class Reader implements SourceReader<Record, Split> {
         private static final long LOOK_EVERY = 20; // milliseconds, when there is nothing to read
         private final SourceReaderContext context;
@@ -248,7 +248,7 @@ public final class VirtualLogJob {
         private final int partitions;
         private final Counter read;
         private final List<Integer> mine = new ArrayList<>();
-        // Read by the thread of the metrics as well.
+        // The metrics thread reads this field too.
         private volatile long[] positions = new long[0];
         private int next;
 
@@ -274,7 +274,7 @@ public final class VirtualLogJob {
             return sum;
         }
 
-        /** Records are dealt round to the partitions. */
+        /** Records are assigned to the partitions round-robin. */
         private long head(long offered, int partition) {
             return (offered + partitions - 1 - partition) / partitions;
         }
@@ -331,7 +331,7 @@ public final class VirtualLogJob {
         public void close() {}
     }
 
-    /** How many records have been offered until now; the file is read again when it has been replaced. */
+    /** How many records have been offered until now; the file is read again after it has been replaced. */
     static class Clock {
         private final Path path;
         private FileTime version = FileTime.fromMillis(0);
@@ -375,7 +375,7 @@ public final class VirtualLogJob {
                 }
                 version = modified;
             } catch (NoSuchFileException missing) {
-                // The load has not begun: nothing is offered yet.
+                // The load has not begun: no records are offered yet.
             } catch (IOException error) {
                 throw new IllegalStateException("the clock " + path + " cannot be read", error);
             }
