@@ -1,1 +1,1 @@
-"""The history of a fleet, on Spark: observations, decisions and rescales as a dataset; profiles and back-tests."""
+"""The history of a fleet, on Spark: a dataset of observations, decisions and rescales; profiles; back-tests."""

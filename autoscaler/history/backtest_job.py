@@ -1,7 +1,7 @@
-"""Trials of policies on recorded load, by cluster and day, on all cores of Spark.
+"""Try policies on recorded load, by cluster and day, on all cores of Spark.
 
-The arrivals of a cluster and day are one row. It is sent to Python once, together with all variants to try on it, and a
-task runs whole trials: see `autoscaler.simulation.trial`.
+The arrivals of one cluster on one day are one row. Spark sends the row to Python once, together with all variants to
+try on it, and a task runs whole trials: see `autoscaler.simulation.trial`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from autoscaler.simulation.scoring import RESCALE_WEIGHT, VIOLATION_WEIGHT
 from autoscaler.simulation.trial import BEFORE, MAX_GAP, SLOT, SLOTS, Case, Outcome, Variant, day_load, run_trial
 
 WAVES = 16
-"""Tasks per core, if there are enough trials: a core that is done early takes another task."""
+"""Tasks per core, if there are enough trials, so that a core that is done early can take another task."""
 
 TRIALS_IN_TASK = 60
-"""Maximum trials of a task, about a minute: the progress bar moves, and a failed task repeats little."""
+"""Maximum trials of a task, about a minute: the progress bar moves, and the retry of a failed task repeats little."""
 
 FEW_TRIALS = 3
-"""So few are run in this process: a Python worker would take as long to start."""
+"""Up to this many trials run in this process, because the start of a Python worker would take as long."""
 
 _text, _whole, _number = StringType(), IntegerType(), DoubleType()
 
@@ -49,14 +49,14 @@ _text, _whole, _number = StringType(), IntegerType(), DoubleType()
 TRIALS = struct(
     cluster=_text,
     day=DateType(),
-    variant=_whole,  # its number among those of the cluster
+    variant=_whole,  # its number among the cluster's variants
     policy=_text,
     parameters=MapType(_text, _text),
     seed=_whole,
     hours=_number,
     replica_hours=_number,
-    demand_hours=_number,  # needed by the arrivals at each moment
-    static_hours=_number,  # the size for the peak of all days plus 10 %, all the time
+    demand_hours=_number,  # replica-hours that the arrivals need at each moment
+    static_hours=_number,  # replica-hours of a constant size for the peak of all days plus 10 %
     late_hours=_number,  # with a record older than the objective
     p50_s=_number,
     p99_s=_number,
@@ -70,8 +70,8 @@ RESULTS = (
     *("cluster", "variant", "policy", "parameters", "seed", "days", "replica_hours", "static_hours", "demand_hours"),
     *("to_static", "to_demand", "violation", "p99_s", "worst_s", "rescales_per_hour", "j", "pareto", "digest"),
 )
-"""One row for each cluster, variant and seed: sums and shares over its days, and the p99 and the age of the worst one.
-`pareto` is of the variant, by the means of its seeds."""
+"""One row for each cluster, variant and seed: sums and shares over its days, and the maximum of the days' `p99_s` and
+`worst_s`. `pareto` applies to the variant, by the means over its seeds."""
 
 _CASES = struct(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
 _FIRST = struct(cluster=_text, first=DateType())
@@ -82,9 +82,9 @@ class Known:
     """The recorded days of a cluster.
 
     Attributes:
-        cluster: its name.
+        cluster: the cluster's name.
         days: the days that are complete enough for trials, in order.
-        peak: the maximum arrivals of these in `trial.SLOT` seconds, records/s.
+        peak: the maximum arrivals of these days, averaged over `trial.SLOT` seconds, in records/s.
         left_out: each other day, and the seconds of its longest gap.
     """
 
@@ -97,16 +97,16 @@ class Known:
 def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, date] | None = None) -> DataFrame:
     """The arrivals, one row for each cluster and day, with the evening before.
 
-    `first`: cluster -> first day; all days of clusters that are not in it.
+    `first`: cluster -> first day to use; clusters that it does not have use all days.
 
     Returns:
-        The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (seconds
-        of the longest gap) and `peak`.
+        The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (seconds of the longest gap)
+        and `peak`.
     """
     rate = F.col("arrivals")
     number = F.expr(f"unix_micros(at) div {round(SLOT * 1_000_000)}")
     sound = observations.where(rate.isNotNull() & ~F.isnan(rate) & (rate >= 0) & (rate < math.inf))
-    # By slot first: a cluster with a hundred times the data of others is small before the shuffle.
+    # Aggregate by slot first, so that a cluster with a hundred times the data of others is small before the shuffle.
     means = sound.groupBy("cluster", number.alias("number")).agg(F.avg("arrivals").alias("rate"))
     day, slot = F.expr(f"cast(number div {SLOTS} as int)"), F.expr(f"cast(number % {SLOTS} as int)")
     own, next_day = [F.struct((day + later).alias("day"), (slot - later * SLOTS).alias("slot")) for later in (0, 1)]
@@ -132,13 +132,13 @@ def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, da
 
 
 def _missing(slots: Column) -> Column:
-    """The longest stretch of a day without a slot, seconds."""
+    """The longest gap of a day without a slot, in seconds."""
     ends, begins = F.concat(slots, F.array(F.lit(SLOTS))), F.concat(F.array(F.lit(-1)), slots)
     return F.array_max(F.zip_with(ends, begins, lambda end, begin: end - begin - 1)) * SLOT
 
 
 def known(arrivals: DataFrame) -> list[Known]:
-    """The recorded days of each cluster, and those that are left out."""
+    """The recorded days of each cluster, and the days that are left out."""
     fits = _fits()
     rows = (
         arrivals.groupBy("cluster")
@@ -177,11 +177,11 @@ def trials(
 ) -> DataFrame:
     """Try every variant of every cluster on every day with every seed. Returns `TRIALS`.
 
-    All days from the first to the last of `found` are tried that are complete enough; clusters without a case are left
-    out.
+    The trials use all complete enough days from the first to the last day of `found`. Clusters without a case are
+    skipped.
     """
-    # Days are numbered, cluster after cluster, and assigned to tasks in turn, so that none gets many more than another.
-    # Spark itself assigns at random: a core is idle while another has two more to do.
+    # Days are numbered cluster by cluster and assigned to tasks in turn, so that the tasks get similar numbers of days.
+    # Spark's own random assignment would leave cores idle while another core still has two tasks to do.
     rows = []
     number = days = 0
     for one in found:
@@ -213,7 +213,7 @@ def trials(
 
 
 def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:
-    """Rows as Arrow: for rows of Python objects Spark would start Python workers."""
+    """Create a DataFrame from rows as Arrow data; for rows of Python objects Spark would start Python workers."""
     arrow = to_arrow_schema(schema)
     named = [dict(zip(arrow.names, row, strict=True)) for row in rows]
     return spark.createDataFrame(pa.Table.from_pylist(named, schema=arrow), schema)
@@ -229,14 +229,14 @@ def slots(spark: SparkSession) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of a task. Each day is `parts` rows: each of them tries every `parts`-th variant and seed."""
+    """The work of a task. Each day has `parts` rows, and a row tries every `parts`-th pair of variant and seed."""
 
     seeds: tuple[int, ...]
     parts: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(TRIALS)
-        # A simulation has almost no reference cycles: collecting once per row is enough.
+        # A simulation creates almost no reference cycles, so one garbage collection per row is enough.
         gc.disable()
         try:
             for batch in batches:
@@ -245,7 +245,8 @@ class _Work:
                     yield pa.RecordBatch.from_pylist(list(self._tried(row)), schema)
                     gc.collect()
                     if not gc.get_freeze_count():
-                        # After a worker's first row all modules are imported (Arrow, pandas), and stay.
+                        # After a worker's first row all modules (Arrow, pandas) are imported; exclude them from the
+                        # next collections.
                         gc.freeze()
         finally:
             gc.enable()
@@ -254,7 +255,7 @@ class _Work:
         case = _case(row["case"].as_py())
         cluster, day = row["cluster"].as_py(), row["day"].as_py()
         name = f"{cluster} {day}"
-        # By way of NumPy: Arrow would first make an object of each number.
+        # Convert through NumPy, because Arrow would first create an object for each number.
         seen, rates = (row[column].values.to_numpy().tolist() for column in ("slots", "rates"))
         load = day_load(name, seen, rates, case.rate_per_worker)
         midnight = datetime.combine(day, time(), UTC)
@@ -299,7 +300,7 @@ def _plain(variant: Variant, outcome: Outcome) -> dict[str, Any]:
 
 
 def results(tries: DataFrame) -> DataFrame:
-    """Sum up the days of `TRIALS`, and mark the Pareto front of each cluster. Returns `RESULTS`."""
+    """Aggregate the days of `TRIALS`, and mark the Pareto front of each cluster. Returns `RESULTS`."""
     hours, cost = F.sum("hours"), F.sum("replica_hours")
     rows = (
         tries.groupBy("cluster", "variant", "seed")
@@ -327,7 +328,7 @@ def results(tries: DataFrame) -> DataFrame:
 
 
 GOALS = ("replica_hours", "violation", "rescales_per_hour")
-"""Less of each is better; a variant is on the Pareto front if no other is better in one and worse in none."""
+"""Less of each is better. A variant is on the Pareto front if no other is better in one goal and worse in none."""
 
 
 def _marked(rows: DataFrame) -> DataFrame:

@@ -1,9 +1,9 @@
-"""The capacity of each size, fitted to observations of a job that ran undisturbed.
+"""Fit the capacity of each size to observations of a job that ran undisturbed.
 
-Throughput over utilization is the "true processing rate" of DS2 (Kalavri et al., OSDI 2018). Its medians for each day,
-size and utilization are fitted with n^exponent and a drift by robust regression (Huber 1964). A power law, because
-more workers add less than their share: exponents of 0.80 to 0.90 were measured for Nexmark and for saturated
-TaskManagers.
+Throughput divided by utilization is the "true processing rate" of DS2 (Kalavri et al., OSDI 2018). Robust regression
+(Huber 1964) fits its medians for each day, size and utilization with n^exponent and a drift. A power law is used
+because additional workers add less than their share: exponents of 0.80 to 0.90 were measured for Nexmark and for
+saturated TaskManagers.
 """
 
 from __future__ import annotations
@@ -19,53 +19,54 @@ EXPONENT = 0.9
 EXPONENT_ERROR = 0.1
 """The prior of the exponent, and its standard deviation."""
 EXPONENTS = (0.3, 1.1)
-"""Bounds of the exponent: outside them the job does not scale, or a measurement is wrong."""
+"""Bounds of the exponent: outside these bounds the job does not scale, or a measurement is wrong."""
 DRIFT_ERROR = 0.05
-"""The prior of the drift of a rate in a week (standard deviation of ln)."""
+"""The standard deviation of the prior of a rate's drift per week, in ln."""
 WEEK_S = 7 * 86400.0
 DAY_S = 86400.0
 
 LARGEST = 690.0
 MAX_RATE = 1e200
-"""e^709 is the largest float; no rate is beyond these."""
+"""Limits of the ln of a rate and of a rate; the largest float is e^709."""
 
 MIN_BUSY = 0.05
-"""Below this utilization the ratio of two small numbers is noise."""
+"""Below this utilization, throughput over utilization is noise: a ratio of two small numbers."""
 BUSY_ENOUGH = 0.4
-"""Below this utilization the idle work of workers (JVM, heartbeats) distorts the ratio."""
+"""Below this utilization, the idle load of workers (JVM, heartbeats) distorts the ratio."""
 MIN_MINUTES = 5.0
-"""Fewer minutes are not enough for a rate."""
+"""A rate needs at least this many minutes."""
 BUCKETS = 10.0
 """Utilizations are grouped by tenths."""
 
 NOISE = 0.05
 HELD = 10.0
-"""Machines of one cloud differ by 1-7 %, and stay so for this many minutes."""
+"""Machines of one cloud differ by 1-7 %, and such a difference lasts for this many minutes."""
 ITSELF = 0.02
 """The error of a size, or of a day, that more observations do not reduce."""
 HUBER = 1.345
-"""Huber's threshold in standard deviations: 95 % of the efficiency of least squares without outliers."""
+"""Huber's threshold in standard deviations: without outliers it has 95 % of the efficiency of least squares."""
 ROUNDS = 20
 
 MIN_IDLE, MAX_IDLE = 0.015, 0.3
 SPREAD = 0.25
-"""Throughput must vary by this share of its mean for a utilization without records to be estimated..."""
+"""To estimate the utilization without records, throughput must vary by this share of its mean..."""
 FITS = 0.9
-"""... and the line must explain this share of the variance."""
+"""... and a line must explain this share of the variance."""
 
 
 def fit(
     size: Numbers, throughput: Numbers, utilization: Numbers, at: Numbers, minutes: Numbers, workers: Numbers
 ) -> Curve | None:
-    """The capacity curve through samples, its rates at the time of the last; None: there are too few.
+    """Fit the capacity curve to samples, with rates as of the last sample; None: there are too few samples.
 
     Args:
-        size: replicas of each sample.
+        size: the replicas of each sample.
         throughput: records/s.
-        utilization: of the busiest worker, 0 to 1; 1 where the job fell behind.
-        at: seconds since 1970.
+        utilization: the utilization of the busiest worker, 0 to 1; 1 if the job fell behind.
+        at: the time in seconds since 1970.
         minutes: the duration.
-        workers: the effective number of replicas: fewer than `size` where partitions leave some idle; 0: as many.
+        workers: the effective number of replicas: below `size` if partitions leave some replicas idle; 0: same as
+            `size`.
     """
     good = np.isfinite(size) & np.isfinite(throughput) & np.isfinite(utilization) & np.isfinite(at)
     good &= (size >= 1) & (throughput > 0) & (throughput < MAX_RATE) & (utilization >= MIN_BUSY)
@@ -100,7 +101,7 @@ def fit(
 
 
 def _cells(columns: Numbers) -> Numbers:
-    """Medians of each day, size and utilization."""
+    """The medians of each combination of day, size and utilization."""
     size, throughput, busy, at, _, workers = columns
     cell = np.zeros(len(size), dtype=np.int64)
     for names in (size, np.floor(busy * BUCKETS), np.floor(at / DAY_S), workers):
@@ -123,7 +124,7 @@ def _cells(columns: Numbers) -> Numbers:
 def _line(
     x: Numbers, ago: Numbers, rate: Numbers, variance: Numbers
 ) -> tuple[float, float, float, tuple[float, float], Numbers]:
-    """Level, exponent and drift a week by iterated weighted least squares; the prior counts as a sample."""
+    """Level, exponent and drift per week by iteratively reweighted least squares; the prior counts as a sample."""
     design = np.array([np.ones_like(x), x, -ago])
     prior = np.diag([1e-12, 1.0 / EXPONENT_ERROR**2, 1.0 / DRIFT_ERROR**2])
     before = np.array([0.0, EXPONENT, 0.0])
@@ -145,16 +146,16 @@ def _line(
     exponent = float(min(max(found[1], low), high))
     middle = design @ both / both.sum()
     covariance = np.linalg.inv(precision)
-    # The error at the observed sizes: the point around which the line turns with its exponent.
+    # The error at the mean of the observed sizes, which is the point around which the line turns with its exponent.
     at_sizes = float(np.sqrt(middle @ covariance @ middle))
     level = float(found[0] + (found[1] - exponent) * middle[1])
     return level, exponent, float(found[2]), (at_sizes, float(np.sqrt(covariance[1, 1]))), both
 
 
 def _idle(x: Numbers, y: Numbers, weights: Numbers) -> float:
-    """Utilization without records, by the line through throughput and utilization; 0 until it is clear.
+    """The utilization without records, from a line through throughput and utilization; 0 if no line fits well.
 
-    CPU utilization is never 0: uncorrected, it makes a job with little load appear to have little capacity.
+    CPU utilization is never 0. Without this correction, a job with little load would appear to have little capacity.
     """
     total = weights.sum()
     x = x / np.average(x, weights=weights)
@@ -169,7 +170,7 @@ def _idle(x: Numbers, y: Numbers, weights: Numbers) -> float:
 
 
 def _sizes(size: Numbers, rate: Numbers, weights: Numbers, minutes: Numbers) -> dict[int, float]:
-    """The measured rate of each size that ran long enough."""
+    """The measured rate of each size that ran for at least MIN_MINUTES."""
     found: dict[int, float] = {}
     for each in np.unique(size):
         mine = size == each

@@ -1,4 +1,4 @@
-"""The profile of one cluster, from its minutes and its rescales. Without Spark: this runs in its Python workers."""
+"""Compute the profile of one cluster from its minutes and rescales. Uses no Spark, since it runs in Python workers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from autoscaler.history.minutes import GAP, Flags, Minutes, Numbers, Rescaled
 
 MINUTE_S = 60.0
 WARM_S = 120.0
-"""Seconds after a restart: caches are cold, the backlog is processed, and means still include the stall."""
+"""Seconds to ignore after a restart: caches are cold, the backlog is processed, and means still include the stall."""
 MAX_REPLICAS = 10_000
 MAX_RATIO = 1e9
-"""Arrivals over the capacity of one replica: powers of it are still finite."""
+"""Maximum of arrivals over the capacity of one replica; powers of it are still finite."""
 LATEST = 300
-"""So many rescales in a direction are enough for their times; the last ones count."""
+"""At most this many rescales in a direction, the last ones, are used for their times."""
 MIN_KNOWN = 0.5
-"""The share of the time that must be known for a figure to stand for all of it."""
+"""A figure is computed only if its input is known for this share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class ProfileOptions:
     """Options of a profile.
 
     Attributes:
-        made_at: the time now.
+        made_at: the present time.
         objective: seconds; records that wait longer are late.
-        holidays: days that the season is not computed from.
-        time_zones: cluster -> the time zone of its days; the empty name: of all others, by default UTC.
+        holidays: days to exclude from the season.
+        time_zones: cluster -> the time zone of its days; the empty name is for all other clusters, by default UTC.
     """
 
     made_at: datetime
@@ -54,9 +54,9 @@ def build_profile(
     options: ProfileOptions,
     notes: Mapping[str, Any] | None = None,
 ) -> Profile:
-    """The profile of a cluster from its minutes, in order and at least one, and its rescales.
+    """Compute the profile of a cluster from its minutes, in order and at least one, and its rescales.
 
-    `notes` are what other data shows: `renamed_to`, `renamed_from` and `skew_s`.
+    `notes` are facts from other data: `renamed_to`, `renamed_from` and `skew_s`.
     """
     rescales = sorted(rescales, key=lambda rescale: rescale.at)
     partitions = _last(minutes.partitions)
@@ -104,7 +104,7 @@ def _last(column: Numbers) -> int | None:
 
 
 def _slots(minutes: Minutes) -> int:
-    """Slots that a replica offers."""
+    """The slots of one replica."""
     known = np.isfinite(minutes.slots) & (minutes.slots > 0) & (minutes.least > 0) & (minutes.least == minutes.most)
     if not known.any():
         return 1
@@ -112,7 +112,7 @@ def _slots(minutes: Minutes) -> int:
 
 
 def _workers(sizes: Numbers, partitions: int | None, slots: int) -> Numbers:
-    """The effective number of replicas of sizes: partitions that do not divide evenly leave some of a size idle."""
+    """The effective replicas of each size: if partitions do not divide evenly, some replicas are idle."""
     if not partitions:
         return sizes
     known = {size: effective_slots(int(size), slots, partitions) / slots for size in np.unique(sizes[sizes > 0])}
@@ -123,7 +123,7 @@ def _workers(sizes: Numbers, partitions: int | None, slots: int) -> Numbers:
 
 
 def _samples(minutes: Minutes, partitions: int | None, slots: int) -> tuple[Numbers, ...]:
-    """The minutes in which the job ran undisturbed, as `capacity_fit.fit` takes them."""
+    """The minutes in which the job ran undisturbed, as arguments of `capacity_fit.fit`."""
     quiet = _undisturbed(minutes)
     size = minutes.least[quiet]
     busy = np.where(minutes.behind == 1.0, 1.0, minutes.utilization)[quiet]
@@ -133,7 +133,7 @@ def _samples(minutes: Minutes, partitions: int | None, slots: int) -> tuple[Numb
 
 
 def _undisturbed(minutes: Minutes) -> Flags:
-    """Whether a minute shows what a size can process, not a transient."""
+    """Whether a minute shows the steady throughput of a size, not a transient."""
     same: Flags = (minutes.least == minutes.most) & (minutes.least >= 1) & ~(minutes.stopped > 0)
     if not len(same):
         return same
@@ -143,13 +143,13 @@ def _undisturbed(minutes: Minutes) -> Flags:
     disturbed = np.where(same, -math.inf, minutes.minute)
     last = np.maximum.accumulate(disturbed)
     begun = minutes.first - np.where(np.isfinite(minutes.running_since), minutes.running_since, -math.inf)
-    # A start later than the observation: the clocks differ, by an unknown time.
+    # A start after the observation (begun < 0) means that the clocks differ by an unknown time.
     quiet: Flags = same & ((minutes.minute - last) * MINUTE_S >= WARM_S) & ((begun >= WARM_S) | (begun < 0))
     return quiet
 
 
 def _needed(arrivals: Numbers, curve: Curve | None, partitions: int | None, slots: int) -> Numbers:
-    """The smallest size that can process the arrivals, at least 1; NaN where that is not known."""
+    """The smallest size that can process the arrivals, at least 1; NaN if it is not known."""
     if curve is None or not np.isfinite(arrivals).any():
         return np.full(len(arrivals), math.nan)
     workers = min(float(np.nanmax(arrivals)) / curve.rate, MAX_RATIO) ** (1.0 / curve.exponent)
@@ -164,7 +164,7 @@ def _needed(arrivals: Numbers, curve: Curve | None, partitions: int | None, slot
 
 
 def _useful(minutes: Minutes, partitions: int | None, slots: int) -> Numbers:
-    """The smallest size that can process as much as the actual one."""
+    """The smallest size that can process as much as the actual size."""
     if not partitions:
         return minutes.paid
     sizes = np.arange(1.0, -(-partitions // slots) + 1)
@@ -178,7 +178,7 @@ def _useful(minutes: Minutes, partitions: int | None, slots: int) -> Numbers:
 
 
 def rescale_times(rescales: Sequence[Rescaled]) -> dict[Direction, dict[str, Spread]]:
-    """How long the phases of requested rescales take, each after the one before."""
+    """How long the phases of rescales other than losses take, each counted from the end of the previous phase."""
     times: dict[Direction, dict[str, Spread]] = {}
     for direction in Direction:
         mine = [each for each in rescales if each.direction == direction and each.cause != Cause.LOSS]
@@ -216,7 +216,7 @@ def _stalls(rescales: Sequence[Rescaled]) -> Spread | None:
 
 
 def _after(end: float | None, *before: float | None) -> float | None:
-    """Seconds after the latest of some times; at least 0."""
+    """Seconds from the latest of some times to `end`; at least 0."""
     if end is None:
         return None
     return max(end - max([0.0, *(begin for begin in before if begin is not None)]), 0.0)
@@ -246,7 +246,7 @@ def _summary(minutes: Minutes, rescales: Sequence[Rescaled], needed: Numbers) ->
         return None
     bought = float((hours * minutes.paid)[paid].sum())
     both = paid & np.isfinite(needed)
-    # Of the time in which the size is known, as what was paid: else more would seem to be needed than was paid.
+    # Scale `needed` up to the time in which the size is known, as for `bought`, so that both figures are comparable.
     share = float(hours[both].sum()) / float(hours[paid].sum())
     late = np.isfinite(minutes.late)
     known = float(hours[late].sum())
@@ -260,6 +260,6 @@ def _summary(minutes: Minutes, rescales: Sequence[Rescaled], needed: Numbers) ->
 
 
 def _changes(minutes: Minutes) -> int:
-    """How often the size changed, where no rescales are recorded."""
+    """How often the size changed; used if no rescales are recorded."""
     sizes = minutes.most[np.isfinite(minutes.most) & (minutes.least == minutes.most)]
     return int((np.diff(sizes) != 0).sum())

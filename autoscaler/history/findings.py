@@ -20,16 +20,17 @@ FLAP_S = 3600.0
 MIN_FLAPS = 3
 SLOW = 2.0
 MIN_SLOW_S = 30.0
-"""A start is slow that takes so many times the median, and so much longer."""
+"""A start is slow if it takes this many times the median, and this many seconds more than the median."""
 MIN_COUNT = 5
-"""Percentiles of fewer values mean nothing."""
+"""Percentiles of fewer values are meaningless."""
 HEARTBEAT_S = 20.0
-"""A loss that stops the job for longer was detected by a time-out: a worker that shuts down in order deregisters."""
+"""A loss that stops the job for at least this time was detected by a timeout. A worker that shuts down cleanly
+deregisters, so its loss is detected at once."""
 MIN_LOSSES = 2
 MIN_WASTE = 0.1
-"""The share of the replica-hours paid for, above which waste is a finding."""
+"""Waste above this share of the replica-hours paid for is a finding."""
 MIN_SHORT = 0.01
-"""The share of the time with too few replicas, above which it is a finding."""
+"""A lack of replicas for more than this share of the time is a finding."""
 MIN_DRIFT, DRIFT_WEEKS = 0.03, 1.0
 GAP_H = 12.0
 SKEW_S = 30.0
@@ -39,13 +40,13 @@ FLAT = 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What findings are made from; see `cluster_profile`.
+    """The input of the findings; see `cluster_profile`.
 
     Attributes:
-        cluster: its name.
-        needed: the smallest size for the arrivals of each minute; NaN where it is not known.
-        useful: the smallest size that can process as much as the actual one.
-        notes: what other data shows: `renamed_to`, `renamed_from`, `skew_s`.
+        cluster: the cluster's name.
+        needed: the smallest size for the arrivals of each minute; NaN if it is not known.
+        useful: the smallest size that can process as much as the actual size.
+        notes: facts from other data: `renamed_to`, `renamed_from`, `skew_s`.
     """
 
     cluster: str
@@ -129,7 +130,7 @@ def _slow_starts(evidence: Evidence) -> Iterator[Finding]:
 
 def _heartbeats(evidence: Evidence) -> Iterator[Finding]:
     up, down = (evidence.times.get(way, {}).get("stall") for way in (Direction.UP, Direction.DOWN))
-    # Scaling down stops a job no longer than scaling up, unless it has to detect by a time-out that workers are gone.
+    # Scaling down stops a job no longer than scaling up, unless a timeout has to detect that workers are gone.
     killed = up is not None and down is not None and down.median >= up.median + HEARTBEAT_S
     stalls = [
         (each.stall_s, max(each.before, each.after))

@@ -1,9 +1,9 @@
-"""`history follow`: adds the compressed files of daemons to a dataset, each once.
+"""`history follow`: add the compressed files of daemons to a dataset, each once.
 
-`BatchFollower` adds a batch of files by the functions of `history import`. Which files these are, `Follower` learns
-from Structured Streaming: Spark's file source finds them, and its checkpoint records which were processed. The follower
-in `ingest_follow_local` searches directories of this machine itself. A batch that is repeated after a crash changes
-nothing, since only new rows are added: exactly once in effect.
+`BatchFollower` adds a batch of files with the functions of `history import`. `Follower` gets the files from Structured
+Streaming: Spark's file source finds them, and its checkpoint records which were processed. The follower in
+`ingest_follow_local` itself searches directories of this machine. Only new rows are added, so a batch that is repeated
+after a crash changes nothing: the effect is exactly-once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ CHECKPOINT = "_follow"
 PACKED, ANY = "*.jsonl.gz", "*.{jsonl,jsonl.gz}"
 
 _KNOWN = "followers.json"
-"""The note of a dataset with the ids of the checkpoints that belong to it."""
+"""The dataset's note with the ids of the checkpoints that belong to it."""
 
 _FOUND = "path string, modificationTime timestamp, length long, content binary"
 HOUR = r"(\d{4}-\d\d-\d\dT\d\d)[^/]*$"
 LATE = timedelta(hours=1)
-"""A file is late when it is older than the newest one by more than this."""
+"""A file is late if it is older than the newest file by more than this."""
 
 _T = TypeVar("_T")
 
@@ -60,15 +60,16 @@ class FollowError(AutoscalerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """What to follow, and how.
+    """The options of `history follow`.
 
     Attributes:
-        places: directories, patterns of them like `/srv/*/history`, or URLs of one file system that Spark knows.
+        places: directories, patterns of directories like `/srv/*/history`, or URLs of one file system that Spark
+            supports.
         checkpoint: the directory of the checkpoint.
-        plain: also import uncompressed files: they must be complete when they appear.
+        plain: also import uncompressed files, which must be complete when they appear.
         files: the maximum number of files of a batch.
-        every: time between two searches for files; None: process the present files and end.
-        count: whether to count the files that wait at each batch.
+        every: the time between two searches for files; None: process the present files and end.
+        count: whether to count the waiting files at each batch.
     """
 
     places: Sequence[str]
@@ -84,13 +85,13 @@ class Batch:
     """The result of a batch.
 
     Attributes:
-        number: of a checkpoint's batches the n-th. A repeated batch has the same number.
-        files: number of files.
-        late: those older than the newest hour of earlier batches, by more than an hour.
-        gone: those that were removed before they could be read.
+        number: the number of the batch in its checkpoint. A repeated batch has the same number.
+        files: the number of files.
+        late: files that are more than an hour older than the newest hour of earlier batches.
+        gone: files that were removed before they could be read.
         imported: the result of the import.
-        waiting: further files that existed when it began; None: they were not counted.
-        seconds: its duration.
+        waiting: further files that existed when the batch began; None: they were not counted.
+        seconds: the duration of the batch.
     """
 
     number: int
@@ -111,7 +112,7 @@ class BatchFollower(ABC):
     report: Callable[[Batch], object]
     warn: Callable[[str], object] = lambda _: None
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _newest: datetime = datetime(1970, 1, 2)  # noqa: DTZ001 - naive, as PySpark has times
+    _newest: datetime = datetime(1970, 1, 2)  # noqa: DTZ001 - naive, like PySpark's times
 
     @abstractmethod
     def run(self) -> None:
@@ -125,16 +126,16 @@ class BatchFollower(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End it; the next run repeats a batch that was not completed. It may be called twice."""
+        """Stop following. The next run repeats a batch that was not completed. Further calls have no effect."""
 
     @abstractmethod
     def _session(self) -> SparkSession:
-        """Spark, for files that take it."""
+        """The Spark session for files that need Spark."""
 
     def _add_batch(
         self, number: int, found: Mapping[str, datetime], waiting: Callable[[Sequence[str]], int | None]
     ) -> None:
-        """Add files, given with the hours that they are of, and report it."""
+        """Add the found files, a map of files to their hours, and report the batch."""
         begun = time.monotonic()
         files = sorted(found)
         left = waiting(files)
@@ -154,8 +155,8 @@ class BatchFollower(ABC):
         )
 
     def _add_existing(self, files: Sequence[str]) -> tuple[int, Imported]:
-        """Add files, except those that were removed. Returns the number of these, and the result."""
-        # A check costs a request for each remote file: these are checked only after a failure.
+        """Add files, except those that were removed. Returns the number of removed files, and the result."""
+        # A check costs a request for each remote file, so remote files are checked only after a failure.
         there = [file for file in files if "://" in file or Path(file).exists()]
         done, odd = self._unless_busy(partial(add_local, self.dataset, there))
         left = [file for file in odd if "://" in file or Path(file).exists()]
@@ -173,7 +174,7 @@ class BatchFollower(ABC):
         return gone, done
 
     def _unless_busy(self, work: Callable[..., _T]) -> _T:
-        """Do some work, as soon as no other process writes."""
+        """Call `work`, and retry it while another process writes the dataset."""
         warned = False
         while True:
             try:
@@ -186,9 +187,9 @@ class BatchFollower(ABC):
                     raise
 
     def _pause(self, seconds: float) -> bool:
-        """Sleep until the time is over or it is stopped. Returns whether it is stopped.
+        """Sleep for some seconds, or until the follower is stopped. Returns whether it is stopped.
 
-        `Event.wait` is not used: its lock may be held when a signal is handled, which sets the event.
+        `Event.wait` is not used: a signal handler sets the event, and would deadlock if `wait` held the event's lock.
         """
         until = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := until - time.monotonic()) > 0:
@@ -196,12 +197,12 @@ class BatchFollower(ABC):
         return self._stopped.is_set()
 
     def _check_owner(self, checkpoint: str) -> None:
-        """Raise FollowError for a checkpoint that has files and is not one of this dataset."""
+        """Raise FollowError if a checkpoint with files does not belong to this dataset."""
         if checkpoint not in self._followers():
             raise FollowError(
                 f"{self.options.checkpoint}: is the checkpoint of another dataset, with the files imported there; give "
-                "--checkpoint another directory, or remove it to have all files read again: records that are there "
-                "already are not added twice"
+                "--checkpoint another directory, or remove it to have all files read again: records that the dataset "
+                "already has are not added twice"
             )
 
     def _record_checkpoint(self, checkpoint: str) -> None:
@@ -217,10 +218,10 @@ class BatchFollower(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class Follower(BatchFollower):
-    """One query of Structured Streaming.
+    """Follows by one query of Structured Streaming.
 
     Attributes:
-        waiting: number of a batch -> further files that existed when it began; of the last batches.
+        waiting: number of a batch -> further files that existed when it began; the last batches only.
     """
 
     spark: SparkSession
@@ -233,7 +234,7 @@ class Follower(BatchFollower):
         return self.spark
 
     def stop(self) -> None:
-        """End it, even in the middle of a batch, which the next run repeats. It may be called twice."""
+        """Stop following, even within a batch, which the next run repeats. Further calls have no effect."""
         self._stopped.set()
         self._known.set()
 
@@ -259,7 +260,7 @@ class Follower(BatchFollower):
                 self._spark_ended()
         except (PySparkException, Py4JError, OSError) as error:
             if self._stopped.is_set():
-                return  # Spark was interrupted in its work, or ended by the same signal
+                return  # the stop interrupted Spark, or the same signal ended Spark
             if has_ended(self.spark):
                 self._spark_ended()
             if self._failure is not None:
@@ -271,20 +272,20 @@ class Follower(BatchFollower):
             raise FollowError(SPARK_ENDED) from None
 
     def found(self) -> DataFrame:
-        """The files, one row each, without their content. `at` is the hour in the name."""
+        """A stream of the files, one row each, without their content. `at` is the hour in the file's name."""
         reader = self.spark.readStream.format("binaryFile").schema(_FOUND)
         options = {
             "pathGlobFilter": ANY if self.options.plain else PACKED,
             "recursiveFileLookup": "true",
             "maxFilesPerTrigger": str(self.options.files),
-            # Files older than the newest one by more than this are ignored; Spark's default is a week.
+            # Spark ignores files that are older than the newest one by more than this; its default is a week.
             "maxFileAge": f"{100 * 365}d",
-            # Files that are removed after they were listed.
+            # Ignore files that are removed after they were listed.
             "ignoreMissingFiles": "true",
         }
         found = reader.options(**options).load(join_places(self.options.places, plain=self.options.plain))
         hour = F.try_to_timestamp(F.regexp_extract("path", HOUR, 1), F.lit("yyyy-MM-dd'T'HH"))
-        # No late file is dropped: the watermark is there for the progress to show which hours are read.
+        # The watermark only makes the query's progress show which hours are read. No late file is dropped.
         return found.select("path", F.coalesce(hour, "modificationTime").alias("at")).withWatermark(
             "at", f"{LATE.total_seconds():.0f} seconds"
         )
@@ -293,7 +294,7 @@ class Follower(BatchFollower):
         try:
             self._known.wait()
             if self._stopped.is_set():
-                raise FollowError("it was stopped")  # noqa: TRY301 - Spark must not record the batch as done
+                raise FollowError("it was stopped")  # noqa: TRY301 - so that Spark does not record the batch as done
             found = {normalized(row.path): row.at for row in batch.collect()}
             self._add_batch(number, found, partial(self._count, number))
         except Exception as error:
@@ -317,33 +318,33 @@ class Follower(BatchFollower):
 
 
 def waiting_of(follower: Follower) -> Callable[[Mapping[str, Any]], int | None]:
-    """The `waiting` of `injob.report`: the number of files that wait after a batch."""
+    """The function `waiting` for `injob.report`: it returns the number of files that wait after a batch."""
     return lambda progress: follower.waiting.get(progress["batchId"])
 
 
 def url(place: str) -> str:
-    """A place as Spark takes it."""
+    """A place as a URL for Spark."""
     return place if "://" in place else f"file://{absolute(place.removeprefix('file:'))}"
 
 
 def absolute(path: str) -> str:
-    """An absolute path without `..`, which Spark would resolve without following links."""
+    """An absolute path without `..`, because Spark would resolve `..` without following links."""
     parts = Path(path).absolute().parts
     if ".." not in parts:
         return str(Path(*parts))
     after = len(parts) - parts[::-1].index("..")
-    # Later links stay: they may be changed, and files are identified by their paths.
+    # Links after the last `..` stay, because files are identified by their paths and links may change.
     return str(Path(os.path.realpath(Path(*parts[:after])), *parts[after:]))
 
 
 SPARK_ENDED = (
     "Spark ended during the query: its application was removed, or its Java was killed or had no memory left; run this "
-    "again: it continues with the same files, and records that are there already are not added twice"
+    "again: it continues with the same files, and records that the dataset already has are not added twice"
 )
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Whether Spark has ended; then its other errors follow from that."""
+    """Whether Spark has ended. If so, this is the cause of its other errors."""
     try:
         return bool(spark._jsc.sc().isStopped())  # noqa: SLF001 - the only way
     except (Py4JError, OSError):
@@ -353,15 +354,15 @@ def has_ended(spark: SparkSession) -> bool:
 def _is_there(spark: SparkSession, file: str) -> bool:
     if "://" not in file:
         return Path(file).exists()
-    path = spark._jvm.org.apache.hadoop.fs.Path(file)  # noqa: SLF001 - the only way to it
+    path = spark._jvm.org.apache.hadoop.fs.Path(file)  # noqa: SLF001 - there is no public way
     return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
 
 
 def join_places(places: Sequence[str], *, plain: bool = False) -> str:
-    """One pattern for all places: a query has one source, whatever places are added or removed later.
+    """One pattern for all places, so that the query keeps one source when places are added or removed later.
 
     Raises:
-        FollowError: a place does not exist or cannot be used, or they are in several file systems.
+        FollowError: a place does not exist or cannot be used, or the places are in several file systems.
     """
     systems: dict[str, list[str]] = {}
     for place in places:
@@ -380,7 +381,7 @@ def join_places(places: Sequence[str], *, plain: bool = False) -> str:
 
 
 def _literal(path: str, *, among: bool) -> str:
-    """A path without patterns. Among several in braces, Hadoop removes one level of escapes first."""
+    """A path with escaped glob characters. If it is one of several in braces, Hadoop removes one level of escapes."""
     if not among:
         return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
     return re.sub(r"([\\{}\[\]*?])", r"\\\\\\\1", path).replace(",", "\\,")
@@ -407,12 +408,12 @@ def _interval(every: timedelta) -> str:
 
 
 def normalized(path: str) -> str:
-    """One name for a file, which Spark calls `file:/a` or `file:///a`; on this machine its path."""
+    """The canonical name of a file, which Spark calls `file:/a` or `file:///a`: a local file's path, or its URL."""
     return re.sub(r"^file:/+", "/", path)
 
 
 def _checkpoint_id(spark: SparkSession, place: str) -> str | None:
-    """The id of a checkpoint; None: there is none yet. Raises FollowError."""
+    """The id of a checkpoint; None: the checkpoint does not exist yet. Raises FollowError."""
     try:
         text = "".join(row.value for row in spark.read.text(f"{place}/metadata", wholetext=True).collect())
     except AnalysisException:
@@ -431,7 +432,7 @@ def _any(spark: SparkSession, place: str) -> bool:
 
 
 def _processed(spark: SparkSession, place: str) -> set[str]:
-    """The files that a checkpoint has recorded."""
+    """The files that a checkpoint has recorded as processed."""
     try:
         lines = spark.read.text(f"{place}/sources/0").where("value LIKE '{%'")
         paths = (
@@ -443,19 +444,19 @@ def _processed(spark: SparkSession, place: str) -> set[str]:
 
 
 def damaged(place: str, why: str) -> str:
-    """What to do about a checkpoint that cannot be used."""
+    """The error message for a damaged checkpoint."""
     return (
         f"{place}: the checkpoint is damaged ({why}); move it away and run this again: all files are then read again, "
-        "and records that are there already are not added twice"
+        "and records that the dataset already has are not added twice"
     )
 
 
 def in_use(checkpoint: str) -> str:
-    """What to do about a checkpoint that another process uses."""
+    """The error message for a checkpoint that another process uses."""
     return (
         f"{checkpoint}: is used by two queries at a time: another `history follow` runs with it; if none does, "
-        "move it away and run this again: all files are then read again, and records that are there already are "
-        "not added twice"
+        "move it away and run this again: all files are then read again, and records that the dataset already has "
+        "are not added twice"
     )
 
 
@@ -463,7 +464,7 @@ _DAMAGE = re.compile(
     r"log file|[Nn]o ?such ?[Ee]lement|next on empty iterator|batch \d+ doesn't exist|end-of-input|Unexpected character"
     r"|sources in the checkpoint|log version|not a directory"
 )
-"""Spark's messages about a checkpoint that it cannot use."""
+"""Spark's messages about a damaged checkpoint."""
 
 
 def _describe(error: Exception, checkpoint: str) -> str:

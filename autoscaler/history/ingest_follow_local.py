@@ -1,7 +1,7 @@
-"""`history follow` of directories of this machine: searches them itself, and starts Spark only for files that take it.
+"""`history follow` for directories of this machine: searches them itself, and starts Spark only for files that need it.
 
-The checkpoint is a file of JSON lines, to which each batch is added when its rows are in the dataset. The first line
-has the files of a checkpoint that Spark has made in the same directory before.
+The checkpoint is a file of JSON lines. A batch is appended when its rows are in the dataset. The first line has the
+files of a checkpoint that Spark created earlier in the same directory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FILE = "files.jsonl"
 
 
 def can_follow_local(options: FollowOptions) -> bool:
-    """Whether Spark is not needed to find the files: what it alone knows are other file systems, and other patterns."""
+    """Whether files can be found without Spark. Remote places, patterns with braces or brackets, and counts need it."""
     local = not any("://" in place for place in (*options.places, options.checkpoint))
     literal = all(os.path.lexists(place) or not re.search(r"[{}\[\]\\]", place) for place in options.places)
     return local and literal and not options.count
@@ -56,13 +56,13 @@ def can_follow_local(options: FollowOptions) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class LocalFollower(BatchFollower):
-    """Searches directories of this machine.
+    """Follows directories of this machine.
 
     Attributes:
-        start: starts Spark.
+        start: the function that starts Spark.
 
     Raises:
-        FollowError: a place is no directory.
+        FollowError: a place is not a directory.
     """
 
     start: Callable[[], SparkSession]
@@ -72,7 +72,7 @@ class LocalFollower(BatchFollower):
     _ended: Event = field(default_factory=Event)
 
     def __post_init__(self) -> None:
-        join_places(self.options.places, plain=self.options.plain)  # it reports what is no directory
+        join_places(self.options.places, plain=self.options.plain)  # raises FollowError for a wrong place
 
     def run(self) -> None:  # noqa: D102 - inherited
         try:
@@ -87,7 +87,7 @@ class LocalFollower(BatchFollower):
                     self._add_found(checkpoint)
         except (AutoscalerError, PySparkException, Py4JError, OSError) as error:
             if self._stopped.is_set():
-                return  # Spark was interrupted in its work, or ended by the same signal
+                return  # the stop interrupted Spark, or the same signal ended Spark
             if self._spark is not None and has_ended(self._spark):
                 raise FollowError(SPARK_ENDED) from None
             if isinstance(error, OSError):
@@ -98,10 +98,10 @@ class LocalFollower(BatchFollower):
             self._ended.set()
 
     def stop(self) -> None:
-        """End it after the present batch; what Spark does is interrupted, and repeated by the next run."""
+        """Stop after the present batch. Work of Spark is interrupted, and the next run repeats it."""
         self._stopped.set()
         if self._spark is not None:
-            # In another thread, as a call may be waiting in this one.
+            # Interrupt in another thread, because this thread may be waiting in a call to Spark.
             Thread(target=self._interrupt, args=[self._spark], daemon=True).start()
 
     def _interrupt(self, spark: SparkSession) -> None:
@@ -137,7 +137,7 @@ class LocalFollower(BatchFollower):
 
     @contextmanager
     def _opened(self) -> Iterator[IO[str]]:
-        """The checkpoint, locked, after reading it."""
+        """Lock the checkpoint, read it, and yield its file."""
         place = Path(self.options.checkpoint)
         place.mkdir(parents=True, exist_ok=True)
         with (place / FILE).open("a+", encoding="utf-8") as file:
@@ -153,7 +153,7 @@ class LocalFollower(BatchFollower):
         try:
             text = file.read()
             whole = text[: text.rfind("\n") + 1]
-            file.truncate(len(whole.encode()))  # a kill may have cut off the last line
+            file.truncate(len(whole.encode()))  # remove a last line that a killed process left unfinished
             for line in map(json.loads, whole.splitlines()):
                 if "id" in line:
                     self._check_owner(line["id"])
@@ -166,7 +166,7 @@ class LocalFollower(BatchFollower):
             self._record(file, {"id": name, **before})
 
     def _of_spark(self, place: Path) -> dict[str, Any]:
-        """The last batch that Spark has completed with a checkpoint, and all files until then."""
+        """The last batch that Spark has completed in its checkpoint, and all files up to that batch."""
         commits = place / "commits"
         last = max((int(each.name) for each in commits.glob("*") if each.name.isdecimal()), default=-1)
         if last < 0:
@@ -190,7 +190,7 @@ class LocalFollower(BatchFollower):
 
 
 def _files(root: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    """The files in a directory and those below it, except hidden ones, as Spark finds them."""
+    """The files in a directory and its subdirectories except hidden ones, as Spark finds them."""
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

@@ -1,8 +1,8 @@
-"""Records of daemons into the dataset, like `ingest_records` but in this process, without Spark.
+"""Import records of daemons into the dataset like `ingest_records`, but in this process, without Spark.
 
-Spark's start, and the planning and compiling of its queries, take longer than to read what daemons write in an hour. So
-files of this machine are read here, if every line of them is as a daemon writes it. The others are left to Spark: what
-is wrong with a line is known there alone, and so is which of several rows with one key is added.
+Starting Spark, and planning and compiling its queries, takes longer than reading what daemons write in an hour. This
+module therefore reads the files of this machine of which every line is as a daemon writes it. It leaves all other files
+to Spark: only `ingest_records` can report what is wrong with a line, and choose one of several rows with the same key.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from autoscaler.history.schema import DECISIONS, LINE, METRIC, OBSERVATIONS
 from autoscaler.trace.codec import VERSION
 
 MOST_BYTES = 1 << 30
-"""Bytes of lines that are read here: about 800,000 records, in 2 GB of memory, which an import by Spark needs too."""
+"""Maximum bytes of lines to read here: about 800,000 records in 2 GB of memory, which an import by Spark needs too."""
 
 _GROUP = 1 << 25
-"""Bytes of the lines of small files that are read together. If one of them is odd, they are read twice, in halves."""
+"""Bytes of the lines of small files that are read as a group. If a group has an odd file, its halves are read again."""
 _LINES = 256
-"""Lines that are objects at a time: those of more do not stay in the processor's caches."""
+"""Lines that are Python objects at a time: the objects of more lines do not fit into the processor's caches."""
 _ROWS = 20_000
-"""Lines whose columns are made at once."""
+"""Lines that are converted to columns at a time."""
 
 _AT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"
-"""A time as daemons write it: Arrow understands others that Spark does not."""
+"""A time as daemons write it. Arrow also parses other formats, which Spark does not."""
 
 _LEFT_TO_SPARK = (ValueError, TypeError, ArithmeticError, OSError, EOFError, zlib.error)
-"""What is raised for a file or a line that is left to Spark; errors of pydantic and Arrow are among them."""
+"""The exceptions for a file or a line that is left to Spark; they include the errors of pydantic and Arrow."""
 
 
 def add_local(
@@ -78,7 +78,7 @@ def add_local(
     """Add the records of files to a dataset, like `ingest_records.add`.
 
     Returns:
-        The result, and the files that take Spark, of which nothing was added.
+        The result, and the files that need Spark. Nothing was added of these.
 
     Raises:
         DatasetError: another process is writing, or a file of the dataset cannot be written.
@@ -102,7 +102,7 @@ def add_local(
 
 
 def _size(file: str) -> float:
-    """About how many bytes the lines of a file have; infinity: it is not of this machine."""
+    """The approximate number of bytes of a file's lines; infinity: the file is not on this machine."""
     if "://" in file:
         return math.inf
     try:
@@ -111,12 +111,12 @@ def _size(file: str) -> float:
         size, content = packed_sizes(file)
         return max(size, min(content, size * RATIO))
     except OSError:
-        return 0  # it is found when it is read
+        return 0  # reading the file will report the error
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Have Python not search the objects of lines for cycles, which they do not have: a fifth of the time."""
+    """Disable garbage collection, which takes 1/5 of the time: the objects of lines have no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -130,9 +130,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def _validator() -> Callable[[bytes], dict[str, Any]]:
-    """Reads a line, if each known field of it is of the type that it should be."""
+    """A function that parses a line, and raises if a known field does not have its type."""
     finite = core_schema.float_schema(strict=True, allow_inf_nan=False)
-    # As daemons write the numbers that JSON lacks.
+    # The numbers that JSON lacks, as daemons write them.
     other = core_schema.literal_schema(["NaN", "Infinity", "-Infinity"])
     number = core_schema.union_schema([finite, core_schema.no_info_after_validator_function(float, other)])
     value = core_schema.union_schema([number, core_schema.list_schema(number, strict=True)])
@@ -166,7 +166,7 @@ def _validator() -> Callable[[bytes], dict[str, Any]]:
 
 
 def _text_types(kind: DataType) -> pa.DataType:
-    """The Arrow type of a line in which times are text, and a metric has its numbers in several fields."""
+    """The Arrow type of a line with times as text, and with several fields for the numbers of a metric."""
     match kind:
         case StructType():
             fields = {each.name: _text_types(each.dataType) for each in kind}
@@ -194,7 +194,7 @@ class _Found:
 
     Attributes:
         lines: file -> number of lines.
-        size: bytes of them.
+        size: the total bytes of the lines.
     """
 
     lines: Mapping[str, int]
@@ -204,7 +204,7 @@ class _Found:
 
 
 def _found(files: Sequence[str], rename: Mapping[str, str], until: datetime) -> _Found | None:
-    """What can be added without Spark: files whose every line is a record, and whose keys no other line has."""
+    """The rows that can be added without Spark: files in which every line is a record with a unique key."""
     found, left = list[_Found](), MOST_BYTES
     todo = _groups(files)[::-1]
     while todo:
@@ -245,7 +245,7 @@ def _groups(files: Sequence[str]) -> list[list[str]]:
 
 
 def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime, most: int) -> _Found:
-    """The rows of files. Raises one of `_LEFT_TO_SPARK`, also if they have more than so many bytes."""
+    """The rows of files. Raises one of `_LEFT_TO_SPARK`, also if they have more than `most` bytes."""
     counts, left, tables = dict[str, int](), most, []
 
     def read() -> Iterator[bytes]:
@@ -253,13 +253,13 @@ def _tables(files: Sequence[str], rename: Mapping[str, str], until: datetime, mo
         for file in files:
             count = 0
             with gzip.open(file) if file.endswith(".gz") else Path(file).open("rb") as opened:
-                # Not the whole file at once: it may have all the bytes that are read here.
+                # Read line by line: the file may have up to MOST_BYTES.
                 while line := opened.readline(left + 1):
                     left -= len(line)
                     if left < 0:
-                        raise ValueError("it has more bytes than it says")
+                        raise ValueError("it has more bytes than its size says")
                     if b"\r" in line:
-                        raise ValueError("it may have other ends of lines")
+                        raise ValueError("it may have other line endings")
                     count += 1
                     yield line
             if not count:
@@ -283,7 +283,7 @@ def _batches(validate: Callable[[bytes], dict[str, Any]], lines: Iterator[bytes]
 
 
 def _of_many(values: list[float], mean: float | None) -> dict[str, Any]:
-    """A metric with one number per replica. NaN is the greatest number, as in Spark."""
+    """The fields of a metric with one number per replica. As in Spark, NaN is the greatest number."""
     return {
         "value": mean,
         "values": values,
@@ -296,7 +296,7 @@ def _of_many(values: list[float], mean: float | None) -> dict[str, Any]:
 
 
 def _rows(lines: pa.StructArray, rename: Mapping[str, str], until: datetime) -> tuple[pa.Table, pa.Table]:
-    """The observations and decisions of lines. Raises ValueError if one of them is not a record."""
+    """The observations and decisions of lines. Raises ValueError if a line is not a record."""
     seen, done = _field(lines, "observation"), _field(lines, "decision")
     version, cluster, at = _field(lines, "version"), _field(done, "cluster"), _field(done, "at").cast(_TIME)
     whole = all(_field(lines, *name.split(".")).null_count == 0 for name in NEEDED)
@@ -320,7 +320,7 @@ def _rows(lines: pa.StructArray, rename: Mapping[str, str], until: datetime) -> 
 
 
 def _table(kind: StructType, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """Columns in the order and of the types of a table, whose `date` follows from `at`."""
+    """Columns in the order and with the types of a table, without `date`, which follows from `at`."""
     wanted = [name for name in kind.names if name != "date"]
     return pa.table({name: columns[name] for name in wanted}).cast(
         to_arrow_schema(StructType([kind[name] for name in wanted]), timezone="UTC")
@@ -328,23 +328,23 @@ def _table(kind: StructType, columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def _mapped(texts: pa.Array, of: Callable[[Any], Any]) -> pa.Array:
-    """What a function makes of texts that repeat."""
+    """Apply a function to texts, once for each distinct text."""
     encoded = texts.dictionary_encode(null_encoding="encode")
     return pa.array(map(of, encoded.dictionary.to_pylist())).take(encoded.indices)
 
 
 def _field(of: pa.StructArray, *path: str) -> pa.Array:
-    """A field of structs, null where there is no struct: `StructArray.field` has some value there."""
+    """A field of structs; null for a null struct, unlike `StructArray.field`, which is undefined there."""
     return pc.struct_field(of, list(path))
 
 
 def _map(of: pa.MapArray, items: pa.Array) -> pa.MapArray:
-    """A map of the same keys, empty where there is none."""
+    """A map with the same keys and other items; empty instead of null."""
     return pa.MapArray.from_arrays(of.offsets, of.keys, items)
 
 
 def _structs(of: pa.StructArray, **changed: pa.Array) -> pa.StructArray:
-    """Structs with some of their fields changed."""
+    """Structs with some fields replaced."""
     fields = {each.name: _field(of, each.name) for each in of.type} | changed
     return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=of.is_null())
 
@@ -376,7 +376,7 @@ def _metrics(items: pa.StructArray, over: pa.Array, parts: pa.Array) -> pa.Struc
 
 
 def _filled_list(of: pa.ListArray, values: pa.Array) -> pa.ListArray:
-    """Lists of as many values, empty where there is none."""
+    """Lists of the same lengths with other values; empty instead of null."""
     return pa.ListArray.from_arrays(of.offsets, values)
 
 
@@ -408,18 +408,18 @@ def _decisions(done: pa.StructArray) -> dict[str, pa.Array]:
 
 
 def _element(lists: pa.ListArray, place: int) -> pa.Array:
-    """One element of each list; null: it is shorter."""
+    """The element at `place` of each list; null if the list is shorter."""
     begins, ends = np.asarray(lists.offsets)[:-1], np.asarray(lists.offsets)[1:]
     return lists.values.take(pa.array(begins + place, mask=begins + place >= ends))
 
 
 def _words(guards: str | None) -> list[str]:
-    """The names in a text, between what Spark takes for spaces."""
+    """The names in a text, split at the characters that are spaces to Spark."""
     return [name for name in re.split(r"\s+", guards or "", flags=re.ASCII) if name]
 
 
 def _check_trails(guards: pa.Array, verdicts: pa.ListArray) -> None:
-    """Raise ValueError if a trail cannot be restored from the names of guards and some verdicts: see `restored`."""
+    """Raise ValueError if a verdict trail cannot be restored from guard names and some verdicts: see `restored`."""
     for given in guards.unique().to_pylist():
         names = _words(given)
         if len(set(names)) < len(names) or not set(names) <= _REASONS:
@@ -430,16 +430,16 @@ def _check_trails(guards: pa.Array, verdicts: pa.ListArray) -> None:
     for given, some in set(zip(guards.take(which).to_pylist(), map(tuple, of_rows), strict=True)):
         names = _words(given)
         if names and (len(set(some)) < len(some) or not set(some) <= set(names)):
-            raise ValueError("a verdict is of no guard, or of one that has another")
+            raise ValueError("a verdict has no guard, or a guard has several verdicts")
 
 
 def _seconds(span: str) -> float:
-    """An ISO 8601 duration, as pydantic writes it, in seconds: a year has 365 days. Raises ValueError."""
+    """Convert an ISO 8601 duration, as pydantic writes it, to seconds. A year has 365 days. Raises ValueError."""
     if not re.fullmatch(DURATION, span):
         raise ValueError(f"{span} is not a duration")
     amounts = re.findall(f"([0-9.]+)([{''.join(UNITS)}])", span)
     if len({unit for _, unit in amounts}) < len(amounts):
         raise ValueError(f"{span} has a unit twice")
     total = functools.reduce(operator.add, (float(amount) * UNITS[unit] for amount, unit in amounts), 0.0)
-    exact = float(Decimal(repr(total)).quantize(Decimal("1e-6"), ROUND_HALF_UP))  # a microsecond is pydantic's least
+    exact = float(Decimal(repr(total)).quantize(Decimal("1e-6"), ROUND_HALF_UP))  # pydantic's resolution is 1 µs
     return -exact if span.startswith("-") else exact

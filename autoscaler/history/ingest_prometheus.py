@@ -1,8 +1,8 @@
-"""The history in a Prometheus server, as observations: queries, stored answers, and the rows made from them.
+"""Import the history of a Prometheus server as observations: send queries, store the responses, convert them to rows.
 
-Each answer is stored in the dataset as a file (`_prometheus/`) before the next query is sent, so that nothing is
-queried twice. Spark makes the observations from all of them. There is no observation of a time without a sample: a gap
-stays a gap.
+Each response is stored in the dataset as a file (`_prometheus/`) before the next query is sent, so that no query is
+sent twice. Spark computes the observations from all responses. A time without a sample has no observation: a gap stays
+a gap.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from autoscaler.history.schema import METRIC
 from autoscaler.sources.prometheus import Asked, Empty, Many, Prometheus, Query, Series, TooMuchError
 
 DIRECTORY = "_prometheus"
-"""The directory of answers in a dataset. It may be removed: then everything is queried again."""
+"""The directory of responses in a dataset. After its removal, the next import sends all queries again."""
 
 DESIRED, READY = "#desired", "#ready"
-"""Names of the sizes, which are not metrics."""
+"""The names of the sizes, which are not metrics."""
 
 MAX_POINTS = 11_000
-"""Points of a series in one answer: Prometheus refuses more."""
+"""Maximum points of a series in one response: Prometheus refuses more."""
 
 SETTLED = timedelta(minutes=1)
-"""Younger samples are not queried: they may still change, as scrapes and recording rules are late."""
+"""Younger samples are not queried, because they may still change: scrapes and recording rules can be late."""
 
 Ask = Callable[[str, datetime, datetime, timedelta], Sequence[Series]]
 
@@ -50,8 +50,8 @@ class Want:
     """A metric or a size of a cluster, and where to query it.
 
     Attributes:
-        cluster: its name.
-        name: of the metric; or `DESIRED` or `READY`.
+        cluster: the cluster's name.
+        name: the metric's name, or `DESIRED` or `READY`.
         server: the server.
         query: the query.
     """
@@ -72,14 +72,14 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One query over one span, and the file of its answer.
+    """One query over one span, and the file of its response.
 
     Attributes:
-        id: of the query, its server and the step.
-        asked: the query; clusters may share one.
+        id: the identity of the query, its server and the step.
+        asked: the query; several clusters may share it.
         server: the server.
         span: the interval.
-        file: the file of the answer, which may have more than this span.
+        file: the file of the response, which may cover more than this span.
         there: whether the file exists.
     """
 
@@ -92,9 +92,10 @@ class Answer:
 
 
 def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, now: datetime) -> list[Span]:
-    """The windows of an interval, in order. They end at multiples of their length, so that every run has the same ones.
+    """Split an interval into windows that end at multiples of their length, so that every run has the same windows.
 
-    A window is a whole number of steps, and a step one of seconds. Times younger than `SETTLED` are left out.
+    A window is a whole number of steps, and a step is a whole number of seconds. Times younger than `SETTLED` are left
+    out.
     """
     step_s, window_s = round(step.total_seconds()), round(window.total_seconds())
     first = -(-math.ceil(begin.timestamp()) // step_s) * step_s
@@ -108,7 +109,7 @@ def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, no
 
 
 def plan(directory: Path, wants: Iterable[Want], windows: Sequence[Span], step: timedelta) -> list[Answer]:
-    """All answers that are needed, those of the first window first."""
+    """All necessary responses, those of the first window first."""
     queries = {identity(want, step): want for want in wants}
     kept = {one: _kept(directory / one) for one in queries}
 
@@ -132,7 +133,7 @@ def _file(directory: Path, span: Span) -> Path:
 
 
 def _kept(directory: Path) -> list[Span]:
-    """The spans of the answers in a directory."""
+    """The spans of the stored responses in a directory."""
     found = [re.fullmatch(r"(\d+)-(\d+)\.parquet", file.name) for file in directory.glob("*.parquet")]
     return [Span(int(one[1]), int(one[2])) for one in found if one]
 
@@ -160,9 +161,10 @@ _ANSWER = pa.schema(
 
 
 def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
-    """Query, and store the answer, or nothing if this is interrupted. What is too much for one answer is halved.
+    """Send a query and store its response, or nothing if this is interrupted.
 
-    `ask` queries from a time to another, inclusive. Raises EdgeError when there is no answer.
+    A span that has too many samples for one response is halved. `ask` queries from one time to another, both inclusive.
+    Raises EdgeError if there is no response.
     """
     file, step_s = answer.file, round(step.total_seconds())
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -185,13 +187,13 @@ def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
     finally:
         written.unlink(missing_ok=True)
     for other in _kept(file.parent):
-        # The last window grows from one run to the next.
+        # Remove shorter responses that this one covers: the last window grows from one run to the next.
         if other != answer.span and answer.span.begin <= other.begin and other.end <= answer.span.end:
             _file(file.parent, other).unlink(missing_ok=True)
 
 
 def _describe_query(answer: Answer) -> None:
-    """Write a file, for people, that shows the query of the files beside it."""
+    """Write a file that shows people the query of the responses in its directory."""
     asked = answer.asked
     query = {"server": answer.server.url, "query": asked.query, "age": asked.age, "labels": list(asked.labels)}
     (answer.file.parent / "query.json").write_text(json.dumps(query, indent=2) + "\n", encoding="utf-8")
@@ -214,7 +216,7 @@ def _asked(
 
 
 def _table(answer: Answer, values: Sequence[Series], ages: Sequence[Series] | None) -> pa.Table:
-    """The series as rows, each with the time at which its value was measured."""
+    """Convert series to rows, each with the time at which its value was measured."""
     asked = answer.asked
     known = None if ages is None else _ages(asked, ages)
     tables = []
@@ -249,13 +251,13 @@ def _times(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
 
 
 def _key(asked: Asked, one: Series) -> object:
-    if asked.exact:  # timestamp() keeps all labels but the name
+    if asked.exact:  # timestamp() keeps all labels except the name
         return frozenset(item for item in one.labels.items() if item[0] != "__name__")
     return tuple(one.labels.get(label, "") for label in asked.labels)
 
 
 def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, float]]:
-    """The time at which values were measured, by series and time; of several the oldest, if all are known."""
+    """The times at which values were measured, by series and time; the oldest of several, if all are known."""
     found: dict[object, dict[float, float]] = {}
     for one in series:
         oldest = found.setdefault(_key(asked, one), {})
@@ -274,9 +276,10 @@ _NO_SAMPLE = "no sample"
 
 
 def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence[Want], step: timedelta) -> DataFrame:
-    """The observations in the answers, one row for each cluster and time with any sample.
+    """The observations in the responses, one row for each cluster and time with any sample.
 
-    The session is in UTC, and its workers can read the files of the answers, of which there is at least one.
+    The session must be in UTC, and its workers must be able to read the response files. There must be at least one
+    response.
     """
     samples = _samples(spark, answers)
     each = any(want.query.many is Many.EACH for want in wants)
@@ -304,7 +307,7 @@ def differing(rows: DataFrame, stored: DataFrame) -> int:
     """How many observations differ from the stored ones of the same cluster and time."""
 
     def sorted_by_key(name: str) -> Column:
-        # Maps have no order, so that two cannot be compared.
+        # Maps have no order, so Spark cannot compare them.
         def pair(key: Column) -> Column:
             return F.struct(key.alias("key"), F.col(name)[key].alias("value"))
 
@@ -319,7 +322,7 @@ def differing(rows: DataFrame, stored: DataFrame) -> int:
 
 
 def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
-    """The samples of each answer's span: a file may have several answers, and files may overlap."""
+    """The samples within each response's span: several responses may share a file, and files may overlap."""
     files = dict.fromkeys(escape_glob(f"file://{answer.file.absolute()}") for answer in answers)
     taken = spark.createDataFrame(
         [(answer.id, answer.file.name, answer.span.begin, answer.span.end) for answer in answers],
@@ -331,7 +334,7 @@ def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
 
 
 def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
-    """The samples of one reading, as one row."""
+    """Aggregate the samples of each reading into one row."""
     value = F.col("value")
     found = [
         F.count("*").alias("count"),
@@ -344,13 +347,13 @@ def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
         F.min("true_at").alias("true_at"),
     ]
     if each:
-        # In the order of their labels, as in the source.
+        # Sort by labels, as the source does.
         found.append(F.array_sort(F.collect_list(F.struct("series", "value"))).alias("each"))
     return samples.groupBy("asked", "key", "at").agg(*found)
 
 
 def _problem() -> Column:
-    """Why the samples are not a reading, in the words of the source; null: they are one."""
+    """Why the samples are not a valid reading, in the words of the source; null: they are valid."""
     several = F.concat(F.col("count"), F.lit(" samples, expected one"))
     return (
         F.when((F.col("many") == Many.ERROR.value) & (F.col("count") > 1), several)
@@ -386,7 +389,7 @@ def _columns() -> Iterator[Column]:
 
 
 def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
-    """The metrics of each cluster: those that are missing without a sample, and those that are then 0."""
+    """The metrics of each cluster: those that are missing if there is no sample, and those that are then 0."""
     metrics: dict[str, list[Want]] = {}
     for want in wants:
         metrics.setdefault(want.cluster, [])
@@ -406,7 +409,7 @@ def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
 
 
 def _completed(whole: DataFrame) -> DataFrame:
-    """With missing metrics and the reason, and the columns of the main metrics."""
+    """Add missing metrics with the reason, and the columns of the main metrics."""
     read, problems = F.col("read"), F.col("problems")
 
     def unknown(name: Column) -> Column:

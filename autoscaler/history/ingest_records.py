@@ -1,10 +1,10 @@
-"""Records of daemons into the dataset: JSON lines become rows of `observations` and `decisions`.
+"""Import records of daemons into the dataset: JSON lines become rows of `observations` and `decisions`.
 
-Spark parses them with a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are understood, and
-unknown fields are skipped. Lines that are not records are quarantined in the table `rejected`, with the reason.
+Spark parses the lines with a schema. The schema supports numbers that JSON lacks ("NaN", "Infinity") and ISO 8601
+durations; unknown fields are skipped. Lines that are not records are quarantined in the table `rejected` with a reason.
 
-Lines are parsed once, and shuffled to the task that will write the file of their date and cluster. The shuffle output
-is read several times: to count the keys, which shows what is new, for observations, and for decisions.
+Spark parses lines once, and shuffles them to the task that writes the file of their date and cluster. The shuffle
+output is read several times: to count keys, which shows the new rows, for observations, and for decisions.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ from autoscaler.trace.codec import VERSION
 
 EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 AHEAD = timedelta(days=1)
-"""A time before `EARLIEST`, or this much later than the import, is that of a wrong clock."""
+"""A time before `EARLIEST`, or more than this after the import, comes from a wrong clock."""
 
 ALL_GUARDS = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
-"""The names of guards that nearly all records have."""
+"""The guard names that nearly all records have."""
 
 RATIO = 100
-"""A `.gz` file whose content is said to be more than this many times as large is checked before it is read."""
+"""If a `.gz` file claims a content more than this many times as large, the file is checked before it is read."""
 
 SAMPLE_FILES = 16
-"""Files that are sampled for the clusters and their numbers of lines; of few files, one of 24."""
+"""Maximum files that are sampled for the clusters and their numbers of lines; with fewer files, one out of 24."""
 
 LEAST, LEAST_PACKED = 200, 40
-"""Bytes of a line at least, plain and compressed: to count the rows of small files takes longer than to read them."""
+"""Minimum bytes of a line, plain and compressed. They bound the number of rows by file sizes, without a count."""
 
 DATE = r"(\d{4}-\d\d-\d\d)[^/]*$"
 """The date in a file's name."""
 
 MAX_TEXT = 1000
-"""Characters that are kept of a line that is not a record."""
+"""Maximum characters that are kept of a rejected line."""
 
 _SPARK_FAILED = (PySparkException, Py4JError)
-"""What is raised when a file cannot be read: some exceptions of Spark have no class in PySpark."""
+"""The exceptions if a file cannot be read: some of Spark's exceptions have no class in PySpark."""
 
 _BAD = "_bad"
 _METRICS = "_metrics"
 WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
 NO_ZONE = "a time in it has no zone, expected one like 2026-01-31T17:05:00Z"
 _ZONED = "yyyy-MM-dd['T'][ ]HH:mm:ss[.SSSSSSSSS]XXX"
-"""Times of lines. Without a format Spark takes one without a zone for UTC, and a date for its beginning."""
+"""The format of times. Without a format Spark reads a time without a zone as UTC, and a date as its midnight."""
 _UNZONED = r':\s*"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.]\d+)?)?)?"'
 NEEDED = (
     *(f"decision.{name}" for name in ("at", "current", "proposed", "desired", "reason")),
     "observation.at",
 )
-"""The fields that each record has."""
+"""The fields that each record must have."""
 DAMAGED = "the file is damaged: the readable part was imported"
 
 UNITS = {"Y": 365 * 86400, "W": 604800, "D": 86400, "H": 3600, "M": 60, "S": 1}
@@ -90,8 +90,8 @@ class Imported:
     """The result of an import.
 
     Attributes:
-        merged: the rows added to each table; a record is counted as its decision.
-        lines: lines read.
+        merged: the rows added to each table; records are counted by their decisions.
+        lines: the number of lines read.
         rejected: reason -> number of lines, or files, quarantined.
         damaged: damaged files; their readable part was imported.
     """
@@ -116,11 +116,11 @@ class _Input:
     """Files to read.
 
     Attributes:
-        files: all of them.
-        damaged: compressed ones that cannot be read to their end.
+        files: all files.
+        damaged: the compressed files that cannot be read to their end.
         torn: file -> its last line, which its writer may not have finished.
-        rename: old name of a cluster -> new one.
-        until: later times are those of a wrong clock.
+        rename: old name of a cluster -> new name.
+        until: later times come from a wrong clock.
     """
 
     files: tuple[str, ...]
@@ -139,15 +139,15 @@ def add(
     rename: Mapping[str, str] | None = None,
     torn: Mapping[str, str] | None = None,
 ) -> Imported:
-    """Add the records of files to a dataset; records that are there already are left as they are.
+    """Add the records of files to a dataset. Records that the dataset already has stay unchanged.
 
     Args:
         spark: a session in UTC.
         dataset: the dataset.
-        files: paths on this machine or URLs, of JSON lines, also compressed (`.gz`).
+        files: local paths or URLs of JSON lines, plain or compressed (`.gz`).
         now: the present time.
-        rename: old name of a cluster -> new one.
-        torn: file -> its last line where that has no end of line: it may not be finished, so it is not quarantined.
+        rename: old name of a cluster -> new name.
+        torn: file -> its last line, if that has no line ending. It may be unfinished, so it is not quarantined.
 
     Raises:
         DatasetError: another process is writing, or a file of the dataset is damaged.
@@ -194,7 +194,7 @@ def add(
 def _shuffled_lines(spark: SparkSession, given: _Input, held: ExitStack) -> tuple[DataFrame, list[Row]]:
     """All lines, parsed and shuffled, until `held` is closed; and the counts of their keys and problems."""
     lines = held.enter_context(_computed_once(_partitioned(_parsed(spark, given), given)))
-    # An invalid time may be millions of years away, which Python has no time for.
+    # An invalid time may be millions of years away, which Python's datetime cannot represent.
     at = F.when(F.col("problem").isNull(), F.col("at"))
     keys = lines.select(
         "problem", _is_torn(given).alias("torn"), F.to_date(at).alias("date"), "cluster", at.alias("at")
@@ -205,20 +205,20 @@ def _shuffled_lines(spark: SparkSession, given: _Input, held: ExitStack) -> tupl
 def query_plans(
     spark: SparkSession, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
 ) -> Mapping[str, DataFrame]:
-    """The query that reads files, by name, to be explained."""
+    """The queries that read files, by name, for `--explain`."""
     return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
 def _partitioned(lines: DataFrame, given: _Input) -> DataFrame:
-    """Lines in the partitions that will be written as files, planned by a sample of the files.
+    """Partition lines by the files that will be written. The plan is based on a sample of the input files.
 
-    A partition has one date, or a few, and as many clusters as fit, in their order. All lines of a cluster and date are
-    in one partition, whatever the sample was.
+    A partition has one date, or a few, and as many consecutive clusters as fit. All lines of a cluster and date are in
+    one partition, whatever the sample is.
     """
     spark, files = lines.sparkSession, given.files
     if rows_at_most(files) <= ROWS_PER_FILE:
         return lines.repartitionById(1, F.lit(0))
-    # At random, as every n-th file may be the first of each daemon.
+    # Sample at random: every n-th file could be the first file of each daemon.
     sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 24)))  # noqa: S311 - nothing secret
     dates, names = Counter[date | None](), Counter[str]()
     for cluster, day, count in zip(*_count_rows(spark, sample, given).toArrow().to_pydict().values(), strict=True):
@@ -241,7 +241,7 @@ def _partitioned(lines: DataFrame, given: _Input) -> DataFrame:
             *(F.struct(F.lit(each).alias("place"), F.lit(name).alias("name")) for each, name in first.items())
         )
         lines = lines.join(F.broadcast(places), F.col("cluster") == F.col("_seen"), "left")
-        # To search all bounds is slow, so it is done only for clusters that are not in the sample.
+        # A search of all bounds is slow, so only clusters that are not in the sample are searched.
         below = F.filter(bounds, lambda bound: bound["name"] <= F.col("cluster"))
         place = F.coalesce("_place", F.array_max(F.transform(below, lambda bound: bound["place"])), F.lit(0))
     # An invalid time may be millions of years away.
@@ -252,11 +252,11 @@ def _partitioned(lines: DataFrame, given: _Input) -> DataFrame:
 
 
 def rows_at_most(files: Sequence[str]) -> float:
-    """How many rows files have at most, by their sizes."""
+    """An upper bound of the number of rows of files, from their sizes."""
     try:
         return sum(Path(file).stat().st_size / (LEAST_PACKED if file.endswith(".gz") else LEAST) for file in files)
     except OSError:
-        return math.inf  # such as those that are not of this machine
+        return math.inf  # for example, a file is not on this machine
 
 
 def _count_rows(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
@@ -275,10 +275,10 @@ def _count_rows(spark: SparkSession, files: Sequence[str], given: _Input) -> Dat
 
 @contextmanager
 def _computed_once(rows: DataFrame) -> Iterator[DataFrame]:
-    """The output of a shuffle, computed only once until the end of the block.
+    """Compute the output of a shuffle only once until the end of the block.
 
-    Spark keeps shuffle files on the disks of its executors, and recomputes those that are lost with one. But each
-    action plans its own shuffle, unless it is given the RDD of the first one.
+    Spark keeps shuffle files on the disks of its executors, and recomputes files that are lost with an executor. But
+    each action would plan its own shuffle, so the block gets a DataFrame of the first shuffle's RDD.
     """
     spark = rows.sparkSession
     if is_connect(spark):
@@ -292,15 +292,15 @@ def _computed_once(rows: DataFrame) -> Iterator[DataFrame]:
     try:
         yield kept
     finally:
-        # If Spark has ended, its error must not be replaced by this one.
+        # If Spark has ended, do not hide its error.
         with suppress(*_SPARK_FAILED, OSError):
             forget()
 
 
 def _has_plausible_end(file: str) -> bool:
-    """Whether a file may be whole, as far as that costs next to nothing to find out.
+    """Whether a file may be complete, by a check that costs almost nothing.
 
-    A `.gz` file ends with the size of its content, so that nearly all that are cut off show it.
+    A `.gz` file ends with the size of its content, so the check detects nearly all truncated files.
     """
     if "://" in file or not file.endswith(".gz"):
         return True
@@ -312,7 +312,7 @@ def _has_plausible_end(file: str) -> bool:
 
 
 def packed_sizes(file: str) -> tuple[int, int]:
-    """The size of a `.gz` file, and that of its content, if it is whole. Raises OSError."""
+    """The size of a `.gz` file, and the size of its content if the file is complete. Raises OSError."""
     with Path(file).open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 4))
@@ -322,7 +322,7 @@ def packed_sizes(file: str) -> tuple[int, int]:
 def _damaged(spark: SparkSession, files: Sequence[str]) -> frozenset[str]:
     """The compressed files that cannot be read to their end."""
     packed = [file for file in files if file.endswith(".gz")]
-    # It is work of zlib, which other threads need not wait for, or of Spark.
+    # Threads run in parallel here: zlib releases the GIL, and remote files are read by Spark.
     with ThreadPoolExecutor() as pool:
         whole = pool.map(partial(_is_whole, spark), packed)
         return frozenset(file for file, is_whole in zip(packed, whole, strict=True) if not is_whole)
@@ -344,12 +344,12 @@ def _is_whole(spark: SparkSession, file: str) -> bool:
 
 
 def _escaped(path: str) -> str:
-    """A path for Spark, in which it finds no glob pattern."""
+    """A path for Spark with escaped glob characters."""
     return escape_glob(path if "://" in path else f"file://{path}")
 
 
 def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
-    """A row for each line: key, observation (`seen`) and decision (`done`), or the problem with it."""
+    """A row for each line: key, observation (`seen`) and decision (`done`), or the problem of the line."""
     frames = []
     for damaged in (False, True):
         files = [_escaped(file) for file in given.files if (file in given.damaged) is damaged]
@@ -367,7 +367,7 @@ def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """Columns made from a line: `metrics` first, and the others from that too."""
+    """Columns computed from a line: `metrics` first; the others also use its result."""
 
     metrics: Column
     is_incomplete: Column
@@ -378,10 +378,10 @@ class _Of:
 
 @lru_cache(maxsize=1)
 def _of_line(spark: SparkSession) -> _Of:
-    """The columns of a session, made once.
+    """The columns, created once per session.
 
-    Spark numbers the variables of their functions: with other numbers it would compile the same Java anew, for each
-    batch of `history follow`.
+    Spark numbers the variables of lambda functions. If each batch of `history follow` created the columns again, the
+    numbers would differ, and Spark would compile the same Java code again.
     """
     del spark
     metrics = F.coalesce("observation.metrics", F.create_map().cast(LINE["observation"].dataType["metrics"].dataType))
@@ -405,8 +405,8 @@ def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
         _order().alias("order"),
         "problem",
         F.when(problem, _path()).alias("file"),
-        # Spark does not keep the text of a well-formed line: then it is the parsed content.
-        # Its bytes may be any, of a damaged disk or cut within a character: Arrow reads valid text only.
+        # Spark does not keep the text of a well-formed line; the parsed content is used instead.
+        # A damaged or truncated line may have invalid bytes, and Arrow reads only valid UTF-8.
         F.when(problem, F.left(F.make_valid_utf8(F.coalesce(_BAD, parsed)), F.lit(MAX_TEXT))).alias("text"),
         F.when(~problem, of.seen).alias("seen"),
         F.when(~problem, of.done).alias("done"),
@@ -414,7 +414,7 @@ def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
 
 
 def _path() -> Column:
-    """The file of a line, as it was given."""
+    """The file of a line, as given by the caller."""
     decoded = F.url_decode(F.replace(F.input_file_name(), F.lit("+"), F.lit("%2B")))
     return F.regexp_replace(decoded, "^file:/+", "/")
 
@@ -432,7 +432,7 @@ def _cluster(given: _Input) -> Column:
 
 
 def _order() -> Column:
-    """A number that both halves of a record have: of several records with one key that with the least is added."""
+    """A number that both halves of a record share: of several records with one key, the one with the least is added."""
     return F.xxhash64(
         "observation.desired",
         "observation.ready",
@@ -446,7 +446,7 @@ def _order() -> Column:
 
 
 def _problem(of: _Of, given: _Input) -> Column:
-    """Why a line is not a record; null: it is one."""
+    """Why a line is not a record; null: it is a record."""
     bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
     unread = bad.isNotNull() & cluster.isNull() & at.isNull()
     known = (
@@ -477,24 +477,24 @@ def _problem(of: _Of, given: _Input) -> Column:
 def _is_after(at: Column, until: datetime) -> Column:
     """Whether a time is after another one, compared as structs.
 
-    A plain number would be in the Java that Spark generates: see `_of_line`.
+    Otherwise Spark would put the time as a literal into the Java code that it generates: see `_of_line`.
     """
     return F.struct(at.alias("at")) > F.struct(F.lit(until).alias("at"))
 
 
 def _is_inconsistent(guards: Column, verdicts: Column) -> Column:
-    """Whether the trail of verdicts cannot be restored from the names of guards and some verdicts: see `restored`."""
+    """Whether the verdict trail cannot be restored from guard names and some verdicts: see `restored`."""
     names, judged = _words(guards), F.transform(verdicts, lambda one: one["guard"])
     unknown = F.size(F.array_except(names, F.array(*(F.lit(reason.value) for reason in Reason)))) > 0
     twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(judged)) < F.size(judged))
     wrong = unknown | F.coalesce(twice | (F.size(F.array_except(judged, names)) > 0), F.lit(False))
-    # Nearly all records are so: one comparison is enough.
+    # Nearly all records have this form, for which one comparison is enough.
     quiet = (guards == ALL_GUARDS) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
     return F.when(quiet | ~F.coalesce(guards.rlike(r"\S"), F.lit(False)), F.lit(False)).otherwise(wrong)
 
 
 def _words(guards: Column) -> Column:
-    """The names in a string, as `str.split` finds them."""
+    """The names in a string, split like `str.split`."""
     return F.filter(F.split(guards, r"\s+"), lambda name: name != "")
 
 
@@ -504,7 +504,7 @@ def _is_incomplete(metric: Column) -> Column:
 
 
 def _is_torn(given: _Input) -> Column:
-    """Whether a line is the last one of a file that its writer may not have finished."""
+    """Whether a line is the last line of a file, which its writer may not have finished."""
     torn = F.lit(False)
     for file, line in given.torn.items():
         torn |= (F.col("file") == file) & (F.col("text") == line[:MAX_TEXT])
@@ -553,7 +553,7 @@ def sum_of(values: Column) -> Column:
 def _metric(_: Column, metric: Column) -> Column:
     text = metric["value"]
     many = text.startswith("[")
-    # An integer has no negative zero, also where Spark reads it as a number.
+    # An integer has no negative zero, even if Spark reads it as a double.
     number = F.when(text == "-0", 0.0).otherwise(text.try_cast("double"))
     return F.struct(
         F.when(many, metric["mean"]).otherwise(number).alias("value"),
@@ -574,9 +574,9 @@ def _engine() -> Column:
 
 
 def _seconds(text: Column) -> Column:
-    """An ISO 8601 duration, as pydantic writes it, in seconds: a year has 365 days. Null: it is not one."""
+    """Convert an ISO 8601 duration, as pydantic writes it, to seconds. A year has 365 days. Null: it is no duration."""
     return (
-        # The durations of nearly all metrics: a comparison takes a tenth of the time of parsing.
+        # Nearly all metrics have these durations, and a comparison takes a tenth of the time of parsing.
         F.when(text == "PT0S", 0.0)
         .when(text == "PT1M", 60.0)
         .when(text.contains("P"), F.coalesce(_short(F.substring(text, 3, 99)), _long(text)))
@@ -585,13 +585,13 @@ def _seconds(text: Column) -> Column:
 
 
 def _short(text: Column) -> Column:
-    """Whole seconds of `90S`, `5M` or `1M50S`, in a fraction of the time of `_long`; null: it is another duration.
+    """Whole seconds of `90S`, `5M` or `1M50S`, in a fraction of the time of `_long`; null for any other duration.
 
-    Casts of other text are avoided: each would cost an exception.
+    The conditions avoid casts of other text, because each failed cast costs an exception.
     """
 
     def before(unit: str, rest: Column) -> Column:
-        # Products of a double do not overflow.
+        # Multiply as double, which does not overflow.
         return F.substring_index(rest, unit, 1).try_cast("int").cast("double")
 
     rest = F.substring_index(text, "M", -1)
@@ -601,7 +601,7 @@ def _short(text: Column) -> Column:
 
 
 def _long(text: Column) -> Column:
-    """Seconds of any duration."""
+    """The seconds of any duration."""
     amounts = F.regexp_extract_all(text, F.lit(f"([0-9.]+[{''.join(UNITS)}])"), F.lit(1))
     units = F.create_map(*(F.lit(each) for pair in UNITS.items() for each in pair))
     total = F.aggregate(
@@ -611,7 +611,7 @@ def _long(text: Column) -> Column:
             total + F.regexp_replace(one, "[A-Z]", "").try_cast("double") * units[F.right(one, F.lit(1))]
         ),
     )
-    exact = F.round(total, 6)  # a microsecond is pydantic's least
+    exact = F.round(total, 6)  # pydantic's resolution is 1 µs
     return F.when(text.rlike(DURATION), F.when(text.startswith("-"), -exact).otherwise(exact))
 
 
@@ -638,7 +638,7 @@ def _decision() -> list[Column]:
 
 
 def _filled(name: str, one: Column) -> Column:
-    """An element of a list of the decision, with the empty values that a line leaves out."""
+    """An element of one of the decision's lists, with empty values for the fields that a line omits."""
     columns = DECISIONS[name].dataType.elementType
     empty = {"inputs": _empty(columns, "inputs")} if "inputs" in columns.names else {}
     empty |= {text: F.lit("") for text in ("policy", "detail") if text in columns.names}
@@ -648,6 +648,6 @@ def _filled(name: str, one: Column) -> Column:
 
 
 def _empty(columns: StructType, name: str) -> Column:
-    """The value of a column that a line leaves out: an empty map or list."""
+    """The value of a column that a line omits: an empty map or list."""
     kind = columns[name].dataType
     return (F.create_map() if isinstance(kind, MapType) else F.array()).cast(kind)

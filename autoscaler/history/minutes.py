@@ -1,7 +1,7 @@
-"""What the profile of a cluster is computed from: its minutes and its rescales.
+"""The input of a cluster's profile: its minutes and its rescales.
 
-A minute summarizes the observations of one minute: however often a cluster was observed, it has at most as many rows as
-minutes.
+A row of `Minutes` summarizes the observations of one minute. A cluster therefore has at most one row per minute,
+however often it was observed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 GAP = 3
-"""A pause between two observations of this many usual intervals is a gap; nothing is assumed about it."""
+"""A pause longer than this many usual intervals between observations is a gap. Nothing is assumed about gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minutes:
-    """Minutes of one cluster, in order of time: equally long columns, NaN where nothing is known.
+    """The minutes of one cluster in order of time, as columns of equal length; NaN means unknown.
 
     Attributes:
         minute: minutes since 1970. A rate that is a mean over an interval counts for the middle of the interval.
-        observations: their number.
-        first, last: the times of the first and the last of them, seconds since 1970.
-        least, most: the least and greatest size, of desired and ready replicas.
-        paid: replicas, mean.
+        observations: the number of observations.
+        first, last: the times of the first and the last observation, seconds since 1970.
+        least, most: the minimum and maximum of desired and ready replicas.
+        paid: the mean of the replicas paid for.
         arrivals, throughput, utilization, lag: means.
-        late: share of the observations in which the oldest record was older than the objective.
-        behind: share in which the job was saturated and lag grew.
-        stopped: share in which the job was not running.
+        late: the share of the observations in which the oldest record was older than the objective.
+        behind: the share of the observations in which the job was saturated and fell behind.
+        stopped: the share of the observations in which the job was not running.
         running_since: when the job last began to run, seconds since 1970.
-        slots, partitions: of the engine.
+        slots, partitions: the slots and partitions that the engine reports.
     """
 
     minute: Numbers
@@ -56,7 +56,7 @@ class Minutes:
 
     @property
     def hours(self) -> Numbers:
-        """The hours that each minute stands for: until the next one, but no longer than usual."""
+        """The hours that each row stands for: until the next row, or the usual distance if a gap follows."""
         every = self.every
         if not len(self.minute):
             return self.minute
@@ -65,7 +65,7 @@ class Minutes:
 
     @property
     def every(self) -> float:
-        """The usual distance of two rows, in minutes; at least 1."""
+        """The usual distance between two rows, in minutes; at least 1."""
         apart = np.diff(self.minute)
         return max(float(np.median(apart)), 1.0) if len(apart) else 1.0
 

@@ -1,7 +1,7 @@
-"""Profiles of a fleet: the JVM summarizes observations by the minute, Python computes the profiles from that.
+"""Profiles of a fleet: the JVM summarizes observations by the minute, and Python computes the profiles from minutes.
 
-Python gets at most one row per minute, however often a cluster was observed: a hundred times the data of other clusters
-costs it no more time.
+Python gets at most one row per minute, however often a cluster was observed. A cluster with a hundred times the data of
+others therefore costs Python no more time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from autoscaler.history.seasonality import DAY_S, WEEK, WEEKS
 from autoscaler.trace.profile_file import dump, file_name
 
 MAX_RATE = 1e200
-"""No number of records is beyond this."""
+"""Larger numbers of records are invalid."""
 MEAN_OVER_S = 60.0
-"""The usual interval of mean rates."""
+"""The usual averaging interval of rates."""
 BEHIND_S = 10.0
 SATURATED = 0.6
-"""A job whose lag grows is saturated if its workers are busier than this; else it waits for another system."""
+"""A job that falls behind is saturated if its workers are busier than this. Otherwise it waits for another system."""
 
 ENDED_S = 900.0
 SIMILAR = 0.22
 FOLLOWS_S = (-600.0, 7200.0)
-"""A cluster has probably been renamed when it ended this long before the others (seconds) and another one, whose mean
-arrivals differ by no more than this (ln), began this long after its end."""
+"""A cluster was probably renamed if it ended ENDED_S before the last cluster's end, and another cluster, whose arrivals
+differ by less than SIMILAR (ln), began within FOLLOWS_S after its end."""
 
 _text, _number, _long, _time = StringType(), DoubleType(), LongType(), TimestampType()
 PROFILES = struct(
@@ -71,13 +71,13 @@ PROFILES = struct(
     findings=ArrayType(struct(kind=_text, text=_text, replica_hours=_number)),
     profile=_text,
 )
-"""One row for each cluster: the main figures, and the whole profile as JSON. Times are UTC; `_s` are seconds;
-`season_error` is that of the season's forecasts for `AHEAD` minutes."""
+"""One row for each cluster: the main figures, and the whole profile as JSON. Times are UTC; `_s` means seconds;
+`season_error` is the error of the season's forecasts `AHEAD` minutes ahead."""
 
 AHEAD = 15
 
 PER_PARTITION = 100
-"""Profiles that are fetched at a time: up to 30 MB."""
+"""Number of profiles that are fetched at a time: up to 30 MB."""
 
 _RESCALES = tuple(column.name for column in fields(Rescaled))
 _NOTES = ("renamed_to", "renamed_from", "skew_s", "over_s")
@@ -102,16 +102,16 @@ def profiles(
     Args:
         spark: a session in UTC.
         dataset: the history.
-        made_at: the time now.
+        made_at: the present time.
         objective: records that wait longer are late.
-        holidays: days that the season is not computed from.
+        holidays: days to exclude from the season.
         time_zones: cluster -> the time zone of its days, as in `ProfileOptions`.
         since: the first date, or time; None: as many weeks before the end as a season uses.
         until: the last date (inclusive), or the time before which the history ends.
-        clusters: only these, by their names in the dataset.
+        clusters: only these clusters, by their names in the dataset.
         renamed: name in the dataset -> present name.
-        in_workers: compute the profiles in Python workers even if there are few observations: as one query, which can
-            be explained.
+        in_workers: compute the profiles in Python workers even if there are few observations, as one query whose plan
+            can be shown.
 
     Raises:
         DatasetError: a file of the dataset is damaged.
@@ -143,7 +143,7 @@ def profiles(
 
 
 def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:
-    """The first date of as many weeks as a season uses."""
+    """The first date to use by default: as many weeks before the end as a season uses."""
     last = _latest(dataset, until)
     return None if last is None else last - timedelta(days=WEEKS * WEEK)
 
@@ -170,7 +170,7 @@ def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
 
 
 def _valid(column: str) -> Column:
-    """A number of records: finite and not below 0; else null."""
+    """The column as a number of records: null unless it is finite and at least 0."""
     value = F.col(column)
     return F.when((value >= 0) & (value < MAX_RATE), value)  # NaN is greater than any number
 
@@ -185,7 +185,7 @@ def _minutes(observations: DataFrame, objective: float) -> DataFrame:
     job = F.col("engine.job")
     rows = observations.select(
         "cluster",
-        # A mean over a minute is half a minute old.
+        # A mean over a minute describes the time half a minute earlier.
         F.floor((at - MEAN_OVER_S / 2) / 60).alias("minute"),
         at.alias("at"),
         F.least("desired", "ready").alias("least"),
@@ -219,7 +219,7 @@ def _minutes(observations: DataFrame, objective: float) -> DataFrame:
 
 
 def _notes(observations: DataFrame, sample: DataFrame) -> dict[str, dict[str, Any]]:
-    """Cluster -> what else is known of it: see `_NOTES`."""
+    """Cluster -> further facts about it: see `_NOTES`."""
     notes = {row.cluster: row.asDict() for row in _reading_ages(sample).collect()}
     for cluster, names in _renames([row.asDict() for row in _lives(observations).collect()]).items():
         notes.setdefault(cluster, {}).update(names)
@@ -227,12 +227,12 @@ def _notes(observations: DataFrame, sample: DataFrame) -> dict[str, dict[str, An
 
 
 def _lives(observations: DataFrame) -> DataFrame:
-    """The begin and end of each cluster, and its arrivals on a busy day (ln): one may have a weekend, another not."""
+    """The begin and end of each cluster, and its arrivals (ln) on a busy day: only one of two may include a weekend."""
     at = F.unix_micros("at") / 1e6
     days = observations.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
         F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_valid("arrivals")).alias("level")
     )
-    # The rows are few: they are in one partition from here on, as all cores wait while a tiny stage runs.
+    # There are few rows, so they go into one partition: all cores would wait for another tiny stage.
     return (
         days.coalesce(1)
         .groupBy("cluster")
@@ -245,7 +245,7 @@ def _lives(observations: DataFrame) -> DataFrame:
 
 
 def _renames(lives: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """The names before and after of clusters that were probably renamed, those with the most similar arrivals."""
+    """The old and new names of probably renamed clusters; of several, the names with the most similar arrivals."""
     first, last = (of((life[when] for life in lives), default=0.0) for of, when in ((min, "begin"), (max, "end")))
     known = [life for life in lives if life["level"] is not None]
     ended = [life for life in known if life["end"] < last - ENDED_S]
@@ -267,7 +267,7 @@ def _renames(lives: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def _reading_ages(sample: DataFrame) -> DataFrame:
-    """The age of readings at their observation, and the interval that they are means over."""
+    """The mean age of readings at their observation, and the interval over which they are averaged."""
     reading = F.element_at("metrics", "arrivals")
     return sample.groupBy("cluster").agg(
         F.avg((F.unix_micros("at") - F.unix_micros(reading["at"])) / 1e6).alias("skew_s"),
@@ -281,7 +281,7 @@ def _reading_ages(sample: DataFrame) -> DataFrame:
 def _profile(
     left: pa.Table, right: pa.Table, notes: Mapping[str, Mapping[str, Any]], options: ProfileOptions
 ) -> pa.Table:
-    """The profile of one cluster as a row; no row where there are only rescales."""
+    """The profile of one cluster as a row; no row if there are only rescales."""
     rows = []
     if left.num_rows:
         order = np.argsort(_numbers(left["minute"]))
@@ -334,12 +334,12 @@ def _row(profile: Profile) -> dict[str, Any]:
 
 @contextmanager
 def stored(rows: DataFrame) -> Iterator[DataFrame]:
-    """Compute the rows of `profiles` on all cores and keep them until the end of the block.
+    """Compute the rows of `profiles` on all cores, and keep them until the end of the block.
 
-    `fetched` runs a job for each partition, one after the other: so all rows are computed before, and those yielded
-    have few partitions, each small enough for the driver's memory.
+    `fetched` runs a job for each partition, one after the other. This function therefore computes all rows first, and
+    yields them in few partitions, each small enough for the driver's memory.
     """
-    if rows.isLocal():  # few, and computed already
+    if rows.isLocal():  # there are few rows, and they are computed already
         yield rows
         return
     kept = rows.persist(StorageLevel.DISK_ONLY)
@@ -350,10 +350,10 @@ def stored(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def fetched(rows: DataFrame) -> Iterator[Any]:
-    """The rows that `stored` has yielded, one partition at a time.
+    """Fetch the rows that `stored` has yielded, one partition at a time.
 
-    Not with `toLocalIterator` of the DataFrame: Spark 4.3 keeps the results of its jobs until the session ends, because
-    they start after the end of their query. A few thousand profiles would fill the driver's memory.
+    This does not use `toLocalIterator` of the DataFrame: its jobs start after the end of their query, so Spark 4.3
+    keeps their results until the session ends. A few thousand profiles would fill the driver's memory.
     """
     if rows.isLocal():
         yield from rows.collect()
@@ -362,7 +362,7 @@ def fetched(rows: DataFrame) -> Iterator[Any]:
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
-    """Write each profile to a file of a directory, atomically; yields the rows written."""
+    """Write each profile atomically to a file in a directory; yield the written rows."""
     directory.mkdir(parents=True, exist_ok=True)
     for row in rows:
         path = directory / file_name(row.cluster)

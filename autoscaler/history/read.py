@@ -1,7 +1,7 @@
-"""A dataset as records, for a replay. Spark need not run.
+"""Read a dataset as records, for a replay, without Spark.
 
-Records come back exactly as they were imported. Where there is no decision, as after an import from Prometheus, the
-size at the next observation takes its place.
+Records are exactly as they were imported. If an observation has no decision, as after an import from Prometheus, the
+decision is derived from the size at the next observation.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from autoscaler.ports import Record
 from autoscaler.trace.verdict_trail import restored
 
 BATCH = 2000
-"""Rows of a file that are in memory at a time."""
+"""Maximum rows of a file that are in memory at a time."""
 
 GAP = 2.5
-"""Intervals (the shortest so far) after which an observation no longer shows what was done at the one before."""
+"""After a pause of more than this many intervals (the shortest so far), the size shows no longer the last decision."""
 
 _Row = Mapping[str, Any]
 _Key = tuple[str, datetime]
@@ -56,13 +56,13 @@ def read(
     until: datetime | None = None,
     advanced: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Record]:
-    """The records of a dataset, day by day and cluster by cluster; those of one cluster in order of time.
+    """Read the records of a dataset, day by day and cluster by cluster; those of one cluster in order of time.
 
-    The memory needed is that of a batch of each file, and one record of each cluster. Times are inclusive; files and
-    row groups without the wanted `clusters` are not read. `advanced` is called with the number of days done.
+    Memory holds one batch per file and one record per cluster. `since` and `until` are inclusive. Row groups without
+    the wanted `clusters` are not read. `advanced` is called with the number of days done.
 
     Raises:
-        DatasetError: there is no dataset, or a file of it cannot be read.
+        DatasetError: there is no dataset, or one of its files cannot be read.
     """
     dataset = _opened(path)
     observed = dataset.files("observations")
@@ -107,7 +107,7 @@ def clusters(path: str | Path) -> Counter[str]:
 
 def _opened(path: str | Path) -> Dataset:
     if "://" in str(path):
-        raise DatasetError(f"{path}: only a dataset on this machine can be read record by record; copy it here")
+        raise DatasetError(f"{path}: a dataset can be read record by record only on this machine; copy it here")
     return open_dataset(path)
 
 
@@ -124,7 +124,7 @@ def _unreadable(file: Path, error: Exception) -> DatasetError:
 
 
 def _rows(dataset: Dataset, names: Sequence[str], wanted: Collection[str] | None) -> Iterator[_Row]:
-    """The rows of some files of a day, by cluster and time."""
+    """The rows of some files of a day, ordered by cluster and time."""
     streams = [_of_file(dataset, name, wanted) for name in names]
     return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_key)
 
@@ -151,12 +151,12 @@ def _of_file(dataset: Dataset, name: str, wanted: Collection[str] | None) -> Ite
 
 
 def _groups(opened: pq.ParquetFile, wanted: Collection[str] | None) -> list[int]:
-    """The row groups that may have one of the wanted clusters, by their statistics."""
+    """The row groups that may have one of the wanted clusters according to their statistics."""
     count = opened.metadata.num_row_groups
     if wanted is None:
         return list(range(count))
     place = opened.schema_arrow.names.index("cluster")
-    # Columns of a file's metadata are leaves; those before this one may be nested.
+    # The metadata lists leaf columns, and a nested column before this one has several.
     leaf = next(
         number for number in range(place, opened.metadata.num_columns) if opened.schema.column(number).path == "cluster"
     )
@@ -188,7 +188,7 @@ def _key(row: _Row) -> _Key:
 
 
 def _together(observations: Iterator[_Row], decisions: Iterator[_Row]) -> Iterator[tuple[_Row, _Row | None]]:
-    """Each observation with the decision of the same cluster and time, if there is one."""
+    """Pair each observation with the decision of the same cluster and time, if there is one."""
     decision = next(decisions, None)
     for observation in observations:
         while decision is not None and _key(decision) < _key(observation):
@@ -201,7 +201,7 @@ def _together(observations: Iterator[_Row], decisions: Iterator[_Row]) -> Iterat
 
 
 class _Undecided:
-    """The last observation of a cluster without a decision: the next one shows what was done."""
+    """The last observation of a cluster if it has no decision; the next observation shows which size was set."""
 
     def __init__(self, cluster: str, observation: Observation, current: int, shortest: timedelta | None) -> None:
         self.cluster = cluster
@@ -223,7 +223,7 @@ class _Undecided:
 def _next(
     waiting: dict[str, _Undecided], observation: Observation, cluster: str, decision: _Row | None
 ) -> Iterator[Record]:
-    """The record that an observation completes, if there is one, and its own record if its decision is known."""
+    """The previous record, if this observation completes it, and the observation's own record if it has a decision."""
     before = waiting.pop(cluster, None)
     shortest = None
     if before is not None:
@@ -261,7 +261,7 @@ def _observation(row: _Row) -> Observation:
 
 
 def _same(row: _Row, *names: str) -> dict[str, Any]:
-    """What a record has as the row has it."""
+    """The fields that a record has in the same form as the row."""
     return {name: row[name] for name in names}
 
 
@@ -326,5 +326,5 @@ def _decision(row: _Row) -> Decision:
 
 
 def _time(at: datetime) -> datetime:
-    # INT96 times of Spark have no zone, and are UTC.
+    # Spark's INT96 times have no time zone, and are UTC.
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

@@ -1,11 +1,11 @@
-"""Rescales, found in observations and decisions: when, why, and how long each phase took.
+"""Find rescales in observations and decisions: when and why they happened, and how long each phase took.
 
-A change between two observations is dated in the middle of them. That is no estimate of when it was, as requests are
-made right after an observation: the earliest and latest times are kept for `core.censored`. The time since which a job
-runs, where it is reported, is exact.
+A change between two observations gets the time in the middle. That is no estimate of the true time, because requests
+are made right after an observation. The earliest and latest possible times are therefore kept for `core.censored`. If a
+job reports since when it runs, that time is exact.
 
-The few columns that this needs are read by Spark for Python workers or, of few rows on this machine, without Spark.
-NumPy does the rest: as a query it would be planned and compiled for seconds, for what then takes milliseconds.
+Spark reads the few necessary columns for Python workers; a few rows on this machine are read without Spark. NumPy does
+the rest within milliseconds. Spark would take seconds to plan and compile an equivalent query.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ from autoscaler.history.minutes import Flags, Numbers
 from autoscaler.history.schema import RESCALES
 
 FOLLOWED_S = 6 * 3600
-"""A rescale is followed for this long: later changes have other causes, and only the next day is needed."""
+"""A rescale is followed for this long. Later changes have other causes, and the limit bounds the data to read to the
+next day."""
 
 GAP_S = 3600
-"""A change in a gap this long is not counted: there may have been several, at any time."""
+"""A change within a longer gap of the observations is not counted: there may have been several changes, at any time."""
 
 AFFECTED = timedelta(seconds=FOLLOWED_S + 2 * GAP_S)
-"""A row affects no rescale that is older than it by more than this."""
+"""A row affects only rescales that began at most this long before the row's time."""
 
 LOOKBACK = timedelta(days=1)
-"""What a rescale is compared with is looked for in so much time before it: the slots that the job used, and when it
-ran. Usually those are of the observation before, but a job may have had no replicas for a night."""
+"""How far back to search for the state before a rescale: the slots that the job used, and when it ran. Usually the
+previous observation has it, but a job may have had no replicas overnight."""
 
 REQUEST_S = 120
 """A target shows a requested size within this time; a later change was requested by another controller."""
 
 CAUGHT_UP_S = 10.0
-"""Caught up: the lag is at most what is processed in this many seconds."""
+"""The job has caught up when the lag is at most what it processes in this many seconds."""
 
 
 IN_PROCESS = 1_000_000
-"""The rescales of so many observations are found without Python workers, in about 450 MB."""
+"""The rescales of up to this many observations are found without Python workers, in about 450 MB of memory."""
 
 Times = NDArray[np.int64]
 """Microseconds since 1970."""
 Places = NDArray[np.intp]
-"""Indexes of rows; -1: there is none."""
+"""Indexes of rows; -1: no row."""
 
 _SECOND = 1_000_000
 _NEVER = int(np.iinfo(np.int64).max)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _ARROW = to_arrow_schema(RESCALES, timezone="UTC")
 _TIME = pa.timestamp("us", "UTC")
-"""The type of times: those that earlier versions have written (INT96) are read without a time zone."""
+"""The type of times. Times written by earlier versions (INT96) are read without a time zone, and cast to it."""
 _OF_OBSERVATIONS = [
     *(
         "cluster",
@@ -87,12 +88,12 @@ _OF_DECISIONS = [
 def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None) -> DataFrame:
     """The rescales of observations and decisions, as rows of the table `rescales`, found in Python workers.
 
-    A rescale begins when the desired size of the target changes: `request` where a decision requested it, from that
-    decision on, else `external`; or when replicas are lost (`loss`; `before` is the number left). It is followed until
-    the next one begins, for six hours at most.
+    A rescale begins when the desired size of the target changes, or when replicas are lost. If a decision requested the
+    change, its cause is `request`, and it begins with that decision; other changes are `external`. For a `loss`,
+    `before` is the number of replicas left. A rescale is followed until the next one begins, for six hours at most.
 
-    The tables may be parts of those of a dataset. Each of so many tasks has its clusters in memory; None: as Spark
-    chooses.
+    The arguments may be parts of a dataset's tables. `tasks` is the number of tasks, each of which holds the data of
+    its clusters in memory; None: Spark chooses the number.
     """
     stream = _stream(observations, decisions)
     parts = stream.repartition("cluster") if tasks is None else stream.repartition(tasks, "cluster")
@@ -100,14 +101,14 @@ def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None
 
 
 def find_local(observations: Sequence[Path], decisions: Sequence[Path], since: datetime | None = None) -> pa.Table:
-    """Like `find`, of files on this machine and in this process: to plan a Spark job takes longer than to read them.
+    """Like `find`, but reads files of this machine in this process, which takes less time than to plan a Spark job.
 
-    Rows before `since` are left out.
+    Rows before `since` are ignored.
 
     Raises:
         OSError, pa.ArrowInvalid: a file cannot be read.
     """
-    # There may be no decision, as of what Prometheus had.
+    # There may be no decisions, for example after an import from Prometheus.
     of_requests = pa.schema([("reason", pa.string()), ("detail", pa.string())])
     tables = [_seen(_read(file, _OF_OBSERVATIONS, since)) for file in observations]
     tables += [_asked(_read(file, _OF_DECISIONS, since)) for file in decisions]
@@ -116,13 +117,13 @@ def find_local(observations: Sequence[Path], decisions: Sequence[Path], since: d
 
 
 def read_local(files: Sequence[Path]) -> pa.Table:
-    """The rows of files of the table `rescales` on this machine. Raises like `find_local`."""
+    """Read files of the table `rescales` on this machine. Raises like `find_local`."""
     by_date = dataset.partitioning(pa.schema([_ARROW.field("date")]), flavor="hive")
     return dataset.dataset([*map(str, files)], _ARROW, "parquet", partitioning=by_date).to_table()
 
 
 def _read(file: Path, leaves: Sequence[str], since: datetime | None) -> pa.Table:
-    """These leaves of a file, or all of its columns where it has no rows: PyArrow 18 fails to choose of none."""
+    """Read some leaf columns of a file, or all columns if it has no rows: PyArrow 18 cannot select columns then."""
     opened = parquet.ParquetFile(file)
     rows = opened.read(leaves) if opened.num_row_groups else opened.schema_arrow.empty_table()
     rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(_TIME))
@@ -130,7 +131,7 @@ def _read(file: Path, leaves: Sequence[str], since: datetime | None) -> pa.Table
 
 
 def _seen(rows: pa.Table) -> pa.Table:
-    """Observations, as `_stream` has them. To read whole maps and lists would take five times as long."""
+    """Observations in the format of `_stream`. Reading whole maps and lists would take five times as long."""
     of_lag, engine = pc.map_lookup(rows["metrics"], "lag", "first"), functools.partial(pc.struct_field, rows["engine"])
     return pa.table(
         {
@@ -147,7 +148,7 @@ def _seen(rows: pa.Table) -> pa.Table:
 
 
 def _asked(rows: pa.Table) -> pa.Table:
-    """The requests among decisions, as `_stream` has them."""
+    """The decisions that request a rescale, in the format of `_stream`."""
     rows = rows.filter((pc.field("desired") != pc.field("current")) & ~pc.coalesce(pc.field("dry_run"), False))
     chosen = [
         next((one["detail"] for one in row["recommendations"] if one["replicas"] == row["proposed"]), None)
@@ -170,7 +171,7 @@ def _of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Observations, and each request after the observation that led to it."""
+    """One stream of rows: the observations, and each request after the observation that led to it."""
     engine = F.col("engine")
     seen = observations.select(
         "cluster",
@@ -199,7 +200,7 @@ def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
 
 @lru_cache(maxsize=1)
 def _detail(spark: SparkSession) -> Column:
-    """The detail of the recommendation that was followed; made once in a session, see `ingest_records`."""
+    """The detail of the recommendation that was followed; created once per session, see `ingest_records._of_line`."""
     del spark
     chosen = F.filter("recommendations", lambda one: one["replicas"] == F.col("proposed"))
     return F.get(chosen, F.lit(0))["detail"]
@@ -210,12 +211,12 @@ def _detail(spark: SparkSession) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """The columns of `_stream`, by cluster and time. Whole numbers are floats; NaN where there is none.
+    """The columns of `_stream`, sorted by cluster and time. Whole numbers are stored as floats; NaN means null.
 
     Attributes:
-        start: the place of the first row of the same cluster.
-        seen: whether it is an observation; else it is a request.
-        text: the columns of text.
+        start: the index of the first row of the same cluster.
+        seen: whether the row is an observation; otherwise it is a request.
+        text: the text columns.
     """
 
     start: Places
@@ -238,7 +239,7 @@ class _Rows:
     text: pa.Table
 
     def last(self, wanted: Flags) -> Places:
-        """For each row, the last one before it of the same cluster that is wanted."""
+        """For each row, the index of the last wanted row before it of the same cluster."""
         latest = np.maximum.accumulate(np.where(wanted, np.arange(len(wanted)), -1))
         before = np.concatenate([[-1], latest[:-1]])
         return np.where(before >= self.start, before, -1)
@@ -246,15 +247,15 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Events:
-    """The begins of rescales, in columns.
+    """The starts of rescales, in columns.
 
     Attributes:
-        places: of the observations that show them.
-        at: when.
-        before, after: sizes; of a loss `before` is the number left.
+        places: the indexes of the observations that show them.
+        at: when the rescale began.
+        before, after: the sizes; for a loss, `before` is the number of replicas left.
         size: the desired size before.
-        used: slots that were used before.
-        request: the place of the request; -1: there is none.
+        used: the slots used before.
+        request: the index of the request; -1: there is none.
     """
 
     places: Places
@@ -309,7 +310,7 @@ def _middle(one: Times, other: Times) -> Times:
 
 
 def _at_most(some: Numbers, most: Numbers) -> Flags:
-    """As Spark compares: NaN is greater than any number."""
+    """Whether `some` <= `most`. As in Spark, NaN is greater than any number."""
     return np.isnan(most) | (some <= most)
 
 
@@ -321,7 +322,7 @@ def _found(table: pa.Table) -> pa.Table:
     events = _events(rows)
     number = np.zeros(len(rows.at), np.intp)
     number[events.places] = 1
-    # That of the last event so far, which may be one of another cluster.
+    # For each row the number of the last event so far, which may belong to another cluster.
     number = np.cumsum(number) - 1
     known = np.flatnonzero(rows.seen & (number >= 0))
     known = known[events.places[number[known]] >= rows.start[known]]
@@ -352,7 +353,7 @@ def _events(rows: _Rows) -> _Events:
 
 
 def _next_seen(rows: _Rows) -> Times:
-    """When the cluster is observed next: between two observations there is at most one request."""
+    """When the cluster is observed next. At most one request lies between two observations."""
     found = np.full(len(rows.at), _NEVER)
     for away in (2, 1):
         same = rows.seen[away:] & (rows.start[away:] == rows.start[:-away])
@@ -361,7 +362,7 @@ def _next_seen(rows: _Rows) -> Times:
 
 
 def _summarized(rows: _Rows, events: _Events, places: Places, number: Places) -> list[dict[str, Any]]:
-    """The rescales, from the places of the observations that follow them, and the number of each one's event."""
+    """The rescales, from the indexes of the observations that follow them, and the number of each one's event."""
     at, used, since, has_since = rows.at[places], rows.used[places], rows.since[places], rows.has_since[places]
     begun, before, after = events.at[number], events.before[number], events.after[number]
     first = np.concatenate([[True], number[1:] != number[:-1]])
@@ -377,28 +378,28 @@ def _summarized(rows: _Rows, events: _Events, places: Places, number: Places) ->
     middle = _middle(rows.at[previous], at)
     runs = rows.running[places] | rows.idle[places] | ~rows.has_job[places]
     ready = (rows.ready[places] == after) | (up & (rows.ready[places] > after))
-    # Slots of a replica, where all of them were used.
+    # The slots of one replica, if all slots were used.
     size = events.size[number]
     each = np.divide(events.used[number], size, out=np.full(len(size), np.nan), where=size != 0)
     wanted = np.where((each >= 1) & (each == np.floor(each)), after * each, np.nan)
     wanted = np.where(np.isnan(rows.most[places]), wanted, np.fmin(wanted, rows.most[places]))
     restarted = has_since & (since > begun)
     reached = np.where(up, used >= wanted, used <= wanted)
-    # Where it is not known how much the job should use, its restart shows that it has absorbed the change.
+    # If it is not known how many slots the job should use, its restart shows that it has absorbed the change.
     absorbed = runs & (used > 0) & ready & np.where(np.isnan(wanted), restarted, reached)
-    # Where the state of the job is not known, it is ready when its replicas are.
+    # If it is not known what the job uses, the change counts as absorbed when the replicas are ready.
     taken = np.where(np.isnan(used), ready, absorbed)
     was_taken = earlier(taken)
     ran = rows.last(rows.seen & rows.running & rows.has_since)[places]
     restarted_again = runs & has_since & (ran >= 0) & (since - rows.since[ran] > _SECOND)
     stopped_by = np.minimum(_next_seen(rows)[ran], since)
-    # Replicas that are removed on request stop right after the observation; else at any time between two.
+    # Replicas that are removed on request stop right after the observation. Others stop at any time between two.
     at_once = (events.request[number] >= 0) & ~up & (rows.at[ran] <= begun)
     stall = (since - np.where(at_once, begun, _middle(rows.at[ran], stopped_by))) / 1e6
     stalled = restarted_again & ~was_taken
     even = _at_most(rows.lag[places], CAUGHT_UP_S * rows.throughput[places])
     caught = (was_taken | taken) & even & rows.has_lag[places] & rows.has_throughput[places]
-    # A mean is half its interval old.
+    # A mean over an interval describes the middle of the interval.
     caught_at = np.where(caught, middle - rows.over[places] * 5e5, 0.0).astype(np.int64)
     late = rows.has_lag[places] & ~earlier(caught)
 
@@ -431,7 +432,7 @@ def _summarized(rows: _Rows, events: _Events, places: Places, number: Places) ->
 
 
 class _Phases(NamedTuple):
-    """What the observations that follow an event show. Times are microseconds; None: it was not seen."""
+    """The phases of a rescale, from the observations that follow its event. Times are microseconds; None: not seen."""
 
     event: int
     following: int  # the next event
@@ -445,7 +446,7 @@ class _Phases(NamedTuple):
     reports_use: bool
     is_late: bool
     lag_peak: float
-    stood: tuple[int, int, int] | None  # when it ran for the last time, since when it runs again, when it stood still
+    stood: tuple[int, int, int] | None  # when the job last ran, since when it runs again, by when it had stopped
 
 
 def _row(rows: _Rows, events: _Events, seen: _Phases) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tables of the dataset, version 1. Times are UTC, spans are seconds, rates are records/s, sizes are replicas.
 
-A record of the trace format becomes one row of `observations` and one of `decisions`, without loss. Cluster and time
-identify a row.
+A record of the trace format becomes one row of `observations` and one row of `decisions`, without loss. Cluster and
+time identify a row.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _text, _whole, _number, _time, _flag = StringType(), IntegerType(), DoubleType()
 
 
 def struct(**columns: DataType) -> StructType:
-    """The type of rows with these columns."""
+    """The type of a row with these columns."""
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 METRIC = struct(
-    value=_number,  # where there is one number per worker: the mean of the whole job, or null where it is unknown
-    values=ArrayType(_number),  # null where there is one number
+    value=_number,  # if `values` is not null: the mean of the whole job, or null if that is unknown
+    values=ArrayType(_number),  # one number per worker; null if the metric has one number
     at=_time,
     partitions=_whole,
     parts=MapType(_text, MapType(_text, _number)),
@@ -83,11 +83,11 @@ OBSERVATIONS = struct(
     floor=BOUND,
     ceiling=BOUND,
     remarks=ArrayType(_text),
-    controls=ArrayType(CONTROL),  # null where nothing was ordered, as before there was this column
+    controls=ArrayType(CONTROL),  # null if there is no order by an operator, and in files older than this column
     date=DateType(),
 )
-"""`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries:
-the sum where a metric has one number per replica, the maximum of `utilization`. `metrics` has all metrics in full."""
+"""`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries. For a
+metric with one number per replica they have the sum, `utilization` the maximum. `metrics` has all metrics in full."""
 
 DECISIONS = struct(
     cluster=_text,
@@ -99,7 +99,7 @@ DECISIONS = struct(
     recommendations=ArrayType(
         struct(policy=_text, replicas=_whole, reason=_text, inputs=MapType(_text, _number), detail=_text)
     ),
-    guards=_text,  # the names of all in their order: "freshness cap bounds"; empty or null: `verdicts` has one of each
+    guards=_text,  # the names of all guards in order: "freshness cap bounds"; empty or null: `verdicts` has all guards
     verdicts=ArrayType(struct(guard=_text, before=_whole, after=_whole, reason=_text, detail=_text)),
     notes=ArrayType(struct(reason=_text, text=_text)),
     combined=_text,
@@ -110,38 +110,38 @@ DECISIONS = struct(
 
 RESCALES = struct(
     cluster=_text,
-    at=_time,  # when it was requested, or first seen
+    at=_time,  # when the rescale was requested, or first seen
     before=_whole,
     after=_whole,
     direction=_text,  # up, down
     cause=_text,  # request, external, loss
-    reason=_text,  # of the decision that requested it; null for other causes
+    reason=_text,  # of the decision that requested the rescale; null for other causes
     detail=_text,
-    ready_s=_number,  # from `at` until all replicas are ready; null where that was not observed
-    absorbed_s=_number,  # from `at` until the job uses them
+    ready_s=_number,  # from `at` until all replicas are ready; null if that was not observed
+    absorbed_s=_number,  # from `at` until the job uses the new size
     stall_s=_number,  # how long the job stood still
     caught_up_s=_number,  # from `at` until the backlog is processed
     lag_peak=_number,
     outcome=_text,  # settled, superseded, unfinished
-    ready_after_s=_number,  # they were not ready yet then; `ready_s` is the middle of that and when they were
-    stopped_after_s=_number,  # the job stopped after this time; null where that is known, or it stopped several times
-    stopped_before_s=_number,  # and before this one; `stall_s` counts from the middle
+    ready_after_s=_number,  # last time when replicas were seen not ready; `ready_s` is halfway to when they were ready
+    stopped_after_s=_number,  # the job stopped after this time; null if that is exact, or if it stopped several times
+    stopped_before_s=_number,  # ... and before this time; `stall_s` counts from the middle
     date=DateType(),
 )
 
 REJECTED = struct(file=_text, reason=_text, text=_text, date=DateType())
-"""Quarantined lines, with file and reason. `text` is at most 1,000 characters of a line; `date` is that of the file's
-name, if it has one."""
+"""Quarantined lines, with file and reason. `text` has at most 1,000 characters of a line; `date` is the date in the
+file's name, if there is one."""
 
 
 def _but(rows: StructType, left_out: Collection[str], **changed: DataType) -> StructType:
-    """Rows without some of their columns, and with other types of some."""
+    """A row type without some columns, and with other types for some columns."""
     columns = {each.name: each.dataType for each in rows if each.name not in left_out}
     return struct(**columns | changed)
 
 
 _WRITTEN = struct(
-    value=_text,  # a number, several, or one that JSON lacks
+    value=_text,  # a number, a list of numbers, or a number that JSON lacks
     at=_time,
     partitions=_whole,
     parts=METRIC["parts"].dataType,
@@ -160,6 +160,6 @@ LINE = struct(
     dry_run=_flag,
     failed=_text,
 )
-"""A line of a daemon. Spans are ISO 8601 durations."""
+"""A line that a daemon writes. Spans are ISO 8601 durations."""
 
 TABLES = {"observations": OBSERVATIONS, "decisions": DECISIONS, "rescales": RESCALES, "rejected": REJECTED}

@@ -1,9 +1,9 @@
 """Weekly seasonality: the arrivals at each time of the week, if they repeat, and how well they predict other days.
 
-There are few weeks but many days. So each weekday is the median of all days, of all workdays or weekends, of the same
-weekday, or the mean of the last two: the one nearest to days that it was not computed from. Medians over days, and
-over neighbouring times, preserve sharp jumps. If the resulting week does not predict other days better than the
-assumption that nothing changes, there is no season.
+A history has few weeks but many days. Each weekday is therefore computed in one of four ways: as the median of all
+days, of all workdays or weekends, of the same weekday, or as the mean of the last two. The way with the smallest error
+on held-out days is chosen. Medians over days, and over neighbouring times, preserve sharp jumps. If the resulting week
+does not predict other days better than the assumption that nothing changes, there is no season.
 """
 
 from __future__ import annotations
@@ -20,68 +20,70 @@ from autoscaler.history.minutes import Flags, Numbers
 
 DAY_S = 86400
 QUARTER_S = 900
-"""Clocks differ from UTC by multiples of this, and are changed at one."""
+"""Local clocks differ from UTC by multiples of this span, and change at multiples of it."""
 WEEK = 7
 WEEKS = 8
-"""The weeks that are used; older ones may have another season."""
+"""The number of weeks that are used; older weeks may have another season."""
 BINS_S = (60, 300, 900, 1800, 3600)
-"""The day is divided into slots of the first of these lengths that is not shorter than the slots given."""
+"""The day is divided into slots. Their length is the first of these that is not shorter than the given slots."""
 COARSE_S = 300
 """The length of a profile's slots, unless sharp jumps need finer ones..."""
 MAX_COARSE_ERROR = 0.1
-"""... because the coarse ones would be off by more than this share of the mean."""
+"""... because coarse slots would have an error above this share of the mean."""
 
 WHOLE = 0.5
-"""The share of a day that must be known to compare it with others."""
+"""The share of a day that must be known for the day to count as whole."""
 MIN_DAYS = 6
 MIN_SPAN = 6.5
-"""Fewer whole days, or fewer days' worth of slots, are not a week."""
+"""A week needs at least this many whole days, and this many days' worth of known slots."""
 HELD_OUT = 28
 JUDGED = 14
 TRIED = 6
-"""How many of the last days decide how weekdays are computed; how good the forecasts are; and how to smooth."""
+"""How many of the last days are used to choose how weekdays are computed, to evaluate forecasts, and to choose the
+smoothing."""
 
 ODD_DISTANCE_MEDIANS = 3.0
 MIN_ODD_DISTANCE = 0.25
-"""A day is odd if its distance from similar days is more than this many times the median distance, and more than this
-share of the mean,"""
+"""A day is odd if its distance from similar days is above this many times the median distance, and above this share of
+the mean."""
 MAX_ODD_SHARE = 0.25
-"""unless more than this share of days would be odd: then days just differ."""
+"""If more than this share of days would be odd, no day is: the days simply differ."""
 COMPARED = 48
-"""Parts of a day that are compared."""
+"""The number of parts of a day that are compared."""
 
 MAX_FEWER_DAYS_ERROR_RATIO = 0.97
-"""The error of a weekday computed from fewer days, relative to one from more days, must be below this."""
+"""A way that uses fewer days is chosen if its error, relative to that of a way with more days, is below this."""
 WIDTHS = (1, 5, 15, 31)
 """Widths of the running median, in slots."""
 
 AHEAD = (5, 15, 30, 60)
-"""Minutes ahead at which forecasts are evaluated."""
+"""Forecast horizons in minutes at which forecasts are evaluated."""
 EVERY_S = 300
 NOISE_SHARE = 0.05
 """Below this share of the mean, ratios of seasonal rates are noise."""
 MAX_TOTAL_ERROR_RATIO = 0.95
 MAX_BEST_ERROR_RATIO = 0.9
 MIN_GAIN_LOSS_RATIO = 2.0
-"""Upper bounds of the error of the season's forecasts, relative to the assumption that nothing changes: of all times
-ahead together, or of one of them; and what they gain on some days must be so many times what they lose on others."""
+"""The first two bound the error of the season's forecasts relative to the assumption that nothing changes: over all
+horizons together, or at the best horizon. In addition, the gain on some days must exceed the loss on the others by the
+third factor."""
 
 ALL, KIND, HALF, OWN = range(4)
-"""How a weekday is computed: from all days, from workdays or weekends, by the mean of KIND and OWN, from its
-own weeks."""
+"""How a weekday is computed: from all days, from workdays or weekends, as the mean of KIND and OWN, or from the same
+weekday only."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeasonFit:
-    """The season of some weeks of arrivals.
+    """The season fitted to some weeks of arrivals.
 
     Attributes:
-        season: the season; None: there is none, or less than a week is known.
-        errors: minutes ahead -> mean error of the season's forecasts, as a share of the mean arrivals, on days that it
-            was not computed from. Empty where less than a week is known.
-        unchanged_errors: the same of the assumption that nothing changes.
-        odd: days that are left out: holidays, and those unlike similar days.
-        days: days of which at least half is known.
+        season: the season; None: there is no season, or less than a week is known.
+        errors: minutes ahead -> mean error of the season's forecasts on held-out days, as a share of the mean arrivals;
+            empty if less than a week is known.
+        unchanged_errors: the same for the assumption that nothing changes.
+        odd: excluded days: holidays, and days unlike similar days.
+        days: the number of days of which at least half is known.
     """
 
     season: Season | None
@@ -92,13 +94,13 @@ class SeasonFit:
 
 
 def fit_season(starts: Numbers, rates: Numbers, holidays: Collection[date] = (), time_zone: str = "UTC") -> SeasonFit:
-    """The season of arrivals, and how well it predicts days that it was not computed from.
+    """Fit the season of arrivals, and measure how well it predicts held-out days.
 
     Args:
-        starts: begin of each slot, seconds since 1970, in any order; slots have equal lengths, and may be missing.
-        rates: mean records/s of each slot.
-        holidays: days that are left out.
-        time_zone: whose days and weeks they are; where its clocks are changed, the load follows them.
+        starts: the start of each slot, seconds since 1970, in any order; slots have equal lengths, and may be missing.
+        rates: the mean records/s of each slot.
+        holidays: days to exclude.
+        time_zone: the time zone of days and weeks. The load is assumed to follow its daylight saving time.
 
     Raises:
         ValueError: there is no such time zone.
@@ -126,7 +128,7 @@ def fit_season(starts: Numbers, rates: Numbers, holidays: Collection[date] = (),
 
 
 def _local(starts: Numbers, time_zone: str) -> Numbers:
-    """Local times. An hour that there is twice is one, with the mean of both; one that is skipped is a gap."""
+    """Local times. A repeated hour becomes one hour with the mean of both; a skipped hour becomes a gap."""
     quarters, place = np.unique(np.floor_divide(starts, QUARTER_S), return_inverse=True)
     begins = (quarters * QUARTER_S).tolist()
     moved: Numbers = starts + np.array([local_seconds(begin, time_zone) - begin for begin in begins])[place]
@@ -134,14 +136,14 @@ def _local(starts: Numbers, time_zone: str) -> Numbers:
 
 
 def _width(starts: Numbers) -> int:
-    """Length of the slots that the day is divided into."""
+    """The length of the slots into which the day is divided."""
     apart = np.diff(np.unique(starts))
     usual = float(np.median(apart)) if len(apart) else 0.0
     return next((each for each in BINS_S if usual <= each), BINS_S[-1])
 
 
 def _days(starts: Numbers, rates: Numbers, width: int) -> tuple[int, Numbers]:
-    """The first day (since 1970) and a row for each day, with the mean of each of its slots."""
+    """The number of the first day since 1970, and a row for each day with the means of its slots."""
     slot = np.floor_divide(starts, width).astype(np.int64)
     per_day = DAY_S // width
     last = int(slot.max()) // per_day
@@ -160,7 +162,7 @@ def _date(day: int) -> date:
 
 
 def _middle(rows: Numbers) -> Numbers:
-    """The median of each column without NaN; quicker than `np.nanmedian`, which takes columns one by one."""
+    """The median of each column, ignoring NaN; faster than `np.nanmedian`, which processes columns one by one."""
     ordered = np.sort(rows, axis=0)  # NaN goes to the end
     count = np.isfinite(ordered).sum(axis=0)
     if not len(ordered):
@@ -174,7 +176,7 @@ def _middle(rows: Numbers) -> Numbers:
 
 
 def _coarser(rows: Numbers, parts: int) -> Numbers:
-    """Rows with fewer columns, each the mean of several."""
+    """Reduce the columns of rows to `parts`, each the mean of several."""
     if rows.shape[1] <= parts:
         return rows
     cut = rows.reshape(len(rows), parts, -1)
@@ -185,7 +187,7 @@ def _coarser(rows: Numbers, parts: int) -> Numbers:
 
 
 def _filled(row: Numbers) -> Numbers:
-    """A row whose gaps are interpolated, across midnight too."""
+    """Interpolate the gaps of a row, across midnight too."""
     known = np.flatnonzero(np.isfinite(row))
     if len(known) in (0, len(row)):
         return row
@@ -193,31 +195,31 @@ def _filled(row: Numbers) -> Numbers:
 
 
 def _smooth(row: Numbers, width: int) -> Numbers:
-    """Running median, which preserves jumps."""
+    """The running median, which preserves jumps."""
     if width <= 1:
         return row
     side = width // 2
     padded = np.concatenate([row[-side:], row, row[:side]])
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    # `np.median` also looks for NaN, which takes as long again; there is none here.
+    # Not `np.median`: it also searches for NaN, which doubles its time, and there is no NaN here.
     smooth: Numbers = np.partition(windows, side, axis=-1)[:, side]
     return smooth
 
 
 def _off(rows: Numbers, like: Numbers) -> float:
-    """Mean distance of rows from another one, where both are known."""
+    """The mean distance of rows from the row `like`, over values that both have."""
     off = np.abs(rows - like)
     return float(np.nanmean(off)) if np.isfinite(off).any() else np.inf
 
 
 class _Weeks:
-    """The days of some weeks, as shares of their mean, each block of seven days scaled to the level of the last."""
+    """The days of some weeks as shares of their mean, with each block of seven days scaled to the same level."""
 
     def __init__(self, first: int, table: Numbers, whole: Flags, width: int) -> None:
         self.first = first
         self.whole = whole
         self.width = width
-        self.weekday = (first + np.arange(len(table)) + 3) % WEEK  # the first of 1970 was a Thursday
+        self.weekday = (first + np.arange(len(table)) + 3) % WEEK  # 1 January 1970 was a Thursday
         self.weekend = self.weekday >= 5  # noqa: PLR2004 - Saturday and Sunday
         last = int(np.flatnonzero(whole)[-1])
         self.block = np.maximum(last - np.arange(len(table)), 0) // WEEK
@@ -226,7 +228,7 @@ class _Weeks:
         self.coarse = _coarser(self.days, min(DAY_S // COARSE_S, table.shape[1]))
 
     def _levels(self, table: Numbers) -> Numbers:
-        """The level of each block of seven days, counted back from the last, as a share of the mean."""
+        """The level of each block of seven days, counted back from the last day, as a share of the mean."""
         rows = _coarser(table, COMPARED)
         means = np.array([np.nan if np.isnan(row).all() else np.nanmean(row) for row in rows])
         blocks = int(self.block.max()) + 1
@@ -238,7 +240,7 @@ class _Weeks:
         if not np.isfinite(levels).any():
             return np.ones(blocks)
         levels = np.where(np.isfinite(levels), levels, np.nanmedian(levels))
-        # Days differ: a block that is not complete is compared with the same kinds of days.
+        # Workdays and weekends differ, so an incomplete block is compared with days of the same kind.
         scaled = rows / levels[self.block][:, None]
         typical = np.array([_middle(scaled[self.weekend == weekend]) for weekend in (False, True)])
         like = typical[self.weekend.astype(int)]
@@ -262,7 +264,7 @@ class _Weeks:
             others = judged.copy()
             others[day] = False
             like = others & (self.weekend == self.weekend[day])
-            if like.sum() < 2:  # noqa: PLR2004 - of two that differ, either may be the odd one
+            if like.sum() < 2:  # noqa: PLR2004 - if only two days differ, either may be the odd one
                 continue
             far[day] = _off(rows[day], _middle(rows[like])) / mean
             for other in np.flatnonzero(others & (self.weekday == self.weekday[day])):
@@ -275,7 +277,7 @@ class _Weeks:
         return odd
 
     def compute(self, rows: Numbers, used: Flags, weekday: int) -> Numbers:
-        """A weekday, computed in the four ways; where one has a gap it takes the one before."""
+        """A weekday, computed in the four ways; a gap in one way is filled from the previous way."""
         kind = self.weekend == (weekday >= 5)  # noqa: PLR2004 - Saturday and Sunday
         every, alike, own = (_middle(rows[some]) for some in (used, used & kind, used & (self.weekday == weekday)))
         alike = np.where(np.isfinite(alike), alike, every)
@@ -283,7 +285,7 @@ class _Weeks:
         return np.array([every, alike, (alike + own) / 2, own])
 
     def choose(self, used: Flags) -> list[int]:
-        """How to compute each weekday: the way that is nearest to days that it was not computed from."""
+        """Choose how to compute each weekday: the way with the smallest error on held-out days."""
         errors = np.zeros((WEEK, 4))
         judged = np.flatnonzero(used & self.whole)[-HELD_OUT:]
         for day in judged:
@@ -303,7 +305,7 @@ class _Weeks:
         return chosen
 
     def evaluate(self, used: Flags, mean: float, odd: tuple[date, ...]) -> SeasonFit:
-        """The season, if its forecasts are good enough."""
+        """Evaluate the season's forecasts, and return the season if they are good enough."""
         chosen = self.choose(used)
         judged = np.flatnonzero(used & self.whole)[-JUDGED:]
         predicted: dict[int, Numbers] = {}
@@ -336,7 +338,7 @@ class _Weeks:
         return SeasonFit(self.season(used, chosen, width, mean), relative, resting, odd, days)
 
     def season(self, used: Flags, chosen: Sequence[int], width: int, mean: float) -> Season:
-        """The season at the level of the last week, in slots as fine as its jumps need."""
+        """The season at the level of the last week, in slots that are fine enough for its jumps."""
         week = np.concatenate(
             [_filled(self.compute(self.days, used, weekday)[chosen[weekday]]) for weekday in range(WEEK)]
         )
@@ -353,7 +355,7 @@ class _Weeks:
         return Season(_rates(week * unit), _rates(low * unit), _rates(high * unit), self._trend())
 
     def _spread(self, week: Numbers, used: Flags) -> tuple[Numbers, Numbers]:
-        """Tenth and ninetieth percentile, by the ratio of days to the season at about that time of the day."""
+        """The 10th and 90th percentile, from the ratios of days to the season around that time of the day."""
         table = week.reshape(WEEK, -1)
         floor = NOISE_SHARE * float(week.mean())
         like = table[self.weekday]
@@ -375,7 +377,7 @@ class _Weeks:
         )
 
     def _trend(self) -> float:
-        """The growth of the level per week, as a share: the median of all pairs of weeks (Theil and Sen)."""
+        """The growth of the level per week, as a share: the median over all pairs of weeks (Theil and Sen)."""
         known = [block for block in range(len(self.levels)) if (self.whole & (self.block == block)).sum() >= 3]  # noqa: PLR2004
         logs = np.log(self.levels)
         slopes = [(logs[new] - logs[old]) / (old - new) for new in known for old in known if old > new]
@@ -383,7 +385,7 @@ class _Weeks:
 
 
 def _errors(seen: Numbers, predicted: Numbers, width: int) -> tuple[Numbers, Numbers]:
-    """Mean errors over a day, for each time ahead, of the forecast, and of the assumption that nothing changes."""
+    """The mean errors over a day, at each horizon, of the forecast and of the assumption that nothing changes."""
     every = max(EVERY_S // width, 1)
     floor = NOISE_SHARE * float(np.nanmean(predicted))
     errors, unchanged = np.full(len(AHEAD), np.nan), np.full(len(AHEAD), np.nan)

@@ -1,10 +1,10 @@
 """The Spark session of the commands: embedded by default, or on any cluster.
 
-An embedded Spark listens on the loopback interface only, and has no UI unless `spark.ui.enabled=true` asks for it: that
-has no authentication. A cluster's driver is set up as its user's Spark is.
+An embedded Spark listens on the loopback interface only. It has no UI unless `spark.ui.enabled=true` is set, because
+the UI has no authentication. The driver of a cluster uses the settings of the user's Spark.
 
-Workers of a cluster need Python with the packages of PySpark (pyarrow, pandas), but neither this project nor plug-ins:
-their code is sent to them when the session opens.
+Workers of a cluster need Python with the packages of PySpark (pyarrow, pandas). They need neither this project nor
+plug-ins, because their code is sent to the workers when the session opens.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from autoscaler.ports import EdgeError
 
 SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
-    # Batches for Python are bounded in rows and in bytes: memory does not depend on the width of rows.
+    # Bound the batches for Python in rows and in bytes, so that memory does not depend on the width of rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
-    # Tasks share 1 GB of heap: a partition of 64 MB of shuffle data does not fit into half of it, and spills.
+    # Tasks share 1 GB of heap. A partition of 64 MB of shuffle data does not fit into half of it, and would spill.
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
-    # Cached data may have few partitions: 200 nearly empty ones cost a Python worker 30 ms each.
+    # Let Spark merge partitions of cached data: 200 nearly empty partitions cost a Python worker 30 ms each.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.parquet.compression.codec": "zstd",
-    # Else times are INT96, which have no statistics in a file.
+    # The default type of times is INT96, which has no statistics in a file.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Thousands of hourly files are listed by a few tasks, not by one each.
+    # List thousands of hourly files with a few tasks, not with one task each.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
 }
 
 _LITTLE: Mapping[str, str] = {
-    # Steps of one partition need no shuffle between them, and leave nothing to adapt.
+    # With one partition there is no shuffle, and nothing to adapt.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
-    # More than 32 files would be listed by a job, each time that they are read.
+    # By default Spark runs a job to list more than 32 files, each time that they are read.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
 LITTLE_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""Java options for work on little data: it is done before Java's second compiler has earned what it costs. With the
-first one alone Java reserves a fifth of the usual room for code: Spark's would be thrown out and compiled again."""
+"""Java options for work on little data, which ends before Java's second compiler pays off. With the first compiler
+alone, Java reserves a fifth of the usual code cache, and would have to discard and recompile Spark's code."""
 
 PACKAGES = ("autoscaler", "autoscaler_policies")
 """The packages that are sent to the workers of a cluster."""
@@ -74,21 +74,22 @@ EMBEDDED: Mapping[str, str] = {
 
 CONNECT_PORT = 15002
 CONNECT_S = 10.0
-"""Seconds to connect to a server."""
+"""Timeout in seconds to connect to a Spark Connect server."""
 
 _WHERE_DEFINED = "spark.python.sql.dataFrameDebugging.enabled"
-"""Adds the Python line to errors, at two more Java calls per column: half a second of each profile. Fixed once "
-"Spark runs."""
+"""Adds the Python line to errors, at the cost of two more Java calls per column: half a second per profile. The setting
+cannot be changed once Spark runs."""
 _OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:-UseG1GC -XX:+UseParallelGC"
-"""Throughput matters here, not pauses: G1, the default collector, takes an eighth more CPU. It is switched off by name,
-in case a spark-defaults.conf asks for it: Java does not start with two collectors."""
+"""Throughput matters here, not pauses: G1, the default collector, takes an eighth more CPU. The option disables G1 by
+name in case a spark-defaults.conf enables it, because Java does not start with two collectors."""
 _LATER = 30
-"""By default Java optimizes most of Spark's planner, logging and start-up: a sixth of the CPU of a first profile. Code
-for each row reaches thresholds this many times higher within seconds; 100 times is too late for 500,000."""
+"""Factor on Java's compilation thresholds. By default Java optimizes most of Spark's planner, logging and start-up,
+which takes a sixth of the CPU of a first profile. With this factor, code for each row still reaches the thresholds
+within seconds; a factor of 100 is too late for 500,000 rows."""
 _COMPILED = " ".join(
     [
-        # Spark generates one long method for wide rows, which Java would interpret.
+        # Spark generates one long method for wide rows. Without this option Java would only interpret it.
         "-XX:-DontCompileHugeMethods",
         *(
             f"-XX:Tier4{name}Threshold={default * _LATER}"
@@ -101,32 +102,32 @@ _RESOLVED: Mapping[str, tuple[str, ...]] = {
     "org.apache.spark.sql.functions": ("col", "lit"),
     "PythonUtils": ("toSeq",),
 }
-"""Java classes and methods that PySpark looks up for each column, as names in several packages: Java searches all jars
-of Spark for most of these."""
+"""Java classes and methods that PySpark looks up for each column. It tries the names in several packages, and for most
+of them Java searches all of Spark's jars."""
 _CHOSEN = re.compile(r"-XX:\+Use\w*GC\b")
 _DEFAULTS = "spark.driver.defaultJavaOptions"
 _OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
-"""Other places of Java options, which may choose a collector."""
+"""Environment variables with further Java options, which may choose a collector."""
 
 LOCAL = re.compile(r"local(\[.*\])?")
 """Masters that run all tasks in the session's process."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit for the Python that it starts."""
+"""The environment variable that spark-submit sets for the Python process that it starts."""
 
 
 @contextmanager
 def session(
     name: str, *, master: str | None = None, remote: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end unless there was one before.
+    """Open a Spark session, and stop it at the end unless it existed before.
 
     Args:
         name: the application's name in Spark's UI.
-        master: `local[*]`, `spark://host:7077`, `k8s://...`; None: that of spark-submit or of the environment, else
-            `local[*]`.
-        remote: a Spark Connect server, like `sc://host:15002`, instead of a master; None: SPARK_REMOTE, if there is no
-            master either.
-        settings: further Spark properties, which override ours.
+        master: `local[*]`, `spark://host:7077`, `k8s://...`; None: the master of spark-submit or of the environment, or
+            else `local[*]`.
+        remote: a Spark Connect server, like `sc://host:15002`, instead of a master; None: SPARK_REMOTE, unless there is
+            a master.
+        settings: further Spark properties, which override the properties of this module.
 
     Raises:
         EdgeError: there is no Java for an embedded Spark, or no server at `remote`.
@@ -141,16 +142,16 @@ def session(
         if remote is not None:
             _reach(remote)
             builder = builder.remote(remote)
-            # These are the server's: Spark would warn about each that it cannot be changed.
+            # The server has these settings: Spark would warn for each that it cannot be changed.
             chosen = {key: value for key, value in chosen.items() if not key.startswith(("spark.driver.", "spark.ui."))}
         elif before is None:
             if _SUBMITTED not in os.environ:
                 java = find_java(directory)
                 master = master or chosen.get("spark.master") or os.environ.get("MASTER") or "local[*]"
                 if LOCAL.fullmatch(master):
-                    # Workers of a cluster have their own Python: PYSPARK_PYTHON, else python3.
+                    # Only for a local master: workers of a cluster use their own Python, PYSPARK_PYTHON or python3.
                     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-                    # Spark's UI, where it is asked for, listens on the address that is named here.
+                    # If Spark's UI is enabled, it listens on this address.
                     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
                     java = without_incubator(java, directory / "java")
                 os.environ["JAVA_HOME"] = str(java)
@@ -170,15 +171,15 @@ def session(
             yield spark
         finally:
             if before is None:
-                with suppress(OSError, Py4JError):  # if its Java has ended, the first error is reported, not this one
+                with suppress(OSError, Py4JError):  # if Spark's Java has ended, report the first error, not this one
                     spark.stop()
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Start Spark's Java, and act on SIGINT and SIGTERM only then.
+    """Start Spark's Java, and handle SIGINT and SIGTERM only afterwards.
 
-    PySpark interrupted before removes the directory in which Java leaves its address. Without that Java fails and runs
-    on, without end.
+    If PySpark is interrupted earlier, it removes the directory in which Java writes its address. Java then fails to
+    write it, and its process never ends.
     """
     received: list[int] = []
     before = {}
@@ -196,7 +197,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[None]:
-    """Have Spark plan queries for little data on this machine, except for settings that are chosen."""
+    """Make Spark plan queries for little data on this machine; settings in `chosen` stay unchanged."""
     ours = {name: value for name, value in _LITTLE.items() if name not in chosen}
     before = {name: spark.conf.get(name, None) for name in ours}
     for name, value in ours.items():
@@ -204,7 +205,7 @@ def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[N
     try:
         yield
     finally:
-        # If its Java or its server has ended, the first error is reported, not this one.
+        # If Spark's Java or server has ended, report the first error, not this one.
         with suppress(OSError, Py4JError, PySparkException):
             for name, earlier in before.items():
                 if earlier is None:
@@ -214,7 +215,7 @@ def little_data(spark: SparkSession, chosen: Collection[str] = ()) -> Iterator[N
 
 
 def _resolve(spark: SparkSession, remote: str | None) -> None:
-    """Look up once what PySpark would look up for each column."""
+    """Look up Java names once that PySpark would otherwise look up for each column."""
     if remote is not None:
         return
     jvm = spark._jvm  # noqa: SLF001 - there is no public way
@@ -226,19 +227,19 @@ def _resolve(spark: SparkSession, remote: str | None) -> None:
 
 
 def _submitted_master() -> str:
-    """The master that spark-submit was given."""
-    SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to its configuration before there is a session
+    """The master that the user passed to spark-submit."""
+    SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to the configuration before there is a session
     return SparkConf().get("spark.master", "") or ""
 
 
 def _with_ours(options: str, defaults: str) -> str:
-    """Java options: ours before the given ones, without a collector if one was chosen."""
+    """Put our Java options before the given ones; without our collector if the user has chosen one."""
     chosen = " ".join([options, defaults, *(os.environ.get(name, "") for name in _OF_JAVA)])
     return f"{_COMPILED} {options}" if _CHOSEN.search(chosen) else f"{_COLLECTOR} {_COMPILED} {options}"
 
 
 def _reach(remote: str) -> None:
-    """Check that a server listens: Spark Connect tries for ten minutes without a message."""
+    """Check that a server listens, because Spark Connect would retry for ten minutes without a message."""
     try:
         url = urllib.parse.urlsplit(remote)
         host, port = url.hostname, url.port or CONNECT_PORT
@@ -249,11 +250,11 @@ def _reach(remote: str) -> None:
     try:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
     except OSError as error:
-        raise EdgeError(f"{remote}: no Spark Connect server can be reached there: {error.strerror or error}") from error
+        raise EdgeError(f"{remote}: no Spark Connect server can be reached: {error.strerror or error}") from error
 
 
 def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
-    """Send our code and that of policies to the session's Python workers, if they run on other machines."""
+    """Send the code of this project and of policies to the session's Python workers if they run on other machines."""
     if remote is None and LOCAL.fullmatch(spark.sparkContext.master):
         return
     packed = pack(directory)
@@ -266,7 +267,7 @@ def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
 
 
 def pack(directory: Path) -> Path | None:
-    """The code of this project, and of all installed policies, as a zip file that Python can import from.
+    """Pack the code of this project and of all installed policies as a zip file from which Python can import.
 
     Returns:
         The file; None if this code itself runs from such a file, which spark-submit has sent (`--py-files`).

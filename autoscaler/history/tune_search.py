@@ -1,4 +1,4 @@
-"""Selects the parameters that meet an objective at the least cost."""
+"""Select the parameters that meet an objective at the least cost."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def means(results: DataFrame) -> DataFrame:
 
 
 def best(figures: DataFrame, objective: Objective) -> DataFrame:
-    """For each cluster the configured variant (0), the cheapest that meets the objective, and the nearest to it.
+    """For each cluster the configured variant (0), the cheapest variant that meets the objective, and the nearest one.
 
     Returns:
-        One row for each cluster: `cluster`, and `configured`, `second` (variant 1), `chosen` (null: none meets the
-        objective) and `nearest` with `variant` and the figures.
+        One row per cluster: `cluster`, and `configured`, `second` (variant 1), `chosen` (null: no variant meets the
+        objective) and `nearest`, each with `variant` and the figures.
     """
     whole = F.struct("variant", "parameters", *FIGURES)
     met = F.col("violation") <= objective.violation
     if objective.rescales is not None:
         met = met & (F.col("rescales_per_hour") <= objective.rescales)
-    # Of equal costs the less late one, then the first: the configured one.
+    # If costs are equal, choose the variant with fewer violations, then the lowest number: the configured one is 0.
     price = F.struct("replica_hours", "violation", "variant")
     return figures.groupBy("cluster").agg(
         F.min_by(whole, "variant").alias("configured"),
@@ -59,11 +59,12 @@ def best(figures: DataFrame, objective: Objective) -> DataFrame:
 
 
 def savings(tries: DataFrame) -> DataFrame:
-    """What variants save compared with the configured one (0), in pairs of the same day and seed.
+    """What variants save compared with the configured variant (0), in pairs of the same day and seed.
 
     Returns:
-        `cluster`, `variant`, `saved` (share of the cost of the configured one) and `noise`, its standard error: by the
-        pairs or by the days, whichever is greater, as the seeds of one day are not independent.
+        `cluster`, `variant`, `saved` (share of the configured variant's cost) and `noise`, the standard error of
+        `saved`. The error is the greater one of that over pairs and that over days, because the seeds of one day are
+        not independent.
     """
     pair = Window.partitionBy("cluster", "day", "seed")
     paid = F.max(F.when(F.col("variant") == 0, F.col("replica_hours"))).over(pair)

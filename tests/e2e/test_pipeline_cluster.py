@@ -320,4 +320,4 @@ def test_where_no_spark_connect_server_is_that_is_said_at_once(cluster: Cluster,
     (tmp_path / "autoscaler-history.json").write_text('{"format": "autoscaler-history", "version": 1}')
     answer = cluster.run(*COMMAND, "profile", str(tmp_path), "--out", str(tmp_path), "--remote", "sc://127.0.0.1:1")
     assert answer.returncode == 1
-    assert "sc://127.0.0.1:1: no Spark Connect server can be reached there: Connection refused" in answer.stderr
+    assert "sc://127.0.0.1:1: no Spark Connect server can be reached: Connection refused" in answer.stderr

@@ -3,9 +3,9 @@
     DATASET/autoscaler-history.json                     format and version
     DATASET/<table>/date=2026-01-31/part-....parquet    see `autoscaler.history.schema`
 
-New files are first written to a staging directory. Then a commit file records which files are added and which are
-removed, and only then are files moved. A reader that finds the commit file reads the table as it will be; the next
-writer completes a commit that was interrupted. Files are moved one by one, which object stores support too.
+A writer first writes new files to a staging directory. Then it writes a commit file with the files to add and to
+remove, and only then moves files. A reader that finds the commit file reads the table as it will be after the commit.
+The next writer completes an interrupted commit. Files are moved one by one, which object stores support too.
 """
 
 from autoscaler.history.dataset.files import BusyError, DatasetError

@@ -1,4 +1,4 @@
-"""The files of a dataset in a directory of this machine, and what any file system has to offer."""
+"""The files of a dataset in a directory of this machine, and the interface that any file system implements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoscaler.ports import AutoscalerError
 
 _MAGIC = b"PAR1"
 _STARTED = secrets.token_hex(4)
-"""Identifies this process: in a container that restarts, the next one has the same process id and host name."""
+"""Identifies this process. After the restart of a container, the next process has the same process id and host name."""
 
 
 class DatasetError(AutoscalerError):
@@ -34,10 +34,10 @@ class Files(Protocol):
     """A directory in a file system. Names are relative to it, with `/`."""
 
     def url(self, name: str = "") -> str:
-        """The URL by which Spark reads and writes it."""
+        """The URL under which Spark reads and writes a file, or the directory itself."""
 
     def names(self, directory: str) -> list[str]:
-        """The names in a directory, in order; none where there is no such directory."""
+        """The sorted names in a directory; empty if there is no such directory."""
 
     def read(self, name: str) -> str | None:
         """The content of a file; None: there is no such file."""
@@ -46,19 +46,19 @@ class Files(Protocol):
         """Create or replace a file atomically."""
 
     def move(self, name: str, to: str) -> None:
-        """Move a file, unless it was moved already."""
+        """Move a file, unless it has already been moved."""
 
     def sync(self, names: Collection[str]) -> None:
-        """Flush files to the disk."""
+        """Flush files to disk."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a directory with all that is in it, if it exists."""
+        """Remove a file, or a directory with its content, if it exists."""
 
     def damage(self, name: str) -> str | None:
-        """Why a file cannot be a Parquet file; None: it may be one, or to find out costs a request for each file."""
+        """Why a file cannot be a Parquet file; None: it may be one, or the check would need a request for each file."""
 
     def lock(self, name: str) -> AbstractContextManager[None]:
-        """Hold a lock for writing. Raises BusyError."""
+        """Hold the write lock. Raises BusyError."""
 
 
 class LocalFiles:
@@ -126,12 +126,12 @@ class LocalFiles:
             return error.strerror or str(error)
         if begin == end == _MAGIC and size > 2 * len(_MAGIC):
             return None
-        # Spark reads an empty file as no rows: a day would be missing without an error.
+        # Spark reads an empty file as zero rows, so a day would be missing without an error.
         return "it is empty" if size == 0 else "it is cut off" if begin == _MAGIC else "it is not a Parquet file"
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        # The lock ends with the process.
+        # The kernel releases the lock when the process ends.
         with (self._root / name).open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ def lock_holder() -> str:
 
 
 def is_dead(holder: str) -> bool:
-    """Whether the holder of a lock is a process of this machine that has ended."""
+    """Whether the holder of a lock was a process of this machine that has ended."""
     known = re.fullmatch(r"process (\d+) on ([^\s,]+)(?:, (\w+))?\s*", holder)
     if known is None or known[2] != socket.gethostname():
         return False

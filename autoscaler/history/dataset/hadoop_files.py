@@ -1,4 +1,4 @@
-"""The files of a dataset in any file system that Spark can write, through its Java side."""
+"""The files of a dataset in any file system that Spark can write, through Hadoop's Java API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autoscaler.history.dataset.files import BusyError, DatasetError, is_dead, l
 # ruff: noqa: D102 - `Files` documents the methods
 
 _ATOMIC_WRITE = "fs.capability.outputstream.abortable"
-"""The capability of file systems in which a file appears, or is replaced, only when it is complete."""
+"""The capability of file systems in which a file becomes visible, or is replaced, only when it is complete."""
 _CONDITIONAL_WRITE = "fs.option.create.conditional.overwrite"
-"""The capability of writing a file only if it does not exist, in one step, like S3 (If-None-Match)."""
+"""The capability to create a file atomically only if it does not exist, as in S3 (If-None-Match)."""
 _NO_CLASS = "java.lang.ClassNotFoundException"
 _NOT_FOUND = "java.io.FileNotFoundException"
 _EXISTS = ("org.apache.hadoop.fs.FileAlreadyExistsException", "org.apache.hadoop.fs.s3a.RemoteFileChangedException")
@@ -32,11 +32,11 @@ class HadoopFiles:
         java = getattr(spark, "_jvm", None)
         if spark is None or java is None:
             raise DatasetError(
-                f"{url}: only a local path can be used through Spark Connect; run it with --master or spark-submit"
+                f"{url}: Spark Connect supports only a local path; run the command with --master or spark-submit"
             )
         self._java = java
         self._root = url.rstrip("/")
-        self._settings = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
+        self._settings = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - there is no public way
         try:
             self._system = self._path("").getFileSystem(self._settings)
         except Py4JJavaError as error:
@@ -84,7 +84,7 @@ class HadoopFiles:
         options = getattr(hadoop, "Options$Rename")
         how = SparkContext._gateway.new_array(options, 1)  # noqa: SLF001 - a Java varargs method takes an array
         how[0] = options.OVERWRITE
-        # A plain rename fails where a file exists; this one replaces it atomically.
+        # A plain rename fails if the file exists; this one replaces it atomically.
         hadoop.FileContext.getFileContext(path.toUri(), self._settings).rename(written, path, how)
 
     def move(self, name: str, to: str) -> None:
@@ -92,8 +92,8 @@ class HadoopFiles:
         if not self._system.exists(source):
             return
         if self._system.exists(place):
-            # An object store copies and then removes, and was interrupted in between. Equal names mean equal files,
-            # and readers may be reading this one.
+            # An object store moves a file by copy and delete, and was interrupted in between. Keep the existing copy:
+            # equal names mean equal files, and readers may be reading it.
             self._system.delete(source, False)
             return
         self._system.mkdirs(place.getParent())
@@ -101,13 +101,13 @@ class HadoopFiles:
             raise DatasetError(f"{self.url(name)}: could not be moved to {self.url(to)}")
 
     def sync(self, names: Collection[str]) -> None:
-        del names  # such file systems keep what they have accepted
+        del names  # these file systems persist each file when it is closed
 
     def remove(self, name: str) -> None:
         self._system.delete(self._path(name), True)
 
     def damage(self, name: str) -> None:
-        """Not found out here: a request for each file costs too much."""
+        """Not checked here: one request per file costs too much."""
 
     def _busy(self, name: str, holder: str) -> BusyError:
         return BusyError(
@@ -123,11 +123,12 @@ class HadoopFiles:
             self.remove(name)
             holder = None
         if holder is not None:
-            # Checked here as well for stores without conditional writes.
+            # Check here too, for stores without conditional writes.
             raise self._busy(name, holder)
         try:
             if self._system.hasPathCapability(path, _CONDITIONAL_WRITE):
-                # Otherwise an object store checks before it writes, and two writers may check at the same time.
+                # Without a conditional write, an object store checks before it writes, and two writers may check at
+                # the same time.
                 _write(
                     self._system.createFile(path).overwrite(True).must(_CONDITIONAL_WRITE, True).build(), lock_holder()
                 )

@@ -1,4 +1,4 @@
-"""Which files a dataset's tables consist of, and the commit that changes them."""
+"""The files that make up a dataset's tables, and the commit that changes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT = "_commit.json"
 STAGING = "_staging"
 
 ROWS_PER_FILE = 100_000
-"""About 20 MB, and what a task sorts in memory. One write has no cluster's rows of a day in two files."""
+"""Rows of a file: about 20 MB, which a task can sort in memory. A write never splits a cluster's day into two files."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "observations": ("cluster", "at"),
@@ -43,7 +43,7 @@ _ALWAYS = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Files to add and to remove; paths within the dataset. `add` is staged file -> its place in a table."""
+    """Files to add and to remove, as paths within the dataset. `add` is staged file -> its place in a table."""
 
     add: Mapping[str, str] = field(default_factory=dict)
     remove: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Change:
         return Change({**self.add, **add}, (*self.remove, *remove))
 
     def apply(self, table: str, listed: Collection[str]) -> list[str]:
-        """The files of a table after this change, given those in its directory; staged ones at their present place."""
+        """The files of a table after this change, given those in its directory; unmoved files are in staging."""
         moved = set(listed)
         staged = [at for at, place in self.add.items() if place.startswith(f"{table}/") and place not in moved]
         return [*(name for name in listed if name not in self.remove), *staged]
@@ -64,8 +64,8 @@ class Layout:
     """The tables of a dataset as files.
 
     Attributes:
-        path: where the dataset is, for messages.
-        files: its directory.
+        path: the path or URL of the dataset, for messages.
+        files: the dataset's directory.
     """
 
     path: str
@@ -83,7 +83,7 @@ class Layout:
         ]
 
     def current(self, table: str) -> tuple[list[str], bool]:
-        """The files that make up a table now, and whether they are just those in its directory."""
+        """The files that make up a table now, and whether these are exactly the files in its directory."""
         for _ in range(_ATTEMPTS):
             change, listed = self.pending(), self.listed(table)
             if change != self.pending() or listed != self.listed(table):
@@ -104,13 +104,13 @@ class Layout:
         return Change(commit["come"], tuple(commit["go"]))
 
     def commit(self, change: Change) -> None:
-        """Make a change, all of it or nothing, whenever the process ends."""
+        """Make a change atomically, even if the process ends at any time."""
         self.files.sync(change.add)
         self.files.write(COMMIT, json.dumps({"come": dict(change.add), "go": list(change.remove)}))
         self.finish()
 
     def finish(self) -> None:
-        """Complete the change in the commit file, if there is one. Steps already done are skipped."""
+        """Complete the change in the commit file, if there is one. Steps that are already done are skipped."""
         change = self.pending()
         if change is None:
             return
@@ -127,14 +127,14 @@ class Layout:
             names, is_directory = self.current(table)
             if not names or not is_directory:
                 return self.rows(spark, table, names)
-            # Spark lists the directories now: what it has found is right if nothing has changed meanwhile.
+            # Spark lists the directories here. The list is valid if the table has not changed in the meantime.
             rows = spark.read.schema(TABLES[table]).parquet(escape_glob(self.files.url(table)))
             if self.current(table) == (names, True):
                 return rows
         raise self._changing()
 
     def rows(self, spark: SparkSession, table: str, names: Sequence[str]) -> DataFrame:
-        """The rows of files of a table, or files staged for it."""
+        """The rows of files of a table, including files that are staged for it."""
         if not names:
             return spark.createDataFrame([], TABLES[table])
         bases: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ class Layout:
         return reduce(DataFrame.unionByName, frames)
 
     def count(self, names: Collection[str], enough: float = math.inf) -> int | None:
-        """The number of rows of files, by their metadata, or one above `enough`; None: only Spark can tell."""
+        """The number of rows of files from their metadata, or any number above `enough`; None: only Spark can tell."""
         if not isinstance(self.files, LocalFiles):
             return None
         rows = 0
@@ -161,7 +161,7 @@ class Layout:
         return rows
 
     def overlapping(self, names: Sequence[str], first: datetime, last: datetime) -> list[str]:
-        """Those files that may have rows of a time, both ends included, by the statistics of the column `at`."""
+        """The files that may have rows from `first` to `last`, inclusive, by the statistics of the column `at`."""
         if not isinstance(self.files, LocalFiles):
             return list(names)
         found = []
@@ -175,7 +175,7 @@ class Layout:
         return found
 
     def check(self, table: str, first: date | None, last: date | None) -> None:
-        """Raise DatasetError for a file of these dates that is evidently damaged, unless a writer is just moving it."""
+        """Raise DatasetError if a file of these dates is evidently damaged, unless a writer is moving it now."""
         for name in self.current(table)[0]:
             day = date_of(name)
             if day is not None and ((first and day < first) or (last and day > last)):
@@ -189,7 +189,7 @@ class Layout:
 
 
 def _times(metadata: pq.FileMetaData) -> tuple[datetime, datetime]:
-    """The least and greatest `at` of a file, as far as its statistics say."""
+    """The minimum and maximum of `at` in a file by its statistics; without statistics, all times."""
     least, greatest = [], []
     for group in range(metadata.num_row_groups):
         columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
@@ -229,7 +229,7 @@ _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 
 def full_disk(error: BaseException, path: str | None = None) -> str | None:
-    """What to do if an error of Spark is that of a full disk; None: it is another one."""
+    """The message for Spark's error of a full disk; None: it is another error."""
     found = _FULL.search(str(error))
     if found is None:
         return None
@@ -254,7 +254,7 @@ def full_disk_errors(path: str) -> Iterator[None]:
 
 @contextmanager
 def write_errors(path: str) -> Iterator[None]:
-    """Raise an OSError, such as of a full disk, as a DatasetError that names the file where it is known."""
+    """Raise an OSError, such as that of a full disk, as a DatasetError that names the file if it is known."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def write_errors(path: str) -> Iterator[None]:
 
 
 def escape_glob(url: str) -> str:
-    """A path or URL in which Spark finds no glob pattern."""
+    """Escape the glob characters of a path or URL for Spark."""
     return re.sub(r"([\\{}\[\]*?^])", r"\\\1", url)
 
 
@@ -278,9 +278,9 @@ def date_of(name: str) -> date | None:
     try:
         return date.fromisoformat(name.rsplit("/", 2)[1].removeprefix("date="))
     except ValueError:
-        return None  # Spark's name of the directory of rows without one
+        return None  # Spark's name of the directory for rows without a date
 
 
 def of_dates(names: Collection[str], dates: Collection[date | None]) -> list[str]:
-    """Those of a table's files that are of these dates."""
+    """The files of a table that belong to these dates."""
     return [name for name in names if date_of(name) in dates]

@@ -1,4 +1,4 @@
-"""Rows and files of a dataset in this process, by Arrow: to plan a Spark job takes longer than to write a day."""
+"""Rows and files of a dataset in this process, with Arrow: planning a Spark job takes longer than writing a day."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def leaves(kind: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
 
 
 def is_number(kind: DataType) -> bool:
-    """Whether it is of measured numbers or times.
+    """Whether a column has measured numbers or times.
 
-    These seldom repeat: a dictionary of them takes time to build, and is then discarded.
+    Such values seldom repeat, so a dictionary takes time to build and is then discarded.
     """
     return isinstance(kind, DoubleType | TimestampType)
 
@@ -48,22 +48,22 @@ _STATISTICS = {
     table: [path for path, kind in leaves(columns) if not isinstance(kind, DoubleType)]
     for table, columns in TABLES.items()
 }
-"""Arrow leaves NaN out of the range of a column: Spark, to which it is the greatest number, would skip such rows."""
+"""No statistics for doubles: Arrow ignores NaN there, and Spark, to which NaN is the greatest, would skip such rows."""
 
 
 def with_date(rows: pa.Table) -> pa.Table:
-    """Rows with the date of their time."""
+    """Add the column `date`, which is the date of `at`."""
     return rows.append_column("date", rows["at"].cast(pa.timestamp("us")).cast(pa.date32()))
 
 
 def read_keys(files: Sequence[Path], table: str, first: pa.Scalar, last: pa.Scalar) -> pa.Table:
-    """The keys of rows of a time, both ends included. Raises OSError or ArrowInvalid for a damaged file."""
+    """The keys of rows from `first` to `last`, inclusive. Raises OSError or ArrowInvalid for a damaged file."""
     between = (pc.field("at") >= first) & (pc.field("at") <= last)
     return _dataset(files, table).to_table(list(KEYS[table]), filter=between)
 
 
 def read_rows(files: Sequence[Path], table: str) -> pa.Table:
-    """All rows of files of a table with times. Raises OSError or ArrowInvalid for a damaged file."""
+    """All rows of files of a table that has the column `at`. Raises OSError or ArrowInvalid for a damaged file."""
     return with_date(_dataset(files, table).to_table())
 
 
@@ -73,7 +73,7 @@ def _dataset(files: Sequence[Path], table: str) -> dataset.Dataset:
 
 
 def are_twins(rows: pa.Table, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """For each row whether another one has the same key."""
+    """For each row, whether another row has the same key."""
     keys = list(KEYS[table])
     if rows.select(keys).group_by(keys).aggregate([]).num_rows == rows.num_rows:
         return np.zeros(rows.num_rows, bool)
@@ -81,17 +81,17 @@ def are_twins(rows: pa.Table, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def without(rows: pa.Table, known: pa.Table, table: str) -> pa.Table:
-    """The rows whose keys are not known."""
+    """The rows whose keys are not in `known`."""
     keys = list(KEYS[table])
     numbered = rows.select(keys).append_column("place", pa.array(range(rows.num_rows), pa.int64()))
     return rows.take(numbered.join(known, keys, join_type="left anti")["place"])
 
 
 def write(rows: pa.Table, table: str, directory: Path) -> list[str]:
-    """Write rows to files like those of Spark: by date, of as many clusters as fit, in their order.
+    """Write rows to files like Spark: by date, with as many consecutive clusters per file as fit.
 
     Returns:
-        The files, by their paths within the directory.
+        The paths of the files within the directory.
     """
     if not rows:
         return []

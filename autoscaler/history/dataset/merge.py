@@ -1,7 +1,7 @@
-"""Adding rows to a dataset: only those that are new, all at once, with the rescales that follow from them.
+"""Add rows to a dataset: only new rows, atomically, together with the rescales that follow from them.
 
-New dates, and rows of the newest date, are added as files of their own: an hour costs what an hour has. A date that is
-over, or has the files of very many writes, is rewritten as few files by the next merge.
+New dates, and new rows of the newest date, are added as new files, so the cost of a merge depends only on the new rows.
+The next merge compacts a date into few files when the date is over, or when it has the files of very many writes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from autoscaler.history.dataset.layout import (
 from autoscaler.history.schema import TABLES
 
 ORDER = "order"
-"""An optional column of new rows: of several with one key, that with the least value is added. Both halves of a record
-have the same value, so that both are of one record."""
+"""An optional column of new rows: of several rows with one key, the row with the least value is added. Both halves of a
+record have the same value, so that the halves that are added belong to one record."""
 
 
 LOCAL_ROWS = 500_000
-"""Days of so many rows are rewritten in this process, in about 1 GB."""
+"""Days with up to this many rows are rewritten in this process, in about 1 GB of memory."""
 
 MOST_WRITES = 32
-"""The newest date is rewritten when it has the files of more writes."""
+"""The newest date is compacted when it has the files of more writes than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Merged:
     """The result of a merge.
 
     Attributes:
-        added: table -> new rows.
-        known: table -> rows that were there already, or were given twice.
+        added: table -> number of new rows.
+        known: table -> number of rows that the table already had, or that were given twice.
         dates: table -> the dates that were written; None: rows without a date.
     """
 
@@ -82,11 +82,11 @@ def _in_order(dates: Collection[date | None]) -> tuple[date | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Rows of a date.
+    """Numbers of rows of a date.
 
     Attributes:
-        brought: all that are to be merged.
-        fresh: distinct keys that the table does not have.
+        brought: all rows to merge.
+        fresh: distinct keys that the table does not have yet.
         twice: further rows with these keys.
     """
 
@@ -101,8 +101,8 @@ class Counted:
 
     Attributes:
         of: date -> counts.
-        fresh: the new keys, perhaps more than once.
-        first, last: times of the rows.
+        fresh: the new keys, possibly with duplicates.
+        first, last: the first and last time of the rows.
     """
 
     of: Mapping[date | None, _Count]
@@ -112,7 +112,7 @@ class Counted:
 
 
 def count_keys(keys: DataFrame, table: str, *by: str) -> DataFrame:
-    """The numbers of rows and of distinct keys of each date, with their first and last time: for `counted`.
+    """The numbers of rows and of distinct keys of each date, with their first and last time, as input of `counted`.
 
     `by`: further columns to group by.
     """
@@ -124,7 +124,7 @@ def count_keys(keys: DataFrame, table: str, *by: str) -> DataFrame:
 
 
 def counted(keys: DataFrame, counts: Sequence[Row]) -> Counted:
-    """Keys and their counts, as if the table were empty."""
+    """Combine keys with their counts, as if the table were empty."""
     of = {row.date: _Count(row.rows, row["keys"], row.rows - row["keys"]) for row in counts}
     times = [time.astimezone(UTC) for row in counts for time in (row.first, row.last) if time is not None]
     return Counted(of, keys, min(times, default=None), max(times, default=None))
@@ -161,21 +161,22 @@ class Writer:
         keys: Mapping[str, Counted] | None = None,
         partitioned: Collection[str] = (),
     ) -> Merged:
-        """Add the rows that are not there yet, and find the rescales of all days that rows are of.
+        """Add the rows that the tables do not have yet, and find the rescales of all days of the given rows.
 
-        Those of a day that gets nothing new may be missing, or have been found by an earlier version.
+        This includes days without new rows: their rescales may be missing, or may have been found by an earlier
+        version.
 
-        A row that is there stays as it is. Of several new ones with the same key that with the least `order` is added
-        (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
-        others are rewritten, all of them at once: an interrupted merge leaves all or nothing.
+        A row that the table already has stays unchanged. Of several new rows with the same key, the row with the least
+        `order` is added, or the row with the least content if there is no such column. Dates without new rows are not
+        rewritten. The merge is atomic: an interrupted merge leaves all changes or none.
 
         Args:
             spark: a session in UTC.
-            rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times.
-            keys: table -> the keys of all of them, where these cost less to compute; then rows are evaluated once.
-                They have a `date`.
-            partitioned: the tables whose rows are partitioned as their files will be: all of a cluster and date in one
-                partition, about `ROWS_PER_FILE` rows in each. New dates without duplicates are written directly.
+            rows: table -> rows, evaluated several times; `date` is derived from `at`, missing columns are null.
+            keys: table -> the keys of all its rows with their `date`, if these cost less to compute than the rows. Then
+                the rows are evaluated once.
+            partitioned: the tables whose rows are partitioned like their files: all rows of a cluster and date in one
+                partition, about `ROWS_PER_FILE` rows per partition. New dates without duplicates are written directly.
 
         Raises:
             DatasetError: a file of the dataset is damaged, or cannot be written.
@@ -184,9 +185,9 @@ class Writer:
             return self._merge(spark, rows, keys or {}, partitioned)
 
     def can_merge_local(self) -> bool:
-        """Whether rows of the present can be merged without Spark: the newest days are on this machine, and few.
+        """Whether present rows can be merged without Spark: the newest days are on this machine, and have few rows.
 
-        That is no more than `merge_local` finds out, but before the rows are read.
+        `merge_local` checks the same, but this check comes before the new rows are read.
         """
         names = self.layout.current("observations")[0]
         newest = sorted({day for day in map(date_of, names) if day is not None})[-3:]
@@ -194,11 +195,11 @@ class Writer:
         return count is not None and count <= rescales.IN_PROCESS
 
     def merge_local(self, rows: Mapping[str, pa.Table]) -> Merged | None:
-        """Like `merge`, but of rows in the memory of this process, each of another key, and without Spark.
+        """Like `merge`, but without Spark, for rows in the memory of this process with unique keys.
 
         Returns:
-            The result; None: nothing was done. It takes Spark to sort what does not fit into memory, to report damaged
-            files, and where the dataset is not on this machine.
+            The result; None: nothing was done. Spark is necessary to sort rows that do not fit into memory, to report
+            damaged files, and for a dataset that is not on this machine.
         """
         if not isinstance(self.layout.files, LocalFiles):
             return None
@@ -206,7 +207,7 @@ class Writer:
             try:
                 return self._merge_local(rows)
             except pa.ArrowInvalid:
-                return None  # a column of old and new rows has more than 2 GB of text, which Arrow does not sort
+                return None  # a column of old and new rows has more than 2 GB of text, which Arrow cannot sort
 
     def _merge_local(self, rows: Mapping[str, pa.Table]) -> Merged | None:
         change, days = Change(), set[date]()
@@ -240,7 +241,7 @@ class Writer:
         return Merged(added, known, dates)
 
     def _new_local(self, table: str, brought: pa.Table) -> pa.Table | None:
-        """Those of the rows that a table does not have yet; None: a file is damaged, which Spark reports."""
+        """The rows that a table does not have yet; None: a file is damaged, and Spark must report it."""
         first, last = pc.min_max(brought["at"]).values()
         present = of_dates(self.layout.current(table)[0], brought["date"].unique().to_pylist())
         present = self.layout.overlapping(present, first.as_py(), last.as_py())
@@ -252,7 +253,7 @@ class Writer:
             return None
 
     def _read_local(self, table: str, names: Sequence[str]) -> pa.Table | None:
-        """The rows of files; None: they are too many for this process, or one is damaged, which Spark reports."""
+        """The rows of files; None: there are too many rows for this process, or Spark must report a damaged file."""
         count = self.layout.count(names)
         if count is None or count > LOCAL_ROWS:
             return None
@@ -262,7 +263,7 @@ class Writer:
             return None
 
     def _write_local(self, rows: pa.Table, table: str) -> dict[str, str]:
-        """Stage rows as files of a table, without Spark: staged file -> its place."""
+        """Stage rows as files of a table, without Spark. Returns staged file -> its place in the table."""
         within = f"{STAGING}/here"
         return {f"{within}/{name}": name for name in local.write(rows, table, Path(self.layout.path, within))}
 
@@ -270,7 +271,7 @@ class Writer:
         return [Path(self.layout.path, name) for name in names]
 
     def stage(self, rows: DataFrame, name: str) -> DataFrame:
-        """Write rows to the staging directory and read them back: for what is costly to evaluate twice."""
+        """Write rows to the staging directory and read them back, if it is costly to evaluate them twice."""
         place = self.layout.files.url(f"{STAGING}/{name}")
         rows.write.mode("overwrite").option("compression", "lz4").parquet(place)
         return rows.sparkSession.read.schema(rows.schema).parquet(escape_glob(place))
@@ -314,7 +315,7 @@ class Writer:
         return Merged(added, known, dates)
 
     def _new(self, table: str, brought: Counted) -> Counted:
-        """Those of the rows that a table does not have yet."""
+        """The counts and keys of the rows that a table does not have yet."""
         present = of_dates(self.layout.current(table)[0], brought.of)
         if brought.first is not None and brought.last is not None:
             present = self.layout.overlapping(present, brought.first, brought.last)
@@ -322,7 +323,7 @@ class Writer:
             return brought
         there = self.layout.rows(brought.fresh.sparkSession, table, present)
         if brought.first is not None:
-            # Row groups of other times are not read.
+            # Let Spark skip row groups of other times.
             there = there.where(F.col("at").between(F.lit(brought.first), F.lit(brought.last)))
         fresh = _join(brought.fresh, there, table, "left_anti")
         found = _counted(fresh, table).of
@@ -333,7 +334,7 @@ class Writer:
         return replace(brought, of=of, fresh=fresh)
 
     def _appended(self, table: str, changed: Mapping[date | None, _Count]) -> set[date | None]:
-        """The dates to which new rows are added as they are: new dates, and the newest one, if no row comes twice."""
+        """The dates whose new rows are appended as new files: new dates and the newest date, if no row comes twice."""
         present = {date_of(name) for name in self.layout.current(table)[0]}
         newest = max((day for day in present if day is not None), default=date.min)
         return {
@@ -344,7 +345,7 @@ class Writer:
         }
 
     def _scattered(self, table: str, changed: Collection[date | None]) -> list[date]:
-        """The dates that are over, or were added to very often, whose rows are in the files of several writes."""
+        """The dates to compact: past dates with the files of several writes, and the newest one after many writes."""
         writes: dict[date, set[str]] = {}
         for name in self.layout.current(table)[0]:
             day = date_of(name)
@@ -356,7 +357,7 @@ class Writer:
     def _rewrite(
         self, table: str, new: DataFrame, counts: Counted, changed: Mapping[date | None, _Count]
     ) -> tuple[dict[str, str], list[str]]:
-        """Stage the changed dates of a table: staged file -> its place, and the files that they replace."""
+        """Stage the changed dates of a table. Returns staged file -> its place, and the files to replace."""
         fresh = _on_dates(counts.fresh, changed)
         if any(one.fresh + one.twice < one.brought for one in changed.values()):
             new = _join(new, fresh, table, "left_semi")
@@ -369,13 +370,13 @@ class Writer:
         return self._write_files(new, sizes, table), present
 
     def _compact(self, spark: SparkSession, table: str, days: Collection[date]) -> tuple[dict[str, str], list[str]]:
-        """Stage dates of a table as few files: staged file -> its place, and the files that they replace."""
+        """Stage dates of a table as few files. Returns staged file -> its place, and the files to replace."""
         present = of_dates(self.layout.current(table)[0], days)
         rows = self.layout.rows(spark, table, present)
         return self._write_files(rows, _sizes(rows, table), table, "compacted"), present
 
     def _with_rescales(self, spark: SparkSession, change: Change, days: Collection[date]) -> Change:
-        """The change, and the rescales that follow from it, where they differ from those already there."""
+        """Add to the change the rescales that follow from it, on dates where they differ from the stored ones."""
         complete = self._with_rescales_local(change, days)
         if complete is not None:
             return complete
@@ -394,12 +395,13 @@ class Writer:
     def _with_rescales_local(
         self, change: Change, days: Collection[date], since: datetime | None = None
     ) -> Change | None:
-        """The same without Spark; None: it takes Spark.
+        """Like `_with_rescales`, but without Spark; None: Spark is necessary.
 
         Args:
-            change: files of other tables that are added and removed.
-            days: those that rows are of.
-            since: the time of the first row, if all are new and of the newest day: earlier rescales stay as they are.
+            change: files of other tables to add and to remove.
+            days: the days of the given rows.
+            since: the time of the first row, if all rows are new and of the newest day. Earlier rescales then stay
+                unchanged.
         """
         near, observations, decisions, before = self._near(change, days)
         if not observations:
@@ -420,7 +422,7 @@ class Writer:
             known = rescales.read_local(paths(before))
             new = rescales.find_local(paths(observations), paths(decisions), begin)
         except (OSError, pa.ArrowInvalid):
-            return None  # a file is damaged, which Spark reports
+            return None  # a file is damaged, and Spark must report it
         if affected is not None:
             kept = known.filter(pc.field("at") < affected).select(new.column_names)
             new = pa.concat_tables([kept, new.filter(pc.field("at") >= affected)])
@@ -429,7 +431,7 @@ class Writer:
         return change.then(self._write_local(new, "rescales"), of_dates(before, changed))
 
     def _near(self, change: Change, days: Collection[date]) -> tuple[set[date], list[str], list[str], list[str]]:
-        """The days whose rescales days may change; the files of observations, decisions and rescales for these."""
+        """The days whose rescales may change, and the files of observations, decisions and rescales to find them."""
         near = {day + timedelta(days=away) for day in days for away in (-1, 0, 1)}
         read = {day + timedelta(days=away) for day in near for away in (-1, 0, 1)}
         after = self.layout.after
@@ -437,17 +439,17 @@ class Writer:
         return near, seen, done, of_dates(after(change, "rescales"), near)
 
     def _write_files(self, rows: DataFrame, sizes: DataFrame, table: str, directory: str = "new") -> dict[str, str]:
-        """Stage rows, partitioned into the files of the table: staged file -> its place.
+        """Stage rows, partitioned into the files of the table. Returns staged file -> its place.
 
-        `sizes` has the number of `rows` of each cluster and date, in one part or in several.
+        `sizes` has the number of `rows` of each cluster and date, in one or several parts.
         """
         first = KEYS[table][0]
-        # The file of a cluster's day: as many clusters as fit, in their order.
+        # The number of the file of a cluster's day: a file has as many consecutive clusters as fit.
         before = Window.partitionBy("date").orderBy(first).rowsBetween(Window.unboundedPreceding, -1)
         part = F.floor(F.coalesce(F.sum("rows").over(before), F.lit(0)) / ROWS_PER_FILE)
         sizes = sizes.groupBy("date", first).agg(F.sum("rows").alias("rows"))
         parts = sizes.select("date", first, part.alias("part"))
-        # One task for all clusters and dates, but of three columns.
+        # This window runs in one task for all clusters and dates, but it has only three columns.
         number = F.dense_rank().over(Window.orderBy("date", "part")) - 1
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
         parts = parts.persist()
@@ -462,9 +464,9 @@ class Writer:
             parts.unpersist()
 
     def _write(self, rows: DataFrame, table: str, directory: str) -> dict[str, str]:
-        """Stage partitions of rows as files of a table: staged file -> its place."""
+        """Stage partitions of rows as files of a table. Returns staged file -> its place."""
         within = f"{STAGING}/{directory}/"
-        # A write replaces only the dates that it has: those of a failed write would stay.
+        # A write replaces only its own dates, so remove the dates that a failed write may have left.
         self.layout.files.remove(f"{within}{table}")
         ordered = rows.sortWithinPartitions("date", *KEYS[table]).select(*TABLES[table].names)
         writer = ordered.write.mode("overwrite").options(**_WRITE_OPTIONS[table])
@@ -473,13 +475,13 @@ class Writer:
 
 
 def _of_date(rows: pa.Table, day: date) -> Counter[str]:
-    """The rows of a date, to be compared: as text, in which NaN equals NaN."""
+    """The rows of a date as text for comparison, in which NaN equals NaN."""
     chosen = rows.filter(pc.equal(rows["date"], pa.scalar(day)))
     return Counter(map(repr, zip(*(column.to_pylist() for column in chosen.columns), strict=True)))
 
 
 def _different_dates(rows: DataFrame, others: DataFrame) -> list[date]:
-    """The dates of which two sets of rows of one table differ."""
+    """The dates on which two sets of rows of one table differ."""
     keys = [
         each.select("date", F.xxhash64(*each.columns).alias("key"), F.lit(sign).alias("sign"))
         for each, sign in ((rows, 1), (others.select(*rows.columns), -1))
@@ -489,7 +491,7 @@ def _different_dates(rows: DataFrame, others: DataFrame) -> list[date]:
 
 
 def _write_of(name: str) -> str:
-    """What the names of all files have in common that were written together: Spark's id of the write."""
+    """Spark's id of the write in a file's name, which all files of one write share."""
     found = re.search(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", name)
     return found[1] if found else name
 
@@ -500,20 +502,20 @@ def _sizes(rows: DataFrame, table: str) -> DataFrame:
 
 
 def _with_columns_of(table: str, rows: DataFrame) -> DataFrame:
-    """Rows with the columns and types of the table, `date` from `at`, and `order` if there is one."""
+    """Give rows the columns and types of the table, with `date` from `at`, and `order` if it exists."""
     if "at" in TABLES[table].names:
         rows = rows.withColumn("date", F.to_date("at"))
     wanted = TABLES[table]
     if ORDER in rows.columns:
         wanted = StructType([*wanted, rows.schema[ORDER]])
-    # `to` rebuilds maps and arrays even if their types match, which takes as long as writing them.
+    # Avoid `to` if all types match: it rebuilds maps and arrays, which takes as long as writing them.
     types = {each.name: each.dataType.simpleString() for each in rows.schema}
     same = all(types.get(each.name) == each.dataType.simpleString() for each in wanted)
     return rows.select(*wanted.names) if same else rows.to(wanted)
 
 
 def _join(rows: DataFrame, others: DataFrame, table: str, how: str) -> DataFrame:
-    """Join by key, and by date too, so that Spark can skip dates."""
+    """Join by key and by date, so that Spark can skip dates."""
     match = rows["date"].eqNullSafe(others["date"])
     for key in KEYS[table]:
         match = match & (rows[key] == others[key])
@@ -527,7 +529,7 @@ def _on_dates(rows: DataFrame, dates: Collection[date | None]) -> DataFrame:
 
 
 def _distinct(rows: DataFrame, table: str) -> DataFrame:
-    """One row of each key, the same one whatever their order."""
+    """One row per key, which does not depend on the order of the rows."""
     least = F.col(ORDER) if ORDER in rows.columns else F.to_json(F.struct(*TABLES[table].names))
     same = Window.partitionBy("date", *KEYS[table])
     numbered = rows.withColumn("_place", F.row_number().over(same.orderBy(least)))

@@ -1,4 +1,4 @@
-"""A dataset as its users see it: read a table, merge rows, keep notes."""
+"""The public interface of a dataset: read a table, merge rows, keep notes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MARKER = "autoscaler-history.json"
 LOCK = "_lock"
 
 FEW_ROWS = 50_000
-"""So few observations are worked on without Python workers, which take longer to start, and with few tasks."""
+"""Up to this many observations are processed with few tasks and without Python workers, whose start takes longer."""
 
 
 def open_dataset(path: str | os.PathLike[str], *, make: bool = False) -> Dataset:
     """Open a dataset.
 
     Args:
-        path: a directory, or the URL of one in a file system that Spark knows (`hdfs://`, `s3a://`), for which there
-            must be a session, and not one of Spark Connect.
-        make: create it if there is none; an empty directory becomes one.
+        path: a local directory, or the URL of a directory in a file system that Spark supports (`hdfs://`, `s3a://`).
+            A URL needs a Spark session, and not one of Spark Connect.
+        make: create the dataset if there is none, in a new or an empty directory.
 
     Raises:
-        DatasetError: there is no dataset, or it is of a newer version.
+        DatasetError: there is no dataset, or it has a newer version.
     """
     text = os.fspath(path)
     if text.startswith("file:"):
@@ -85,7 +85,7 @@ class Dataset:
     """A dataset, opened by `open_dataset`.
 
     Attributes:
-        path: where it is.
+        path: the path or URL of the dataset.
     """
 
     path: str
@@ -100,18 +100,18 @@ class Dataset:
         until: date | datetime | None = None,
         clusters: Collection[str] | None = None,
     ) -> DataFrame:
-        """A table, or a part of it. A merge that was interrupted is seen complete or not at all.
+        """Read a table, or a part of it. The result has all rows of an interrupted merge, or none.
 
         Args:
             spark: a session in UTC.
             table: one of `schema.TABLES`.
             since: the first date, or time.
             until: the last date (inclusive), or the time before which rows end. Rows without a date are included.
-            clusters: only these.
+            clusters: only these clusters.
 
         Raises:
-            DatasetError: there is no such table, or a file of it is evidently not Parquet. Within `reading`,
-                also files that are damaged elsewhere, when Spark reads them.
+            DatasetError: there is no such table, or one of its files is evidently not Parquet. Within `reading`, also
+                when Spark reads a file with other damage.
         """
         if table not in TABLES:
             raise DatasetError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
@@ -130,7 +130,7 @@ class Dataset:
         return tuple(day for day in self.files("observations") if day is not None)
 
     def has_few_rows(self, table: str, most: int) -> bool:
-        """Whether a table on this machine has at most so many rows, by the metadata of its files."""
+        """Whether a table on this machine has at most `most` rows, by the metadata of its files."""
         rows = self._layout.count(self._layout.current(table)[0], most)
         return rows is not None and rows <= most
 
@@ -156,7 +156,7 @@ class Dataset:
                 with full_disk_errors(self.path):
                     yield Writer(self._layout)
             finally:
-                # The next writer completes an interrupted commit with the files that are staged.
+                # The next writer needs the staged files to complete an interrupted commit.
                 if files.read(COMMIT) is None:
                     files.remove(STAGING)
 
