@@ -291,9 +291,7 @@ def read_event_log(path: str | Path) -> Application:
             "spark.eventLog.dir"
         )
     if events.unreadable:
-        warnings.append(
-            f"unreadable lines in the event log, such as a truncated last line: {events.unreadable}"
-        )
+        warnings.append(f"unreadable lines in the event log, such as a truncated last line: {events.unreadable}")
     if not events.ended:
         warnings.append(
             "the event log has no end of the application, which still runs or was killed: later stages are missing"

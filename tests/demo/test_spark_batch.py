@@ -177,8 +177,8 @@ def test_a_good_run_is_a_success_and_is_described() -> None:
         ({"rescales": [Rescale(20.0, 1, 4, ""), Rescale(68.0, 4, 0, "")]}, "never requested fewer workers while"),
         ({"left": 2}, "2 workers are left"),
         ({"failed_tasks": 1}, "1 tasks failed"),
-        ({"total": 13}, "not written the same"),
-        ({"rows": {"scores": [(1, 3)]}}, "not written the same"),
+        ({"total": 13}, "have written different results"),
+        ({"rows": {"scores": [(1, 3)]}}, "have written different results"),
         (
             {"application": replace(good().application, stages=(stage(3, 1, 2, 1, attempt=1),))},
             "computed again under the autoscaler: 3.1",

@@ -185,11 +185,11 @@ def test_a_log_that_is_cut_off_in_an_event_is_read_as_far_as_it_goes(tmp_path: P
     assert [each.status for each in found.stages] == ["COMPLETE"] * 4 + ["ACTIVE"]
     assert (found.stages[-1].tasks, len(found.stages[-1].task_times)) == (26, 25)
     assert [each.partition(",")[0] for each in found.warnings] == [
-        "lines of the event log that cannot be read",
+        "unreadable lines in the event log",
         "the event log has no end of the application",
     ]
     assert batch_report(cut).splitlines()[8].split()[-1] == "active"
-    assert "Warning: lines of the event log that cannot be read" in batch_report(cut)
+    assert "Warning: unreadable lines in the event log" in batch_report(cut)
 
 
 def test_a_rolled_log_is_read_in_its_order(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def info(**values: Any) -> dict[str, Any]:
 def test_an_event_without_what_is_expected_is_counted_and_left_out(tmp_path: Path) -> None:
     log = LOG.read_text() + event("TaskEnd") + event("StageSubmitted", **{"Stage Info": None})
     (warning,) = read_event_log(written(tmp_path / "log", log)).warnings
-    assert warning == "lines of the event log that cannot be read, as the last one where it is cut off: 2"
+    assert warning == "unreadable lines in the event log, such as a truncated last line: 2"
 
 
 def test_failed_tasks_lost_executors_and_several_cores_a_task_are_read(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def test_a_repartitioning_that_nobody_may_finish_is_permanent_and_says_what_to_d
 ) -> None:
     failed = made(driver, monkeypatch)._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None)
     assert failed.permanent
-    assert failed.why.endswith('repartition_state="allowed" finishes that')
+    assert failed.why.endswith('repartition_state="allowed" finishes the repartitioning')
     allowed = made(driver, monkeypatch, repartition_state="allowed")
     assert not allowed._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None).permanent
 

@@ -152,8 +152,8 @@ def test_few_partitions_are_found_with_what_allows_to_repartition_them() -> None
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"repartitions": False}, "that takes Spark 4.2 or later, without Spark Connect"),
-        ({"conf": reactive_conf()}, "only with state in RocksDB"),
+        ({"repartitions": False}, "needs Spark 4.2 or later, without Spark Connect"),
+        ({"conf": reactive_conf()}, "only state in RocksDB"),
     ],
 )
 def test_state_that_may_but_cannot_be_repartitioned_is_found(changes: dict[str, Any], what: str) -> None:
@@ -251,7 +251,7 @@ def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
     ("conf", "name", "what"),
     [
         ({"spark__decommission__enabled": "false"}, "spark.decommission.enabled", "it is not true"),
-        ({"spark__dynamicAllocation__enabled": "TRUE"}, "spark.dynamicAllocation.enabled", "removes executors itself"),
+        ({"spark__dynamicAllocation__enabled": "TRUE"}, "spark.dynamicAllocation.enabled", "removes executors by idle time"),
         (
             {"spark__executor__heartbeatInterval": "6s"},
             "spark.executor.heartbeatInterval",
@@ -262,7 +262,7 @@ def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
         (
             {"spark__network__timeoutInterval": "8000"},
             "spark.network.timeoutInterval",
-            "the driver checks for missing heartbeats only so often",
+            "the driver checks for missing heartbeats only at this interval",
         ),
         (
             {"spark__storage__blockManagerHeartbeatTimeoutMs": "30000"},
@@ -293,7 +293,7 @@ def test_a_time_out_of_executors_of_its_own_counts_before_that_of_the_network() 
         ({"spark.worker.timeout": "4"}, "spark.worker.timeout", "6 s too early"),
         ({"spark.deploy.maxExecutorRetries": "10"}, "spark.deploy.maxExecutorRetries", "after 10 lost executors"),
         ({"spark.deploy.maxExecutorRetries": "1"}, "spark.deploy.maxExecutorRetries", "after 1 lost executor while"),
-        ({"spark.decommission.enabled": "false"}, "spark.decommission.enabled", "the Master's is not true"),
+        ({"spark.decommission.enabled": "false"}, "spark.decommission.enabled", "it is not true for the Master"),
     ],
 )
 def test_a_setting_of_the_master_is_found(settings: dict[str, str], name: str, what: str) -> None:

@@ -454,7 +454,7 @@ def test_the_error_for_spark_connect_names_where_to_call_it(
 ) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     assert start(connect).stopped
-    assert "a session there does not see its queries; start the queries in the driver" in caplog.text
+    assert "a session in that process does not see its queries; start the queries in the driver" in caplog.text
     assert "Traceback" not in caplog.text
 
 
