@@ -251,7 +251,7 @@ def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
     ("conf", "name", "what"),
     [
         ({"spark__decommission__enabled": "false"}, "spark.decommission.enabled", "it is not true"),
-        ({"spark__dynamicAllocation__enabled": "TRUE"}, "spark.dynamicAllocation.enabled", "removes executors by idle time"),
+        ({"spark__dynamicAllocation__enabled": "TRUE"}, "spark.dynamicAllocation.enabled", "executors by idle time"),
         (
             {"spark__executor__heartbeatInterval": "6s"},
             "spark.executor.heartbeatInterval",
