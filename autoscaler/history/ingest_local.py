@@ -1,8 +1,8 @@
 """Import records of daemons into the dataset like `ingest_records`, but in this process, without Spark.
 
 Starting Spark, and planning and compiling its queries, takes longer than reading what daemons write in an hour. This
-module therefore reads the files of this machine of which every line is as a daemon writes it. It leaves all other files
-to Spark: only `ingest_records` can report what is wrong with a line, and choose one of several rows with the same key.
+module therefore reads a file of this machine if every line is as a daemon writes it. It leaves all other files to
+Spark: only `ingest_records` can report what is wrong with a line, and choose one of several rows with the same key.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ BATCH = 2000
 """Maximum rows of a file that are in memory at a time."""
 
 GAP = 2.5
-"""After a pause of more than this many intervals (the shortest so far), the size shows no longer the last decision."""
+"""After a pause longer than this many intervals (the shortest so far), a new size does not show the last decision."""
 
 _Row = Mapping[str, Any]
 _Key = tuple[str, datetime]

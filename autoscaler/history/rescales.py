@@ -1,8 +1,8 @@
 """Find rescales in observations and decisions: when and why they happened, and how long each phase took.
 
-A change between two observations gets the time in the middle. That is no estimate of the true time, because requests
-are made right after an observation. The earliest and latest possible times are therefore kept for `core.censored`. If a
-job reports since when it runs, that time is exact.
+A change between two observations gets the time in the middle. This is not an estimate of the true time, because
+requests are made right after an observation. The earliest and latest possible times are therefore kept for
+`core.censored`. If a job reports since when it runs, that time is exact.
 
 Spark reads the few necessary columns for Python workers; a few rows on this machine are read without Spark. NumPy does
 the rest within milliseconds. Spark would take seconds to plan and compile an equivalent query.

@@ -120,9 +120,9 @@ def test_partitions_as_many_as_a_query_may_use_are_enough() -> None:
     assert [(one.name, one.what) for one in found] == [
         (
             "state partitions",
-            "counts has 1 of them since its first batch, for up to 2 slots: 1 slot never works on its state",
+            "counts has had 1 since its first batch, for up to 2 slots: 1 slot never works on its state",
         ),
-        ("source partitions", "counts reads 1 of them with 2 slots: 1 slot never reads"),
+        ("source partitions", "counts has 1 for 2 slots: 1 slot never reads"),
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_stage_that_is_wider_than_the_maximum_of_its_query_is_found(name: str,
     assert len(shown) == found
     for one in shown:
         assert (one.severity, one.name) == (Severity.INFO, "proportions")
-        assert one.what.startswith("counts has a stage of 3 tasks, and its max is 2 of 4 slots: it has more of them")
+        assert one.what.startswith("counts has a stage of 3 tasks, and its max is 2 of 4 slots: it uses more")
         assert '.coalesce(maxima["counts"])' in one.advice
 
 

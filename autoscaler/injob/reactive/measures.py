@@ -42,7 +42,7 @@ class Meter:
         begun: when the run started, on the monotonic clock.
         measures: the last measurement; None before the first whole batch.
         share: the last busy share; None: not known.
-        busy: seconds in which the query was busy, including the seconds of which this is not known.
+        busy: seconds in which the query was busy; seconds with an unknown busy share count as busy.
         records: records read so far; None: not known.
         written: rows that the sink has counted so far; None: not known.
         read: when the query last read a record, on the monotonic clock.
@@ -60,7 +60,7 @@ class Meter:
     def after(
         self, batch: Batch, changes: Sequence[float], written: int | None = None, watermark: float | None = None
     ) -> Meter:
-        """The meter after a batch has ended, of which the sink has counted `written` rows.
+        """The meter after a batch has ended. `written` is the number of rows that the batch's sink has counted.
 
         `changes` are the times at which executors were added or removed. They and the watermark are in seconds since
         1970.

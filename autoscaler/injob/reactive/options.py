@@ -230,7 +230,7 @@ class Options:
         return found
 
     def _contradictions(self, wrong: Mapping[str, str]) -> Iterator[str]:
-        """List pairs of valid options of which the first is above the second, but must not be."""
+        """List the options that are above another option that bounds them; both values are valid by themselves."""
         for low, high in (
             ("min_slots", "preferred_slots"),
             ("min_slots", "max_parallelism"),

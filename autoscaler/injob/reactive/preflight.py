@@ -155,7 +155,7 @@ def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
         if query.state_partitions is not None and query.state_partitions < most and not query.real_time:
             yield _warning(
                 "state partitions",
-                f"{query.name} has {query.state_partitions} of them since its first batch, for up to {most} slots: "
+                f"{query.name} has had {query.state_partitions} since its first batch, for up to {most} slots: "
                 f"{_idle(most - query.state_partitions, 'work')} on its state",
                 f"set preferred_slots={query.state_partitions}, or repartition_state to allowed (Spark 4.2, RocksDB), "
                 "or begin with a new checkpoint: that gets as many as spark.sql.shuffle.partitions says, two or three "
@@ -200,7 +200,7 @@ def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
         if query.source_partitions is not None and query.source_partitions < slots and not query.real_time:
             yield _warning(
                 "source partitions",
-                f"{query.name} reads {query.source_partitions} of them with {slots} slots: "
+                f"{query.name} has {query.source_partitions} for {slots} slots: "
                 f"{_idle(slots - query.source_partitions, 'read')}",
                 "give the source more partitions (Kafka: minPartitions), two or three times the most slots, or set "
                 f"preferred_slots={query.source_partitions}",
@@ -215,7 +215,7 @@ def _most_tasks(facts: Facts, options: Options) -> Iterator[Finding]:
                 Severity.INFO,
                 "proportions",
                 f"{query.name} has a stage of {query.widest} tasks, and its max is {most} of {facts.slots} slots: it "
-                "has more of them while no other query wants them",
+                "uses more while no other query wants them",
                 "if it never may, let `build` take the maxima, and end each stage with "
                 f'.coalesce(maxima["{query.name}"])',
             )
