@@ -1,1 +1,1 @@
-"""One protocol client per system: what sources, engines and targets speak through."""
+"""Protocol clients, one per system. Sources, engines and targets share them."""

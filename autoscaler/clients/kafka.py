@@ -1,11 +1,11 @@
-"""A client of one cluster of Kafka brokers that reads offsets, over one connection to each broker that is needed.
+"""A client of one Kafka cluster. It reads offsets, over one connection to each broker that it needs.
 
-Of aiokafka it uses the connections only, because of how its clients behave: they request a topic's metadata in a way
-that makes a broker with `auto.create.topics.enable` (the default) create a missing topic; its admin client drops the
-error of a whole group, which then looks like a group without commits; and the cause of a failed connection is logged
-instead of raised. This client creates no topic and reports every error of a partition, group or broker separately.
+It uses only aiokafka's connections, because aiokafka's own clients have three faults. They request a topic's metadata
+in a way that makes a broker with `auto.create.topics.enable` (the default) create a missing topic. The admin client
+drops the error of a whole group, which then looks like a group without commits. And they log the cause of a failed
+connection instead of raising it. This client creates no topic and reports every error of a partition, group or broker.
 
-Requests of one kind to one broker that arrive while another is under way are sent together after it.
+While a request to a broker is pending, further requests of that kind are collected and then sent as one batch.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Partitions = tuple[str, tuple[int, ...]]
 """A topic and some of its partitions."""
 
 # Shares of the time-out.
-SNAPSHOT_SHARE = 0.95  # for a whole snapshot, so that its own error is raised before the caller's
-GROUP_SHARE = 0.5  # for committed offsets: a coordinator that hangs does not cost the end offsets
+SNAPSHOT_SHARE = 0.95  # for a whole snapshot, so that its error is raised before the caller's time-out ends
+GROUP_SHARE = 0.5  # for committed offsets: if a coordinator hangs, there is still time for the end offsets
 CONNECT_SHARE = 0.4  # for a connection with all its handshakes
-REQUEST_SHARE = 0.3  # for one request: a broker that hangs leaves time to ask another
+REQUEST_SHARE = 0.3  # for one request: if a broker hangs, there is still time to try another
 METADATA_MAX_AGE = 30.0  # seconds until leaders and the number of partitions are requested again
 CLOSE_TIMEOUT = 1.0  # seconds
-MAX_BROKERS = 3  # that are tried for one request that any broker can answer
+MAX_BROKERS = 3  # brokers to try for a request that any broker can answer
 
 NO_OFFSET = -1
 CONSUMER_REPLICA_ID = -1
-GROUP_COORDINATOR = 0  # the type of key that a coordinator is looked up by
+GROUP_COORDINATOR = 0  # FindCoordinator's key type for a group
 ISOLATION_LEVELS = {Isolation.READ_UNCOMMITTED: 0, Isolation.READ_COMMITTED: 1}
 
 # Kafka's error codes.
@@ -73,10 +73,10 @@ RETRIABLE = {
 
 
 class KafkaClient:
-    """A client of one cluster of brokers. Its methods raise EdgeError.
+    """A client of one Kafka cluster. Its methods raise EdgeError.
 
     Attributes:
-        name: what it is called in messages.
+        name: the client's name in messages.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -94,7 +94,7 @@ class KafkaClient:
         self._leader_batches: dict[tuple[Address, int, int], _Batches[Partitions, dict[int, int]]] = {}
 
     async def close(self) -> None:
-        """Cancel what is under way and close the connections."""
+        """Cancel pending requests and close the connections."""
         await cancel_all(self._tasks)
         batches: list[_Batches[Any, Any]] = [self._metadata_batches]
         for each in [*batches, *self._group_batches.values(), *self._leader_batches.values()]:
@@ -102,10 +102,10 @@ class KafkaClient:
         await self._connections.close()
 
     async def snapshot(self, topic: str, isolation: Isolation, group: str | None) -> TopicSnapshot:
-        """The offsets of a topic, and those that a group has committed there.
+        """Return the offsets of a topic, and those that a group has committed for it.
 
-        Callers in the same turn of the event loop share one snapshot, and so do those within `fresh`. An
-        error of a group is part of the snapshot: it does not concern callers that need only the topic's offsets.
+        Callers in the same turn of the event loop share one snapshot, and so do callers within `fresh` of its start.
+        A group's error is part of the snapshot instead of raised, because other callers need only the topic's offsets.
         """
         loop = asyncio.get_running_loop()
         request = self._requests.get((topic, isolation))
@@ -138,7 +138,7 @@ class KafkaClient:
         return TopicSnapshot(topic, at, starts, ends, dict(zip(groups, committed, strict=True)))
 
     async def _retry(self, request: Callable[[], Awaitable[V]], earlier: list[str]) -> V:
-        """Send a request, and again while that is unavailable; the errors of earlier attempts go to `earlier`."""
+        """Send a request and retry on UnavailableError. The error of each failed attempt is appended to `earlier`."""
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(self._settings.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=0.5),
@@ -156,14 +156,14 @@ class KafkaClient:
     # ---- topics
 
     async def _leaders(self, topic: str) -> Mapping[int, Address | None]:
-        """The leader of each partition; None: it has none."""
+        """The leader of each partition, or None for a partition without a leader."""
         known = self._topics.get(topic)
         if known is None or asyncio.get_running_loop().time() - known.at > METADATA_MAX_AGE:
             known = await self._metadata_batches.request(topic)
         return known.leaders
 
     async def _request_metadata(self, topics: Collection[str]) -> Mapping[str, _Topic | EdgeError]:
-        # Never without names, which would mean all topics.
+        # `topics` must not be empty: that would request all topics.
         answer = await self._send_to_any(MetadataRequest(sorted(topics), allow_auto_topic_creation=False))
         brokers = {broker: (host, port) for broker, host, port, *_ in answer.brokers}
         self._brokers = tuple(brokers.values())
@@ -178,7 +178,7 @@ class KafkaClient:
         return found
 
     async def _send_to_any(self, request: Any) -> Any:  # noqa: ANN401 - aiokafka's requests and answers have no types
-        """Send to any broker, first to those that are known to answer."""
+        """Send to any broker. Brokers that are known to answer are tried first."""
         problems: list[UnavailableError] = []
         for address in self._connections.order((*self._brokers, *self._settings.addresses()))[:MAX_BROKERS]:
             try:
@@ -190,7 +190,7 @@ class KafkaClient:
     # ---- groups
 
     async def _committed(self, group: str, topic: str) -> dict[int, int | None] | EdgeError:
-        """What a group has committed of a topic. An error is returned."""
+        """Return the offsets that a group has committed for a topic. An error is returned, not raised."""
         batches = self._group_batches.get(group)
         if batches is None:
             batches = self._group_batches[group] = _Batches(lambda wanted: self._request_committed(group, wanted))
@@ -234,7 +234,7 @@ class KafkaClient:
     # ---- offsets
 
     async def _offsets(self, topic: str, isolation: Isolation) -> tuple[float, dict[int, int], dict[int, int]]:
-        """When they were requested, the first offsets and the end offsets of a topic."""
+        """The loop time of the request, and the first offsets and end offsets of a topic."""
         by_leader: dict[Address, list[int]] = {}
         for number, leader in (await self._leaders(topic)).items():
             if leader is None:
@@ -252,7 +252,7 @@ class KafkaClient:
         found: list[dict[int, int]] = []
         for answer in answers:
             if isinstance(answer, BaseException):
-                self._topics.pop(topic, None)  # its leaders are requested again before the next attempt
+                self._topics.pop(topic, None)  # so the next attempt requests the leaders again
                 raise answer
             found.append(answer)
         half = len(by_leader)
@@ -277,7 +277,7 @@ class KafkaClient:
         answered: dict[tuple[str, int], int | EdgeError] = {}
         for topic, partitions in answer.topics:
             for number, code, _, offset, *_ in partitions:
-                # A leader that does not know the topic may only be late, or no longer lead it.
+                # A broker that does not know the topic may have old metadata, or no longer lead the partition.
                 error = _error(NO_LEADER if code == UNKNOWN_TOPIC else code, topic=topic, number=number)
                 answered[topic, number] = error if code or offset == NO_OFFSET else offset
         return _by_request(wanted, answered, int)
@@ -285,7 +285,7 @@ class KafkaClient:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """The leaders of its partitions (None: no leader), and the loop time at which they were requested."""
+    """The leader of each partition (None: no leader), and the loop time at which they were requested."""
 
     leaders: Mapping[int, Address | None]
     at: float
@@ -293,7 +293,7 @@ class _Topic:
 
 @dataclass(slots=True)
 class _SnapshotRequest:
-    """A snapshot that is being taken or was the last one taken."""
+    """The pending or the latest snapshot of a topic."""
 
     started: float
     groups: set[str] = field(default_factory=set)
@@ -301,14 +301,14 @@ class _SnapshotRequest:
     task: asyncio.Task[TopicSnapshot | EdgeError] = field(init=False)
 
     def serves(self, group: str | None, since: float) -> bool:
-        """Whether a new caller can share its outcome."""
+        """Whether a new caller can share this snapshot."""
         if not self.begun:
             return True
         return (group is None or group in self.groups) and (not self.task.done() or self.started > since)
 
 
 class _Batches(Generic[K, V]):
-    """Requests of one kind: those that arrive while a batch is under way are sent together as the next one."""
+    """Requests of one kind. Those that arrive while a batch is pending form the next batch."""
 
     def __init__(self, send: Callable[[Collection[K]], Awaitable[Mapping[K, V | EdgeError]]]) -> None:
         self._send = send
@@ -316,7 +316,7 @@ class _Batches(Generic[K, V]):
         self._task: asyncio.Task[None] | None = None
 
     async def request(self, key: K) -> V:
-        """The answer, which is never older than the request. Raises EdgeError."""
+        """Return an answer that was requested after this call. Raises EdgeError."""
         loop = asyncio.get_running_loop()
         if key not in self._next:
             self._next[key] = loop.create_future()
@@ -326,7 +326,7 @@ class _Batches(Generic[K, V]):
         return await outcome_of(future, "the request was cancelled")
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the pending batch."""
         if self._task is not None:
             await cancel_all((self._task,))
 
@@ -341,7 +341,7 @@ class _Batches(Generic[K, V]):
                 for future in batch.values():
                     future.set_result(error)
             finally:
-                # When cancelled, or on a defect (which the task's own exception shows), no caller waits forever.
+                # If this task is cancelled or has a bug (asyncio logs its exception), no caller may wait forever.
                 for future in batch.values():
                     future.cancel()
 
@@ -357,7 +357,7 @@ class _Connections:
         self._failed: dict[Address, float] = {}
 
     async def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         await cancel_all(self._opening.values())
         closing = [_closed(connection) for connection in self._open.values()]
         self._open.clear()
@@ -365,7 +365,7 @@ class _Connections:
             await asyncio.wait(closing, timeout=CLOSE_TIMEOUT)
 
     def order(self, addresses: Iterable[Address]) -> list[Address]:
-        """Connected brokers first, those that failed most recently last."""
+        """Sort addresses: connected brokers first, brokers that failed most recently last."""
         return sorted(
             dict.fromkeys(addresses),
             key=lambda address: (self._failed.get(address, 0.0), address not in self._open),
@@ -381,7 +381,7 @@ class _Connections:
         self._failed.pop(address, None)
         return answer
 
-    async def _send(self, address: Address, connection: AIOKafkaConnection, request: Any) -> Any:  # noqa: ANN401 - likewise
+    async def _send(self, address: Address, connection: AIOKafkaConnection, request: Any) -> Any:  # noqa: ANN401 - as above
         try:
             return await connection.send(request)
         except TimeoutError:
@@ -410,7 +410,7 @@ class _Connections:
         return await outcome_of(task, "the source was closed")
 
     async def _connect(self, address: Address) -> AIOKafkaConnection | EdgeError:
-        """Open a connection. An error is returned, as several callers may raise it."""
+        """Open a connection. An error is returned, because several callers may raise it."""
         settings, seconds = self._settings, CONNECT_SHARE * self._seconds
         try:
             context = await asyncio.to_thread(_context, settings) if settings.tls else None
@@ -432,7 +432,7 @@ class _Connections:
                     sasl_oauth_token_provider=token,
                 )
                 if token is not None and (await connection.send(ApiVersionRequest())).error_code:
-                    # aiokafka takes the broker's error about a token for the end of the login.
+                    # When a broker rejects a token, aiokafka treats that answer as a completed login.
                     _closed(connection)
                     return RefusedError(f"{_broker(address)} refuses the token")
         except TimeoutError:
@@ -457,7 +457,7 @@ class _Connections:
         except (errors.KafkaConnectionError, OSError) as error:
             return UnavailableError(f"{_broker(address)} cannot be reached{_cause(error)}{self._hint(address)}")
         except (errors.KafkaError, NotImplementedError, AssertionError, ValueError, LookupError) as error:
-            # From SCRAM with a server that cannot prove its identity, or from one that is not a Kafka broker.
+            # Either SCRAM could not verify the server's identity, or the server is not a Kafka broker.
             return AnswerError(f"{_broker(address)} does not answer like a Kafka broker{_cause(error)}")
         self._open[address] = connection
         return connection
@@ -467,14 +467,14 @@ class _Connections:
         return "the token" if settings.username is None else f"user {settings.username!r} (or the password)"
 
     def _hint(self, address: Address) -> str:
-        """What else may be wrong: a broker that closes the connection or is down never reports what it expected."""
+        """Possible causes: a broker that is down or closes the connection does not report what it expected."""
         advertised = address not in self._settings.addresses()
         origin = "; the address comes from the brokers' advertised.listeners" if advertised else ""
         return f" (does it expect {self._settings.security_protocol} there?{origin})"
 
 
 class _Token(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types
-    """A token that was read before the connection is opened."""
+    """A token that was read before the connection was opened."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -484,7 +484,7 @@ class _Token(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no typ
 
 
 def _token(settings: ConnectionSettings) -> _Token | None:
-    """The token to log in with. Raises OSError and ValueError."""
+    """The token for the login, or None. Raises OSError and ValueError."""
     if settings.token is not None:
         return _Token(str(settings.token))
     if settings.token_file is None:
@@ -496,19 +496,19 @@ def _token(settings: ConnectionSettings) -> _Token | None:
 
 
 def _context(settings: ConnectionSettings) -> ssl.SSLContext:
-    """The TLS settings, read from the files each time, as they may have been renewed. Raises OSError."""
+    """The TLS settings. The files are read for each connection, because they may have been renewed. Raises OSError."""
     context = ssl.create_default_context(cafile=settings.ca_file)
     context.check_hostname = settings.check_hostname
     if settings.certificate_file is not None:
-        # Without one, OpenSSL would ask for a password at the terminal.
+        # Without a password argument, OpenSSL would prompt for a password at the terminal.
         password = "" if settings.key_password is None else str(settings.key_password)
         context.load_cert_chain(settings.certificate_file, settings.key_file, lambda: password)
     return context
 
 
 def _closed(connection: AIOKafkaConnection) -> asyncio.Future[None]:
-    """Close a connection at once; the future is done when it is."""
-    writer = connection._writer  # noqa: SLF001 - nothing else ends a TLS connection whose peer hangs
+    """Close a connection at once. The future is done when the connection is closed."""
+    writer = connection._writer  # noqa: SLF001 - there is no other way to end a TLS connection whose peer hangs
     closed: asyncio.Future[None] = connection.close(reason=CloseReason.SHUTDOWN)
     if writer is not None:
         writer.transport.abort()
@@ -516,7 +516,7 @@ def _closed(connection: AIOKafkaConnection) -> asyncio.Future[None]:
 
 
 def _error(code: int, topic: str = "", number: int | None = None, group: str = "") -> EdgeError:
-    """What an error code of Kafka means."""
+    """The error for one of Kafka's error codes."""
     where = f"group {group!r}" if group and not topic else f"topic {topic!r}"
     where += "" if number is None else f", partition {number}"
     if code in RETRIABLE:
@@ -535,7 +535,7 @@ def _by_request(
     answered: Mapping[tuple[str, int], int | EdgeError],
     read: Callable[[int], V],
 ) -> Mapping[Partitions, dict[int, V] | EdgeError]:
-    """The offsets of all partitions of each request, or the error of the first that has one."""
+    """Request -> the offsets of all its partitions, or the error of its first partition that has one."""
     found: dict[Partitions, dict[int, V] | EdgeError] = {}
     for topic, numbers in wanted:
         offsets: dict[int, V] = {}
@@ -552,7 +552,7 @@ def _by_request(
 
 
 def _merged(wanted: Iterable[Partitions]) -> list[tuple[str, list[int]]]:
-    """Each topic once and each of its partitions once: brokers refuse a request that names one twice."""
+    """Remove duplicate topics and partitions: brokers refuse a request that names one twice."""
     merged: dict[str, set[int]] = {}
     for topic, numbers in wanted:
         merged.setdefault(topic, set()).update(numbers)
@@ -565,7 +565,7 @@ def _broker(address: Address) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost error's message, to end a sentence with."""
+    """The innermost error's message, as the end of a sentence."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f": {describe_connection_error(error)}"

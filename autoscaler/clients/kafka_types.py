@@ -1,4 +1,4 @@
-"""What the Kafka client needs and returns. It can be imported without aiokafka, which belongs to an extra."""
+"""The settings and results of the Kafka client. This module does not import aiokafka, which belongs to an extra."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SaslMechanism(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionSettings:
-    """How to connect to a cluster of brokers; `autoscaler.sources.kafka.Kafka` describes each parameter."""
+    """How to connect to a Kafka cluster; `autoscaler.sources.kafka.Kafka` describes each parameter."""
 
     bootstrap_servers: str
     _: KW_ONLY
@@ -143,8 +143,8 @@ class TopicSnapshot:
         topic: its name.
         at: loop time at which the end offsets were requested.
         starts: offset of the first record that still exists.
-        ends: end offset: that of the next record, or the last stable one.
-        committed: group -> its committed offsets (None: nothing committed), or the error of requesting them.
+        ends: end offset: the offset of the next record, or the last stable offset for `read_committed`.
+        committed: group -> its committed offsets (None: nothing committed), or the error of that request.
     """
 
     topic: str

@@ -1,7 +1,7 @@
 """A client of one API server: credentials, requests by verb and resource, retries and errors.
 
 The package kubernetes_asyncio provides credentials (service account, kubeconfig with its plug-ins), TLS and transport.
-Answers are read as plain JSON: generated models of 2,000 Deployments would cost more than everything else.
+Answers are read as plain JSON: to build generated models of 2,000 Deployments would cost more than everything else.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ Json = dict[str, Any]
 
 ATTEMPTS = 3
 MAX_ANSWER = 64 * 2**20  # bytes
-READ_BUFFER = 2 * 2**20  # bytes, half of the longest event: an object may have 1.5 MiB
+READ_BUFFER = 2 * 2**20  # bytes, half of the longest event that can be read: an object may have 1.5 MiB
 MANAGER = "reactive-autoscaler"  # our name in `managedFields`
-FIRST_HOLD = 1.0  # seconds until a request that was forbidden is sent again; doubled each time
-MAX_HOLD = 60.0  # seconds, also of a Retry-After
-RENEWAL_INTERVAL = 10.0  # seconds between two renewals of credentials that were not accepted
-RENEWAL_TIMEOUT = 20.0  # seconds: a kubeconfig's plug-in may wait for a user to log in
+FIRST_HOLD = 1.0  # seconds before a forbidden request may be sent again; doubled at each refusal
+MAX_HOLD = 60.0  # seconds: the longest hold, also for a Retry-After
+RENEWAL_INTERVAL = 10.0  # seconds between two renewals of rejected credentials
+RENEWAL_TIMEOUT = 20.0  # seconds, because a kubeconfig's plug-in may wait for a user to log in
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
-# What the library raises for a missing or malformed kubeconfig, besides its ConfigException.
+# The exceptions that the library raises for a missing or malformed kubeconfig, besides its ConfigException.
 _UNREADABLE = (AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, yaml.YAMLError)
-# What RBAC and other authorizers say; admission (policies, webhooks, quotas) answers 403 too.
+# The message of RBAC and other authorizers. Admission (policies, webhooks, quotas) also answers 403, with other texts.
 _UNAUTHORIZED = re.compile(r'User "[^"]*" cannot [a-z]+ (resource|path) ')
 _RESOURCE = re.compile(r"(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)/(?P<plural>[a-z][a-z0-9]*)")
-_PASSWORD = re.compile(r"//[^\s/@]*@")  # with the user's name, in an address
+_PASSWORD = re.compile(r"//[^\s/@]*@")  # the user and password in an address
 _BACKOFF = wait_random_exponential(multiplier=0.2, max=2)
 
 
@@ -69,11 +69,11 @@ class ConflictError(RefusedError):
 
 
 class GoneError(UnavailableError):
-    """410: the requested version is no longer kept; list again."""
+    """410: the API server no longer keeps the requested version; list again."""
 
 
 class BusyError(UnavailableError):
-    """429 or 5xx. `after`: the Retry-After in seconds, or None. `throttled`: it is 429."""
+    """429 or 5xx. `after`: the Retry-After in seconds, or None. `throttled`: whether it is 429."""
 
     def __init__(self, message: str, after: float | None, *, throttled: bool) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class BusyError(UnavailableError):
 
 
 class ForbiddenError(RefusedError):
-    """403: a permission is missing, or admission denied it."""
+    """403: a permission is missing, or admission denied the request."""
 
 
 class NotFoundError(RefusedError):
@@ -90,12 +90,12 @@ class NotFoundError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An API server, an identity and the time-outs: the key of the shared client. `check_times` has their limits.
+    """An API server, an identity and the time-outs: the key of the shared client. `check_times` checks the time-outs.
 
     Attributes:
-        kubeconfig: path of the file; empty: the pod's service account, or where kubectl finds one.
-        context: the context in it; empty: the current one.
-        timeout: seconds for one request, retries included.
+        kubeconfig: path of the file; empty: the pod's service account, or the kubeconfig that kubectl would use.
+        context: the context in the kubeconfig; empty: the current context.
+        timeout: seconds for one request, including retries.
         max_age: seconds after which the state of a watch is stale.
     """
 
@@ -106,7 +106,7 @@ class Access:
 
 
 def check_times(timeout: timedelta, max_age: timedelta) -> None:
-    """Check the parameters of a plug-in that an access is made of. Raises ParameterError."""
+    """Check the time-outs that a plug-in passes to `Access`. Raises ParameterError."""
     if timeout <= timedelta(0):
         raise ParameterError("timeout", "must be above 0s")
     if max_age < timedelta(seconds=2):
@@ -115,7 +115,7 @@ def check_times(timeout: timedelta, max_age: timedelta) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource type as in the API's paths. The group of the core API is empty."""
+    """A resource type by the names in API paths. The group of the core API is empty."""
 
     group: str
     version: str
@@ -123,7 +123,7 @@ class Resource:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """That of a `group/version/plural`, or None if the text is not of this form."""
+        """The resource type of `group/version/plural`, or None if the text does not have this form."""
         match = _RESOURCE.fullmatch(text)
         return cls(**match.groupdict()) if match else None
 
@@ -131,7 +131,7 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of one object, or of all in a namespace, or of all."""
+        """The path of one object, of all objects in a namespace, or of all objects in the cluster."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"/namespaces/{namespace}" if namespace else ""
         return f"{base}{within}/{self.plural}" + "".join(f"/{part}" for part in (name, subresource) if part)
@@ -156,7 +156,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """Its path. One object is listed or watched by a field selector."""
+        """The path. It has no name for list and watch, which select one object by a field selector."""
         named = self.verb not in {"list", "watch", "create"}
         return self.resource.path(self.namespace, self.name if named else "", self.subresource)
 
@@ -169,7 +169,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """A request that is not sent before a time of the loop, the error it has had and how often in a row."""
+    """A request that must not be sent before the loop time `until`, its last error, and the errors in a row."""
 
     until: float
     error: EdgeError
@@ -177,11 +177,11 @@ class _Hold:
 
 
 class Api:
-    """A live client.
+    """A connected client.
 
     Attributes:
         server: the API server's address.
-        namespace: the one that kubectl would use.
+        namespace: the namespace that kubectl would use.
     """
 
     def __init__(self, access: Access, client: Any, renew: Callable[[], Awaitable[None]], namespace: str) -> None:  # noqa: ANN401 - a library without types
@@ -193,12 +193,13 @@ class Api:
         self._renewed = -RENEWAL_INTERVAL
         self._renewing = asyncio.Lock()
         self._held: dict[object, _Hold] = {}
-        self.lists = asyncio.Semaphore(20)  # at the start every cluster that is watched by name lists at once
+        self.lists = asyncio.Semaphore(20)  # at the start, all clusters that are watched by name list at once
 
     async def call(self, request: Request, query: Mapping[str, object] | None = None, body: Json | None = None) -> Json:
-        """As `fetch`; what was forbidden, or should be sent later (Retry-After), has the same error until it is time.
+        """Like `fetch`, but do not repeat a request too soon that was forbidden or got a Retry-After.
 
-        Another `spec` may be allowed where one was forbidden, so it is sent.
+        Until its hold is over, such a request raises its last error again and is not sent. A request that was forbidden
+        is held only with the same `spec`, because another `spec` may be allowed.
         """
         loop = asyncio.get_running_loop()
         keys = request, (request, repr((body or {}).get("spec")))
@@ -229,16 +230,16 @@ class Api:
         body: Json | None = None,
         limit: float | None = None,
     ) -> Json:
-        """Request a JSON object, and again while the server is unavailable.
+        """Send a request and return its JSON object. Retry while the server is unavailable.
 
         Args:
-            request: what is requested.
+            request: the request.
             query: query parameters.
-            body: sent as JSON; of a patch, a merge patch.
-            limit: seconds for all of it; None: the time-out.
+            body: sent as JSON; for a patch, it is a merge patch.
+            limit: seconds for all attempts together; None: the time-out.
 
         Raises:
-            EdgeError: the message says what failed, and what to do.
+            EdgeError: the message says what failed and what to do.
         """
         limit = self.access.timeout if limit is None else limit
         retrying = AsyncRetrying(
@@ -265,16 +266,16 @@ class Api:
         body: object = None,
         total: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request once and return the response to read from.
+        """Send a request once (once more after a 401) and yield the response to read from.
 
         Args:
-            request: what is requested.
+            request: the request.
             query: query parameters.
-            body: sent as JSON; of a patch, a merge patch.
-            total: seconds for the whole answer; None: no limit, but a quarter of `max_age` until it begins.
+            body: sent as JSON; for a patch, it is a merge patch.
+            total: seconds for the whole answer; None: no limit, but it must begin within a quarter of `max_age`.
 
         Raises:
-            EdgeError: the answer is not a success, or breaks off while it is read.
+            EdgeError: the answer is not a success, or the connection broke while it was read.
         """
         try:
             response = await self._send(request, query, body, total)
@@ -292,7 +293,7 @@ class Api:
             raise EdgeTimeoutError(self._late(request)) from error
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientSSLError):
-                await self._renew_credentials()  # for the next request, if the authority was renewed
+                await self._renew_credentials()  # for the next request, in case the CA certificate was renewed
             text = _PASSWORD.sub("//***@", describe_connection_error(error))
             raise UnavailableError(f"the API server {self.server} cannot be reached for {request}: {text}") from error
 
@@ -307,9 +308,9 @@ class Api:
             headers["Content-Type"] = "application/merge-patch+json"
             query = {"fieldManager": MANAGER, **(query or {})}
         connecting = self.access.timeout / 2
-        # A long list begins when all of it has been read, and a watch may be queued.
+        # The API server starts to answer a long list only after it has read all of it, and it may queue a watch.
         begin = max(connecting, self.access.max_age / 4 if total is None else total)
-        # aiohttp has no time-out for the time until the answer begins.
+        # aiohttp has no time-out for the start of the answer.
         async with asyncio.timeout(begin):
             response: aiohttp.ClientResponse = await self._client.call_api(
                 request.path,
@@ -324,7 +325,7 @@ class Api:
         return response
 
     async def _renew_credentials(self) -> None:
-        """Read the credentials again, at most every ten seconds, for all requests that wait for it."""
+        """Read the credentials again, at most every ten seconds. Concurrent requests share one renewal."""
         loop = asyncio.get_running_loop()
         async with self._renewing:
             if loop.time() - self._renewed >= RENEWAL_INTERVAL:
@@ -359,7 +360,7 @@ class Api:
 
 
 def refusal(request: Request, code: int, message: str, server: str, after: float | None = None) -> Exception:
-    """The error for a status of the API server, with what to do."""
+    """The error for a status of the API server. Its message says what to do."""
     unauthorized = _UNAUTHORIZED.search(message)
     message = one_line(message)
     match code:
@@ -399,7 +400,7 @@ def refusal(request: Request, code: int, message: str, server: str, after: float
 
 
 def _abort(response: aiohttp.ClientResponse) -> None:
-    """End an answer that was not read completely at once, without waiting for the peer to close."""
+    """Close a response at once, even if it was not read completely, without waiting for the server."""
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()
     response.close()
@@ -431,13 +432,13 @@ def _pause(state: RetryCallState) -> float:
 
 @asynccontextmanager
 async def connect_api(access: Access) -> AsyncIterator[Api]:
-    """Open the client of one API server. Nothing is sent yet.
+    """Open the client of one API server. This sends no request.
 
     Raises:
         PluginError: the package is not installed, or there are no credentials.
     """
     try:
-        # In a thread: it takes half a second, which would block the daemon.
+        # Import in a thread: it takes half a second and would block the daemon.
         library = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
         config = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.config")
         config.exec_provider.ExecProvider.run = _run_plugin
@@ -447,7 +448,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         ) from error
     settings = library.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each watch uses a connection
-    settings.disable_strict_ssl_verification = True  # like kubectl, which accepts cluster CAs that Python 3.13 does not
+    settings.disable_strict_ssl_verification = True  # kubectl accepts cluster CAs that Python 3.13 rejects by default
 
     await _credentials(access, config, settings)
     settings.proxy = settings.proxy or proxy_of(settings.host)
@@ -458,22 +459,22 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         known = used, dict(settings.api_key)
         await _credentials(access, config, settings)
         if _certificates(settings) != used:
-            # Connections keep those that they were made with.
+            # Open connections keep their old certificates, so replace the session.
             before = client.rest_client.pool_manager
             made, used = _client(library, settings)
             client.rest_client = made.rest_client
-            # Not the session, without whose connector aiohttp 3.11 fails at a request that it tries again.
+            # Close only the connector: aiohttp 3.11 fails when it retries a request of a session that is closed.
             await before.connector.close()
         if known != (used, settings.api_key):
             _log.info("credentials renewed", extra={"server": settings.host})
 
     async with client:
         yield Api(access, client, renew, _namespace(access, config))
-    await asyncio.sleep(0)  # closed connections are cleaned up
+    await asyncio.sleep(0)  # lets asyncio clean up the closed connections
 
 
 async def _credentials(access: Access, config: Any, settings: Any) -> None:  # noqa: ANN401 - see Api
-    """Read address and credentials into the settings. Raises PluginError."""
+    """Read the server's address and the credentials into the settings. Raises PluginError."""
     try:
         if in_cluster(access):
             config.load_incluster_config(client_configuration=settings)
@@ -494,18 +495,18 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
         raise PluginError(
             f"no credentials for Kubernetes ({where}{chosen}): {_redacted(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
-        ) from None  # see _redacted
+        ) from None  # the original error may contain secrets, see _redacted
 
 
 def _client(library: Any, settings: Any) -> tuple[Any, Sequence[bytes]]:  # noqa: ANN401 - see Api
-    """The library's client, and the certificates that it uses. Raises PluginError when they cannot be used."""
+    """Make the library's client and return it with its certificates. Raises PluginError if they cannot be used."""
     try:
         used = _certificates(settings)
         client = library.ApiClient(settings)
     except (OSError, ValueError) as error:
         raise PluginError(f"the certificates for {settings.host} cannot be used: {error}") from error
     client.user_agent = MANAGER
-    # The library's session reads .netrc before each request, and aiohttp refuses to send both that and a token.
+    # The library's session reads .netrc before each request, and aiohttp refuses to send both its login and a token.
     session = client.rest_client.pool_manager
     client.rest_client.pool_manager = aiohttp.ClientSession(connector=session.connector, read_bufsize=READ_BUFFER)
     session.detach()
@@ -513,22 +514,22 @@ def _client(library: Any, settings: Any) -> tuple[Any, Sequence[bytes]]:  # noqa
 
 
 def _certificates(settings: Any) -> Sequence[bytes]:  # noqa: ANN401 - see Api
-    """Those of the authority and of the user, and the user's key. Raises OSError."""
+    """The certificates of the CA and of the user, and the user's key. Raises OSError."""
     files = (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
     return [Path(file).read_bytes() if file else b"" for file in files]
 
 
 def _check_exists(paths: str) -> None:
-    """Raise FileNotFoundError if no kubeconfig exists, of which the library says that `current-context` is missing."""
+    """Raise FileNotFoundError if no kubeconfig exists. The library would report a missing `current-context` instead."""
     if not any(path and Path(path).expanduser().exists() for path in paths.split(os.pathsep)):
         raise FileNotFoundError(f"the file {paths} does not exist")
 
 
 async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api
-    """Run a kubeconfig's plug-in and return the `status` of its answer; on a time-out the plug-in is ended.
+    """Run a kubeconfig's plug-in and return the `status` of its answer. On a time-out, end the plug-in.
 
-    It replaces the library's ExecProvider.run, which would leave such a plug-in running with its pipes open, again at
-    each renewal.
+    This replaces the library's ExecProvider.run. On a time-out that method would leave the plug-in running with its
+    pipes open, and each renewal would add another one.
 
     Raises:
         ValueError: the plug-in failed, or did not print an ExecCredential.
@@ -563,7 +564,7 @@ async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api
 
 
 def proxy_of(server: str) -> str | None:
-    """The proxy that the environment names for a server, by kubectl's rules: none to loopback, networks in NO_PROXY."""
+    """The server's proxy from the environment, by kubectl's rules: none for loopback, and NO_PROXY accepts networks."""
     address = urlsplit(server)
     host = address.hostname or ""
     proxies = urllib.request.getproxies_environment()
@@ -581,24 +582,24 @@ def proxy_of(server: str) -> str | None:
 def _networks(excepted: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     for part in excepted.split(","):
         if "/" in part:
-            with suppress(ValueError):  # like kubectl, which ignores what is not a network
+            with suppress(ValueError):  # kubectl also ignores entries that are not a network
                 yield ipaddress.ip_network(part.strip(), strict=False)
 
 
 def _redacted(error: Exception) -> str:
-    """The library's message without the part of the kubeconfig, tokens included, that it may contain."""
+    """The library's message without any part of the kubeconfig, which may contain tokens."""
     return re.sub(r"\{.*\}", "{…}", f"{error}" or type(error).__name__, flags=re.DOTALL)
 
 
 def _trim(settings: Any) -> None:  # noqa: ANN401 - see Api
-    """Strip the token as kubectl does: a file may end with a newline, a header must not."""
+    """Strip white space from the token, as kubectl does: its file may end with a newline, a header must not."""
     token = settings.api_key.get("BearerToken")
     if token:
         settings.api_key["BearerToken"] = token.strip()
 
 
 def _reread_token(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
-    """Read a pod's token from its file before each request, as it is replaced every hour."""
+    """Read a pod's token from its file before each request, because Kubernetes replaces it every hour."""
     read = settings.refresh_api_key_hook
 
     def refresh(settings: Any) -> None:  # noqa: ANN401 - see Api
@@ -612,12 +613,12 @@ def _reread_token(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
 
 
 def in_cluster(access: Access) -> bool:
-    """Whether the service account of the pod that this runs in is used."""
+    """Whether to use the service account of the pod that this process runs in."""
     return not (access.kubeconfig or access.context) and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
 def _namespace(access: Access, config: Any) -> str:  # noqa: ANN401 - see Api
-    """The namespace that kubectl would use: the pod's own, that of the context, or `default`. Raises PluginError."""
+    """The namespace that kubectl would use: the pod's, the context's, or `default`. Raises PluginError."""
     if in_cluster(access):
         try:
             return (ACCOUNT / "namespace").read_text().strip() or "default"

@@ -1,4 +1,4 @@
-"""Annotations by which people pause a cluster or hold it at a size, on the object that is scaled or describes it."""
+"""Annotations with which people pause a cluster or hold it at a size: on the scaled object or a StreamAutoscaler."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ PAUSED = "autoscaler/paused"
 HOLD = "autoscaler/hold"
 
 _DIRECTIONS = {"true": (True, True), "up": (True, False), "down": (False, True), "false": (False, False)}
-_LONGEST = 40  # characters of a value that are shown
+_LONGEST = 40  # the most characters of a value that a message shows
 
 
 def keep_controls(annotations: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Those of an object's annotations that order something."""
+    """The annotations of an object that pause or hold a cluster."""
     return {key: annotations[key] for key in (PAUSED, HOLD) if key in annotations} if annotations else {}
 
 
 def read_controls(annotations: Mapping[str, str], subject: str) -> tuple[tuple[Control, ...], tuple[str, ...]]:
-    """What annotations order, and what is wrong with them, as sentences. A wrong one orders nothing.
+    """Return the controls that the annotations set, and a sentence for each invalid one, which has no effect.
 
     Args:
-        annotations: of the object, also others.
+        annotations: all annotations of the object; unrelated ones are ignored.
         subject: the object, such as `deployments prod/orders`.
     """
     found = [*_read(annotations, subject)]
@@ -44,7 +44,7 @@ def _read(annotations: Mapping[str, str], subject: str) -> Iterator[Control | st
             yield Control(kind=ControlKind.PAUSE, by=by, up=up, down=down)
     if hold is not None:
         by = f"the annotation {HOLD} of {subject}"
-        # Long ones are not converted: Python raises another error for thousands of digits.
+        # Check the length first: `int` raises an error for a number with thousands of digits.
         if hold.isascii() and hold.isdecimal() and len(hold) <= len(str(MAX_REPLICAS)) and int(hold) <= MAX_REPLICAS:
             yield Control(kind=ControlKind.HOLD, by=by, replicas=int(hold))
         else:

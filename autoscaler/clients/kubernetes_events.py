@@ -1,4 +1,4 @@
-"""Kubernetes Events, as `kubectl describe` shows them beside an object."""
+"""Kubernetes Events, which `kubectl describe` shows with an object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def event(subject: Mapping[str, str], kind: str, reason: str, message: str, at: 
         subject: the object: `apiVersion`, `kind`, `name`, `namespace` and `uid`.
         kind: `Normal` or `Warning`.
         reason: one word in CamelCase.
-        message: a sentence, cut to what an Event may have.
+        message: a sentence; it is cut to the longest message of an Event.
         at: when it happened.
     """
     return {
@@ -37,12 +37,12 @@ def event(subject: Mapping[str, str], kind: str, reason: str, message: str, at: 
 
 
 def format_time(at: datetime) -> str:
-    """A time as the API has it."""
+    """A time in the API's format."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def cut(text: str) -> str:
-    """As much of it as an Event may have, whose message is limited in bytes."""
+    """Cut a text to the longest message of an Event, which is limited in bytes."""
     if len(text.encode()) <= LONGEST_MESSAGE:
         return text
     return text.encode()[: LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."

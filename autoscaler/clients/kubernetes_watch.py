@@ -1,8 +1,8 @@
-"""Collections of an API server's objects, each kept up to date by one list and one watch that its users share.
+"""Collections of an API server's objects. One list and one watch keep a collection up to date for all its users.
 
-A collection lists once and then follows the watch. The watch ends after half of `max_age`, so that a connection that
-was lost silently is noticed. A version that is no longer kept (410) and a watch that stalls lead to a new list; after a
-lost connection the watch continues from the last version, with growing pauses and jitter.
+A collection lists once and then follows the watch. The watch ends after half of `max_age`, so that a silently lost
+connection is noticed. A 410 (the API server no longer keeps the version) or a stalled watch leads to a new list. After
+a lost connection the watch continues from the last version. The pauses between attempts grow and have jitter.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _log = logging.getLogger("autoscaler.clients")
 PAGE_SIZE = 500  # objects in one answer to a list
 PAGE_TIMEOUT = 30.0  # seconds
 FIRST_PAUSE = 0.5  # seconds
-STABLE_AFTER = 5.0  # seconds that a watch must last for the pauses to start from the first one
+STABLE_AFTER = 5.0  # seconds that a watch must last before the pauses start again from the first one
 MAX_PAUSE = 10.0  # seconds
 MAX_REFUSED_PAUSE = 60.0  # seconds, when access is denied or there is no such resource: an administrator has to act
-# In a row that mean that access is denied, in 2 to 4 s: an API server that starts refuses before it has read RBAC.
+# Refusals in a row after which access counts as denied. They take 2 to 4 s: an API server that is starting refuses
+# requests until it has read RBAC.
 MAX_REFUSALS = 4
-MAX_ABSENCES = 2  # in a row that mean that there is no such resource: one that starts may not serve those of CRDs yet
-MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
-POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
+MAX_ABSENCES = 2  # 404s in a row that count as "no such resource": a starting API server may not serve CRDs yet
+MAX_BUSY = 3  # 5xx in a row before a new list: the server may have been restored to a time before our version
+POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, for all targets together
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -50,16 +51,16 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What is watched, which is the key under which a collection is shared.
+    """The objects that a collection watches. Users with equal scopes share a collection.
 
     Attributes:
-        resource: the kind of thing.
-        keep: reduces an object to what is kept, its name and version included.
+        resource: the resource type.
+        keep: reduces an object to the fields to keep, including its name and version.
         namespace: empty for all.
-        name: one object only; empty for all.
+        name: watch only this object; empty for all.
         labels: label selector; empty for all.
-        index: a key that objects are found by, besides their names.
-        optional: it may not exist, or access may be denied.
+        index: returns a second key of an object, for `Collection.find`.
+        optional: the resource may not exist, or access to it may be denied.
     """
 
     resource: Resource
@@ -76,24 +77,23 @@ class Scope:
         return {**fields, **({"labelSelector": self.labels} if self.labels else {})}
 
     def request(self, verb: str) -> Request:
-        """A request for it. RBAC uses the field selector as the name."""
+        """A request for these objects. RBAC takes the field selector as the object's name."""
         return Request(verb, self.resource, self.namespace, self.name)
 
 
 class StalledError(UnavailableError):
-    """A watch that receives nothing any more, not even a bookmark."""
+    """A watch has stopped receiving events, even bookmarks."""
 
 
 class Collection:
-    """A live collection.
+    """A collection of objects that is kept up to date.
 
     Attributes:
-        objects: what `keep` keeps of each object.
+        objects: the objects as reduced by `keep`.
         kind: the `kind` of its objects, known after the first list.
-        error: why it cannot be read at present, or None.
-        denied: whether it is certain that it cannot be read: it was refused so many times in a row that there is no
-            such resource, or the permission is missing.
-        users: how many leases it has.
+        error: why the collection cannot be read now, or None.
+        denied: whether so many requests in a row were refused that the resource or the permission must be missing.
+        users: the number of users (see `Watches.lease`).
     """
 
     def __init__(self, api: Api, scope: Scope) -> None:
@@ -121,10 +121,10 @@ class Collection:
         await asyncio.wait((self._task,))
 
     async def attempted(self) -> None:
-        """Wait for the first list, whether it succeeds or not; if it is optional, for more than one refusal.
+        """Wait until the first list has succeeded or failed. An optional collection must be refused several times.
 
         Raises:
-            EdgeError: that takes longer than the time-out.
+            EdgeError: the wait exceeded the time-out.
         """
         if self._attempted.is_set():
             return
@@ -138,10 +138,10 @@ class Collection:
             ) from error
 
     async def fresh(self) -> None:
-        """Check that its objects are up to date.
+        """Check that the objects are up to date.
 
         Raises:
-            EdgeError: it was never read, or not updated for longer than `max_age`; the message has the cause.
+            EdgeError: the collection was never read, or not updated for longer than `max_age`; the message says why.
         """
         await self.attempted()
         if self._updated_at is None:
@@ -157,11 +157,11 @@ class Collection:
         return [self.objects[key] for key in sorted(self._index.get(index, ()))]
 
     def wrote(self, key: Key, version: str, replicas: int) -> None:
-        """Note a size from an answer of the API server: it holds until the watch has reached that version."""
+        """Record the size and version that the API server answered to a write, until the watch reaches that version."""
         self._written[key] = (version, replicas)
 
     def written(self, key: Key) -> tuple[str, int] | None:
-        """Version and size from an answer, while the watch has not reached them."""
+        """The version and size of the last write, or None once the watch has reached that version."""
         written, found = self._written.get(key), self.objects.get(key)
         if written and (found is None or not older(version_of(found), written[0])):
             del self._written[key]
@@ -178,17 +178,17 @@ class Collection:
                         await self._list()
                     self._attempted.set()
                 await self._watch()
-                # A server that ends every watch at once must not be sent requests without a pause.
+                # If the server ends every watch at once, there must be pauses between the requests.
                 self._failures = 0 if loop.time() - begun >= FIRST_PAUSE else self._failures + 1
                 self._short_lived = 0
                 error: EdgeError | None = None
             except EdgeError as caught:
                 error = caught
-            except Exception as caught:  # noqa: BLE001 - a defect must not end the watch silently
+            except Exception as caught:  # noqa: BLE001 - a bug must not end the watch silently
                 _log.exception("a watch failed", extra=self._log_extra)
                 error = AnswerError(f"{self.scope.request('watch')} failed: {type(caught).__name__}: {caught}")
             if error is not None:
-                # One that starts and fails soon each time also gets longer pauses.
+                # The pauses also grow for a watch that starts every time but fails soon.
                 self._short_lived = 0 if loop.time() - begun >= STABLE_AFTER else self._short_lived + 1
                 self._failures += 1
                 self._failed(error)
@@ -196,7 +196,7 @@ class Collection:
                 await asyncio.sleep(self._pause(error))
 
     def _pause(self, error: EdgeError | None) -> float:
-        spread = random.uniform(0.5, 1)  # noqa: S311 - so that not all reconnect at once; no secret
+        spread = random.uniform(0.5, 1)  # noqa: S311 - jitter, so that not all reconnect at once; no secret
         if isinstance(error, RefusedError):
             longest, times = MAX_REFUSED_PAUSE, self._refusals
         else:
@@ -207,23 +207,23 @@ class Collection:
         return max(pause, min(retry_after, MAX_HOLD))
 
     def _failed(self, error: EdgeError) -> None:
-        # An overloaded server does not need a list on top.
+        # A throttled request (429) must not lead to a new list, which would load the server even more.
         answers = isinstance(error, BusyError) and not error.throttled and self._failures % MAX_BUSY == 0
         lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
         if self._updated_at is None or answers or not lost:
             self._version = None
         if (
             isinstance(error, NotFoundError) and self._failures > 1
-        ):  # the first may come from an API server that is starting
+        ):  # ignore a single 404, which may come from an API server that is starting
             self.objects, self._index = {}, {}
-        # A single lost connection or old version is normal for a watch.
+        # A single lost connection or expired version is normal for a watch.
         routine = self._failures == 1 and isinstance(error, UnavailableError) and self._updated_at is not None
         refused = isinstance(error, RefusedError)
         self._refusals = self._refusals + 1 if refused else 0
         absent = isinstance(error, NotFoundError)
         newly_denied = not self.denied and self._refusals >= (MAX_ABSENCES if absent else MAX_REFUSALS)
         self.denied = self.denied or newly_denied
-        usual = self.scope.optional and absent  # such as ScaledObjects where there is no KEDA
+        usual = self.scope.optional and absent  # such as ScaledObjects in a cluster without KEDA
         if not usual and (newly_denied or not (refused or routine or self._logged)):
             self._logged = True
             _log.warning("cannot watch", extra={**self._log_extra, "error": str(error)})
@@ -248,7 +248,7 @@ class Collection:
     async def _list(self) -> None:
         found: dict[Key, Json] = {}
         following = version = ""
-        known = dict(self._written)  # a list that is requested from now on includes these
+        known = dict(self._written)  # the list requested below includes these writes
         while True:
             query = {"limit": PAGE_SIZE, **self.scope.query(), **({"continue": following} if following else {})}
             answer = await self._api.fetch(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
@@ -271,13 +271,13 @@ class Collection:
             self._put(key, kept)
         self._written = {key: change for key, change in self._written.items() if known.get(key) != change}
         self._version = version
-        self._updated_at = asyncio.get_running_loop().time()  # the watch, which may fail still, does the rest
+        self._updated_at = asyncio.get_running_loop().time()  # the watch, which may still fail, calls `_updated`
 
     async def _watch(self) -> None:
         """Follow the watch until the server ends it."""
         max_age = self._api.access.max_age
         request = self.scope.request("watch")
-        spread = random.uniform(0.7, 1)  # noqa: S311 - so that many watches do not end together; no secret
+        spread = random.uniform(0.7, 1)  # noqa: S311 - jitter, so that watches do not end together; no secret
         query: dict[str, object] = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -296,7 +296,7 @@ class Collection:
                 except ValueError as error:
                     raise AnswerError(f"{request}: an event is too long: {error}") from error
                 if not line.endswith(b"\n"):
-                    return  # the end; an incomplete line is sent again
+                    return  # the watch has ended; the server sends an incomplete line again in the next watch
                 self._apply(request, line)
 
     def _apply(self, request: Request, line: bytes) -> None:
@@ -335,7 +335,7 @@ class Collection:
 
 
 class Watches:
-    """The collections of one API server, each opened by its first lease and closed after the last."""
+    """The collections of one API server. The first user opens a collection, the last one closes it."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -343,7 +343,7 @@ class Watches:
         self._next_pod_list = 0.0
 
     def may_list_pods(self) -> bool:
-        """Whether pods may be listed now: when many targets are down at once, only some report why."""
+        """Whether pods may be listed now. If many targets are down at once, only some of them can report why."""
         now = asyncio.get_running_loop().time()
         if now < self._next_pod_list:
             return False
@@ -352,7 +352,7 @@ class Watches:
 
     @asynccontextmanager
     async def lease(self, scope: Scope) -> AsyncIterator[Collection]:
-        """Use a collection. It does not wait for the first list."""
+        """Open a collection or join its users, without waiting for the first list."""
         collection = self._open.get(scope)
         if collection is None:
             collection = self._open[scope] = Collection(self.api, scope)
@@ -367,7 +367,7 @@ class Watches:
 
 
 async def shared_watches(shared: Shared, access: Access) -> Watches:
-    """The client of one API server with its watches, of all targets and discoveries with equal access.
+    """The watches of one API server, shared by all targets and discoveries with equal access.
 
     Raises:
         PluginError: the package is not installed, or there are no credentials.
@@ -395,7 +395,7 @@ def version_of(found: Json) -> str:
 def older(version: str, than: str) -> bool:
     """Whether a resource version is older than another of the same object.
 
-    On every API server over etcd they are growing numbers; where they are not, any other version counts as newer.
+    API servers on etcd use growing numbers. If a version is not a number, the first one counts as not older.
     """
     if version.isdecimal() and than.isdecimal():
         return int(version) < int(than)

@@ -1,4 +1,4 @@
-"""One request for several callers, and what other systems answer as part of our messages."""
+"""Requests that several callers share, pauses by Retry-After, and other systems' texts in our messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 async def outcome_of(request: asyncio.Future[T | EdgeError], closed: str) -> T:
     """Wait for a request that several callers share.
 
-    Unlike awaiting it, cancelling this caller does not cancel the request for the others. The request returns its
-    error instead of raising it: many callers may raise it, or none.
+    If this caller is cancelled, the request goes on for the others. The request must return its EdgeError instead of
+    raising it, because any number of callers, or none, may raise it.
 
     Raises:
-        EdgeError: the request failed; each caller gets its own, as a shared one would collect all their tracebacks.
+        EdgeError: the request failed. Each caller gets a copy: a shared error would collect all their tracebacks.
         UnavailableError: the request was cancelled; `closed` is the message.
     """
     if not request.done():
@@ -49,18 +49,18 @@ MAX_PAUSE = 60.0
 
 
 class PausedError(UnavailableError):
-    """Nothing was requested: the server has asked for a pause. A retry helps after it."""
+    """No request was sent, because the server has asked for a pause. Retry after the pause."""
 
 
 class Pause:
-    """The pause that a server has asked for by Retry-After: of all its users, also over several ticks."""
+    """The pause that a server has asked for by Retry-After. It holds for all users of the client, across ticks."""
 
     def __init__(self) -> None:
         self._until = 0.0
         self._why = ""
 
     def note(self, retry_after: str | None, why: str) -> None:
-        """Note an answer that the server was unavailable: its header, and the message of its error."""
+        """Record a response that says that the server is unavailable: its Retry-After header and the error message."""
         if retry_after is not None:
             self._until = max(self._until, time.monotonic() + min(_pause(retry_after), MAX_PAUSE))
             self._why = why
@@ -73,7 +73,7 @@ class Pause:
 
 
 def _pause(retry_after: str) -> float:
-    """Seconds: the header has them, or a date. 0 for what cannot be read."""
+    """The pause in seconds, from a header that has a number of seconds or a date; 0 if it is unreadable."""
     try:
         return float(retry_after)
     except ValueError:
@@ -85,7 +85,7 @@ def _pause(retry_after: str) -> float:
 
 
 class DuplicateKeyError(ValueError):
-    """A JSON object has a key twice: which value counts is unknown."""
+    """A JSON object has the same key twice, so it is unknown which value counts."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise DuplicateKeyError(f"the key {one_line(twice, 40)!r} is there twice")
+        raise DuplicateKeyError(f"the key {one_line(twice, 40)!r} appears twice")
     return found
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """Another system's message on one line, cut to a length that fits into ours."""
-    # Masked before it is cut: the beginning of a secret would not be recognized.
+    """Another system's text on one line, with secrets masked, cut to at most `limit` characters."""
+    # Mask before cutting: a secret that is cut in half would not be recognized.
     line = " ".join(mask(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,6 +1,6 @@
-"""What the Spark source and the Spark engine share: their parameters and one client of Spark's REST answers.
+"""The client of Spark's REST APIs and its parameters, shared by the Spark source and the Spark engine.
 
-Three servers are polled: the Master (`/json/`), the driver (`/api/v1/...`) and the report that
+It polls three servers: the Master (`/json/`), the driver (`/api/v1/...`) and the report that
 `autoscaler.injob.report(spark)` serves in the driver.
 """
 
@@ -25,17 +25,17 @@ from autoscaler.ports import AnswerError, RefusedError, Shared
 T = TypeVar("T")
 
 FORMAT = 1
-"""Version of the report's format that is understood."""
+"""The version of the report's format that this client understands."""
 
 LARGEST_ANSWER = 16 * 1024 * 1024
 LATE_END = 5.0
-"""Seconds after the end of a query within which Spark says so: another may have been started meanwhile."""
+"""Seconds that Spark may take to report the end of a query. Another query may have started in this time."""
 
-SHARE = 0.45  # of the time-out for one answer: the driver is polled after the report
+SHARE = 0.45  # of the time-out for one request, because the driver is polled after the report
 
 
 class ReportedApplication(Answer):
-    """The application that a report is of."""
+    """The application that a report describes."""
 
     id: str
     name: str
@@ -43,11 +43,11 @@ class ReportedApplication(Answer):
 
 
 class Report(Answer):
-    """What `autoscaler.injob.report` serves.
+    """The report that `autoscaler.injob.report` serves.
 
     Attributes:
         now: the driver's clock when it answered.
-        steady: the same on a clock that is never set.
+        steady: the same time on a clock that nobody sets.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -78,7 +78,7 @@ class Executor(Answer):
 
     @property
     def host(self) -> str:
-        """Its host, as the worker that runs it is called."""
+        """The host of the executor, spelled like the host of its worker."""
         return self.address.rpartition(":")[0]
 
 
@@ -128,7 +128,7 @@ class MasterApplication(Answer):
 
 
 class Master(Answer):
-    """What the Master shows."""
+    """The workers and applications that the Master shows."""
 
     status: str
     workers: tuple[MasterWorker, ...] = ()
@@ -138,15 +138,15 @@ class Master(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What an application does at one time.
+    """The running work of an application at one time.
 
     Attributes:
-        application: its id.
+        application: the application's id.
         now: the driver's clock.
-        settings: its settings in the report; a missing one has its default.
-        jobs: jobs that run.
-        stages: stages that run.
-        executors: all executors but the driver, dead ones included.
+        settings: the application's settings in the report; a missing setting has its default.
+        jobs: running jobs.
+        stages: running stages.
+        executors: all executors except the driver, including dead ones.
     """
 
     application: str
@@ -158,7 +158,7 @@ class Work:
 
     @property
     def slots(self) -> int:
-        """Slots of the executors that are alive."""
+        """The slots of the executors that are alive."""
         return sum(executor.slots for executor in self.executors if executor.active)
 
 
@@ -202,7 +202,7 @@ class SparkApi:
         self._shared = shared
 
     async def report(self) -> Fetched[Report]:
-        """The driver's report, checked to be of this application."""
+        """Return the driver's report, after a check that it describes this application."""
         base, app = self.parameters.report.rstrip("/"), self.parameters.app
         expected = "the report (does the job call autoscaler.injob.report(spark)?)"
         fetched = await self._fetch(base, "/v1/progress", Report, expected)
@@ -220,13 +220,13 @@ class SparkApi:
         return fetched
 
     async def master(self) -> Master | None:
-        """What the Master shows, or None when no Master is configured."""
+        """The Master's state, or None when no Master is configured."""
         return None if self.parameters.master is None else (await self._master(self.parameters.master)).value
 
     async def work(self) -> Fetched[Work | None]:
-        """What the application does now; None when the Master shows that none of its name is active.
+        """The application's running work; None when the Master shows no active application with this name.
 
-        Jobs, active stages and executors are requested once for all callers at about the same time.
+        Callers at about the same time share the requests for jobs, active stages and executors.
         """
         url = self.parameters.master
         reported: Fetched[Report] | BaseException
@@ -260,7 +260,7 @@ class SparkApi:
         return Fetched(work, at)
 
     def check_driver(self, report: Report, application: str) -> None:
-        """Raise AnswerError when a report is not of the application with this id, which the Master runs."""
+        """Raise AnswerError when a report does not describe the application with this id, which the Master runs."""
         if report.application.id != application:
             raise AnswerError(
                 f"{self.parameters.report}: the report is of {report.application.id}, but the Master runs "
@@ -277,10 +277,10 @@ class SparkApi:
         return read_settings(await (await self._client(self.parameters.master)).text("/environment/"))
 
     async def decommission(self, host: str) -> None:
-        """Have the Master decommission all workers on a host.
+        """Make the Master decommission all workers on a host.
 
         Raises:
-            RefusedError: no Master is configured, it does not allow it, or it has no such host.
+            RefusedError: no Master is configured, the Master does not allow decommissioning, or has no such host.
         """
         if self.parameters.master is None:
             raise RefusedError("workers can be drained only with the parameter master, the Master's web UI")
@@ -299,7 +299,7 @@ class SparkApi:
             raise RefusedError(f"{error}: {hints[error.status]}") from None
 
     async def executors(self) -> Fetched[list[Executor]]:
-        """All executors of the application, the driver left out and dead ones included."""
+        """All executors of the application, including dead ones, without the driver."""
         fetched = await self._driver("/allexecutors", list[Executor])
         return Fetched([executor for executor in fetched.value if executor.id != "driver"], fetched.at)
 
@@ -308,7 +308,7 @@ class SparkApi:
         return await self._driver("/jobs?status=running", list[Job])
 
     async def completed_jobs(self) -> list[Job]:
-        """Jobs that have completed, newest first: up to a megabyte, so not for every poll."""
+        """Completed jobs, newest first. The answer has up to a megabyte, so do not request it at every poll."""
         return (await self._driver("/jobs?status=succeeded", list[Job])).value
 
     async def active_stages(self) -> Fetched[list[Stage]]:
@@ -316,11 +316,11 @@ class SparkApi:
         return await self._driver("/stages?status=active", list[Stage])
 
     async def stage(self, number: int) -> list[Stage]:
-        """One stage: its attempts."""
+        """The attempts of one stage."""
         return (await self._driver(f"/stages/{number}?details=false", list[Stage])).value
 
     async def _driver(self, path: str, shape: type[T]) -> Fetched[T]:
-        """What the driver's REST API answers for the application."""
+        """Read a path of the application from the driver's REST API."""
         application = (await self.report()).value.application
         ui = self.parameters.driver or application.ui
         if not ui:
@@ -349,7 +349,7 @@ class SparkApi:
 
 
 def seconds(text: str | None, default: float) -> float | None:
-    """A duration of Spark (`3s`, `100ms`, `2min`; seconds without a unit); None when it cannot be read."""
+    """Parse a Spark duration (`3s`, `100ms`, `2min`; a bare number means seconds); None when it is invalid."""
     if text is None:
         return default
     found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
@@ -360,12 +360,12 @@ def seconds(text: str | None, default: float) -> float | None:
 
 
 def milliseconds(text: str | None, default: float) -> float | None:
-    """Like `seconds`, for settings whose bare number means milliseconds."""
+    """Like `seconds`, for settings where a bare number means milliseconds."""
     return seconds(f"{text}ms" if text is not None and text.strip().isdecimal() else text, default)
 
 
 def parse_time(text: str | None) -> float | None:
-    """A time of the driver's REST answers (`2026-11-21T02:11:37.218GMT`), seconds since 1970, or None."""
+    """Parse a time of the driver's REST API (`2026-11-21T02:11:37.218GMT`) into seconds since 1970, or None."""
     if not text:
         return None
     try:
@@ -375,7 +375,7 @@ def parse_time(text: str | None) -> float | None:
 
 
 def find_application(master: Master, app: str, url: str | None) -> MasterApplication | None:
-    """The application called `app` (its name or id), running or else the last that ended, or None.
+    """The application called `app` (its name or id): the running one, else the one that ended last, else None.
 
     Raises:
         AnswerError: several running applications have the name.
@@ -393,10 +393,10 @@ def find_application(master: Master, app: str, url: str | None) -> MasterApplica
 
 
 def active_application(master: Master, app: str, url: str | None) -> MasterApplication | None:
-    """The application called `app` (its name or id) that is active, or None when the Master shows that none is.
+    """The active application called `app` (its name or id), or None when the Master shows none.
 
     Raises:
-        AnswerError: several are, or the Master does not know: one on standby or in recovery shows none of them.
+        AnswerError: several are active, or the Master is on standby or in recovery and shows no applications.
     """
     if master.status != "ALIVE":
         raise AnswerError(
@@ -407,10 +407,10 @@ def active_application(master: Master, app: str, url: str | None) -> MasterAppli
 
 
 def find_run(report: Report, query: str | None) -> Run | None:
-    """The run of the query with that name or id, the newest if it was restarted, or None if there is none yet.
+    """The newest run of the query with that name or id, or None if there is none yet.
 
     Raises:
-        AnswerError: no name is given and several queries run, or did at the same time, or the name is of none.
+        AnswerError: no query has the given name; or no name is given and several queries run or ran at the same time.
     """
     runs = [run for run in report.queries if query is None or query in {run.name, run.query}]
     if not runs and query is not None and report.queries:
@@ -420,7 +420,7 @@ def find_run(report: Report, query: str | None) -> Run | None:
     found = max(active or runs, key=lambda run: run.started, default=None)
     if found is None or query is not None:
         return found
-    # Of two queries one is not taken for the job because the other has ended.
+    # If two queries ran at the same time and one has ended, the other one is not automatically the job's query.
     beside = {run.name or run.query for run in runs if _ran_beside(run, found)}
     if beside:
         names = ", ".join(sorted(beside | {found.name or found.query}))
@@ -431,7 +431,7 @@ def find_run(report: Report, query: str | None) -> Run | None:
 
 
 def _ran_beside(one: Run, other: Run) -> bool:
-    """Whether two runs are of different queries, and were active at the same time."""
+    """Whether two runs belong to different queries and were active at the same time."""
     if one.query == other.query or (one.name is not None and one.name == other.name):
         return False
     ends = [run.terminated for run in (one, other) if run.terminated is not None]

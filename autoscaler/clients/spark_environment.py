@@ -1,4 +1,4 @@
-"""The page `/environment/` of Spark's web UIs: the settings that a process was started with."""
+"""Reads the page `/environment/` of Spark's web UIs, which shows the settings that a process was started with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 
 def read_settings(page: str) -> dict[str, str] | None:
-    """The Spark settings that a page shows, secrets masked by Spark; None where it is another page (before Spark 4.0).
+    """Return the Spark settings on a page, or None if it is another page (before Spark 4.0).
 
-    A setting that is not there has Spark's default.
+    Spark masks secrets. A setting that is missing has Spark's default.
     """
     if "Spark Properties" not in page:
         return None

@@ -1,6 +1,6 @@
-"""The progress of a streaming query as `autoscaler.injob.report` serves it.
+"""The progress of a streaming query, in the format that `autoscaler.injob.report` serves.
 
-It is read in drivers too, so nothing here needs an HTTP client.
+Drivers import this module too, so it does not need an HTTP client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Lt
 
-# The bounds keep sums and dates of wrong answers from overflowing.
+# With these bounds, sums and dates cannot overflow even if an answer is wrong.
 Instant = Annotated[float, Ge(0), Lt(1e11)]
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Position = Annotated[int, Ge(-(2**63)), Lt(2**63)]
@@ -27,7 +27,7 @@ _NAMES = {
     "run": "runId",
 }
 
-# What `clients.http.Answer` sets for other answers; a driver need not load pydantic for it, 6 MB.
+# The validation settings that `clients.http.Answer` has, as a dict, so that a driver need not load pydantic (6 MB).
 _STRICT: dict[str, Any] = {
     "extra": "ignore",
     "strict": True,
@@ -39,7 +39,7 @@ _STRICT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProgress:
-    """One source in a batch; offsets are summed over the source's partitions, None where it does not report."""
+    """One source in a batch. Offsets are sums over the source's partitions, or None if the source reports none."""
 
     __pydantic_config__ = _STRICT
 
@@ -66,7 +66,7 @@ class Batch:
     """One completed batch; times are the driver's, in seconds since 1970.
 
     Attributes:
-        steady: `received` on a clock that is never set.
+        steady: the time of `received` on a clock that nobody sets.
         idle: when the query last reported that it was idle before this batch ended.
     """
 
@@ -95,26 +95,26 @@ class Batch:
 
     @property
     def head(self) -> int | None:
-        """The newest position of all sources at the start of the batch, or None when one does not report."""
+        """The newest positions at the start of the batch, summed over all sources; None if one does not report it."""
         return _sum(source.latest for source in self.sources)
 
     @property
     def done(self) -> int | None:
-        """The position up to which the batch has read, or None when a source does not report."""
+        """The positions up to which the batch has read, summed over all sources; None if one does not report it."""
         return _sum(source.end for source in self.sources)
 
     @property
     def left(self) -> int | None:
-        """What the batch left behind: what was there when it started, less what it read."""
+        """The backlog that was there at the start of the batch and that the batch did not read."""
         head, done = self.head, self.done
         return None if head is None or done is None else max(0, head - done)
 
     @property
     def records(self) -> int | None:
-        """Records read: how far the sources' positions moved, else the rows that Spark counted.
+        """Records read: the progress of the sources' positions, or else the rows that Spark counted.
 
-        A partition that was added has a position of its own, which is not progress. Positions of a source that does not
-        report its newest one mostly count something else, such as files.
+        The rows are used if a source has new partitions, because their start positions would count as progress, and if
+        a source does not report its newest position: such a source usually counts something else, such as files.
         """
         ways = [
             source.end - source.start
@@ -130,12 +130,12 @@ class Batch:
 
     @property
     def state_partitions(self) -> int | None:
-        """Partitions of the state, the largest of its operators; None for a query without state."""
+        """The largest number of state partitions of any operator; None for a query without state."""
         return max((operator.partitions for operator in self.state if operator.partitions), default=None)
 
 
 def read_batch(entry: Mapping[str, Any]) -> Batch:
-    """The batch of an entry of the report, where that was made in this process: it is not checked."""
+    """The batch of an entry of a report that was made in this process, so the entry is not validated."""
     sources = tuple(_read(SourceProgress, one) for one in entry["sources"])
     state = tuple(_read(StateProgress, one) for one in entry["state"])
     return _read(Batch, {**entry, "sources": sources, "state": state})
@@ -162,7 +162,7 @@ class Run:
     """One run of one query; times are the driver's, in seconds since 1970.
 
     Attributes:
-        working: whether a batch with data ran when the report answered; None: not known.
+        working: whether a batch with data was running at the time of the report; None: unknown.
     """
 
     __pydantic_config__ = _STRICT
@@ -181,16 +181,16 @@ class Run:
 
     @property
     def interval(self) -> float:
-        """The trigger's interval in seconds, 0 when batches start as fast as possible."""
+        """The trigger's interval in seconds; 0 when batches start as fast as possible."""
         found = re.fullmatch(r"ProcessingTimeTrigger\((\d+)\)", self.trigger or "")
         return int(found[1]) / 1000 if found else 0.0
 
     @property
     def once(self) -> bool:
-        """Whether it ends when it has read what was there at its start."""
+        """Whether the query ends after it has read the data that was available at its start."""
         return self.trigger in {"AvailableNowTrigger", "OneTimeTrigger"}
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The query's name in messages."""
         return f"query {self.name or self.query}"

@@ -1,9 +1,9 @@
-"""What is kept of a Spark batch application between polls: pure functions of what it does.
+"""The memory of a Spark batch application between polls, and pure functions that update and read it.
 
-Adaptive execution runs every stage of a query as a job of its own, with some ten milliseconds between them in which
-nothing runs; a program may also take a moment between two queries. An application is therefore idle only once nothing
-has run for some seconds. Asking for running SQL executions would not tell more: Spark lists them oldest first, without
-a filter, and jobs of RDDs belong to none.
+Adaptive execution runs every stage of a query as a job of its own, with about ten milliseconds between two jobs in
+which nothing runs. A program may also pause between two queries. Therefore an application counts as idle only when
+nothing has run for some seconds. A request for running SQL executions would not help: Spark lists them oldest first,
+without a filter, and RDD jobs do not belong to any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autoscaler.clients.spark import Executor, Job, Stage, Work, parse_time
 
 IDLE_AFTER = 5.0
-"""Seconds without a job after which an application is idle."""
+"""Seconds without a running job after which an application counts as idle."""
 
 OWN_SHUFFLE = {
     "spark.shuffle.manager": {"sort", "tungsten-sort", "org.apache.spark.shuffle.sort.SortShuffleManager"},
@@ -28,17 +28,18 @@ MIGRATION = {
     "spark.storage.decommission.enabled": "false",
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
 }
-"""The settings that have shuffle files moved off a drained worker, with Spark's defaults."""
+"""If all these settings are true, Spark moves shuffle files off a drained worker. The values are Spark's defaults."""
 
 
 class Cost(NamedTuple):
-    """What tasks took, and how many they were.
+    """The number and the cost of finished tasks.
 
     Attributes:
-        tasks: their number.
-        seconds: slot-seconds of all of them.
-        shuffle_seconds: slot-seconds of those that mainly read shuffles: of local files Spark counts next to no bytes.
-        shuffle_bytes: what these read.
+        tasks: the number of tasks.
+        seconds: slot-seconds of all tasks.
+        shuffle_seconds: slot-seconds of the tasks whose stages read more shuffle bytes than input bytes. The other
+            stages are left out, because Spark counts almost no bytes for local input files.
+        shuffle_bytes: the shuffle bytes that these tasks read.
     """
 
     tasks: int = 0
@@ -56,18 +57,18 @@ class Begin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What is kept. The empty one is of an application that has done nothing yet, as far as is known.
+    """The memory of one application. The empty one means that no work of the application was seen yet.
 
     Attributes:
-        application: its id.
-        at: when it was last seen, on the clock of `time.monotonic`.
-        quiet_since: since when nothing runs, on the same clock; None while something does.
-        tasks: tasks that its executors have been given.
+        application: the application's id.
+        at: when the application was last polled, on the clock of `time.monotonic`.
+        quiet_since: since when nothing runs, on the same clock; None while something runs.
+        tasks: the number of tasks assigned to executors so far.
         written: executor -> shuffle bytes that it had written when the application was last idle.
-        read: executor -> shuffle bytes that it had read then.
-        queries: query -> when it began, of those that run or ran a moment ago.
-        active: stage and attempt -> the cost of its finished tasks, of those that run.
-        ended: the same of all that ran before, added up.
+        read: executor -> shuffle bytes that it had read at that time.
+        queries: query -> its begin, for queries that run or ran a moment ago.
+        active: (stage, attempt) -> the cost of its finished tasks, for running stages.
+        ended: the total cost of the stages that ran before.
     """
 
     application: str = ""
@@ -87,36 +88,36 @@ class Memory:
 
     @property
     def seconds_per_byte(self) -> float | None:
-        """Slot-seconds that finished tasks took for a byte of shuffles; None while no stage was seen to read any."""
+        """Slot-seconds of finished tasks per byte of shuffle read; None if no such stage was seen."""
         known = total(self.ended, *self.active.values())
         return known.shuffle_seconds / known.shuffle_bytes if known.shuffle_bytes else None
 
     @property
     def seconds_per_task(self) -> float | None:
-        """Slot-seconds that a finished task took; None while no task was seen to finish."""
+        """Slot-seconds per finished task; None while no finished task was seen."""
         known = total(self.ended, *self.active.values())
         return known.seconds / known.tasks if known.tasks else None
 
 
 def total(*costs: Cost) -> Cost:
-    """All of them together."""
+    """The sum of costs."""
     return Cost(*(sum(each) for each in zip(*costs, strict=True)))
 
 
 def query_of(job: Job) -> str:
-    """The query that a job is of. Spark tags the jobs of a SQL query with its number; another job is its own."""
+    """The query of a job. Spark tags the jobs of a SQL query with its number; any other job is a query of its own."""
     return next((tag for tag in job.tags if re.search(r"-execution-root-id-\d+$", tag)), f"job {job.number}")
 
 
 def _cost(stage: Stage) -> Cost:
-    """What its finished tasks took."""
+    """The cost of the stage's finished tasks."""
     seconds = stage.run_ms / 1000 if stage.finished else 0.0
     shuffles = stage.finished and stage.shuffle_bytes > stage.input_bytes
     return Cost(stage.finished, seconds, seconds if shuffles else 0.0, stage.shuffle_bytes if shuffles else 0)
 
 
 def observe(memory: Memory, work: Work, at: float) -> Memory:
-    """Take what an application does at `at` into account. What is older than what is known changes nothing."""
+    """Update the memory with the work seen at time `at`. Work that is older than the last update changes nothing."""
     if work.application != memory.application:
         memory = Memory(application=work.application)
     if at <= memory.at:
@@ -149,7 +150,7 @@ def observe(memory: Memory, work: Work, at: float) -> Memory:
 
 
 def _queries(memory: Memory, work: Work, at: float) -> dict[str, Begin]:
-    """The queries that run, and those that did in the seconds before the last poll, which may be between two jobs."""
+    """The running queries, and those seen within `IDLE_AFTER` before the last poll: they may be between two jobs."""
     since = memory.at - IDLE_AFTER
     queries = {name: begin for name, begin in memory.queries.items() if begin.seen >= since}
     for job in work.jobs:
@@ -161,15 +162,15 @@ def _queries(memory: Memory, work: Work, at: float) -> dict[str, Begin]:
 
 
 def unread(memory: Memory, work: Work) -> int:
-    """Shuffle bytes that were written and not read since the application was last idle, at least 0."""
+    """Shuffle bytes written minus shuffle bytes read since the application was last idle, at least 0."""
     written = sum(_grown(executor.written, executor, memory.written) for executor in work.executors)
     return max(0, written - sum(_grown(executor.read, executor, memory.read) for executor in work.executors))
 
 
 def shuffle_hosts(memory: Memory, work: Work) -> frozenset[str]:
-    """Hosts of live executors on whose disks shuffle files are that may still be read.
+    """The hosts of live executors that have shuffle files on disk which may still be read.
 
-    Those that were written since the application was last idle; none where another shuffle service has them.
+    These are files written since the application was last idle. With a remote shuffle service there are none.
     """
     if not keeps_files(work.settings):
         return frozenset()
@@ -181,17 +182,17 @@ def shuffle_hosts(memory: Memory, work: Work) -> frozenset[str]:
 
 
 def has_files(memory: Memory, work: Work) -> bool:
-    """Whether any executor, also one that is gone, has written shuffle files since the application was last idle."""
+    """Whether any executor, including dead ones, has written shuffle files since the application was last idle."""
     return any(_grown(executor.written, executor, memory.written) for executor in work.executors)
 
 
 def keeps_files(settings: Mapping[str, str]) -> bool:
-    """Whether shuffle files are on the disks of the workers: Spark's own shuffle, not a remote service."""
+    """Whether Spark's own shuffle is used, which keeps files on the workers' disks, and not a remote service."""
     return all(key not in settings or settings[key].strip() in own for key, own in OWN_SHUFFLE.items())
 
 
 def migrates(settings: Mapping[str, str]) -> bool:
-    """Whether shuffle files are moved off a worker that is drained."""
+    """Whether Spark moves shuffle files off a worker that is drained."""
     return all(settings.get(key, default).strip().lower() == "true" for key, default in MIGRATION.items())
 
 

@@ -287,7 +287,7 @@ def test_a_pause_is_as_long_as_was_asked_for_up_to_a_minute(
 async def test_a_key_that_is_there_twice_is_an_error(server: Server, shape: type[Any]) -> None:
     server.answer = replying(body=b'{"name": "orders", "count": 3, "more": [{"x": 1, "x": 2}], "name": "orders"}')
     async with server.client() as client:
-        with pytest.raises(AnswerError, match=r"/job: JSON in which the key '\w+' is there twice: which value counts"):
+        with pytest.raises(AnswerError, match=r"/job: JSON in which the key '\w+' appears twice: which value counts"):
             await client.get("/job", shape)
 
 
@@ -673,5 +673,5 @@ def test_a_key_that_is_there_twice_is_found_in_a_large_object() -> None:
     """In quadratic time this would take minutes, while which no cluster is served."""
     pairs: list[tuple[str, object]] = [(f"key{number}", number) for number in range(200_000)]
     assert unique_keys(pairs) == dict(pairs)
-    with pytest.raises(DuplicateKeyError, match="the key 'key199999' is there twice"):
+    with pytest.raises(DuplicateKeyError, match="the key 'key199999' appears twice"):
         unique_keys([*pairs, pairs[-1]])

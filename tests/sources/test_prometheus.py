@@ -47,7 +47,7 @@ async def test_a_key_that_is_there_twice_is_an_error(server: Stub) -> None:
         return web.Response(text=text, content_type="application/json")
 
     server.respond = answer
-    with pytest.raises(AnswerError, match="JSON in which the key 'value' is there twice: which value counts"):
+    with pytest.raises(AnswerError, match="JSON in which the key 'value' appears twice: which value counts"):
         await read(Prometheus(url=server.url), "sum(lag)")
 
 
