@@ -1,1 +1,1 @@
-"""Where metrics come from."""
+"""Plug-ins that read metrics."""

@@ -1,4 +1,4 @@
-"""Metrics from Amazon CloudWatch: Kinesis iterator age, MSK lag, SQS depth, CPU of an Auto Scaling group, any other.
+"""Metrics from Amazon CloudWatch, such as Kinesis iterator age, MSK lag, SQS depth or CPU of an Auto Scaling group.
 
     sources:
       cloudwatch: {type: cloudwatch, region: eu-central-1}
@@ -8,12 +8,12 @@
           age: {source: cloudwatch, namespace: AWS/Kinesis, metric: GetRecords.IteratorAgeMilliseconds,
                 dimensions: {StreamName: orders}, stat: Maximum, scale: 0.001}
 
-**Requests.** AWS charges for every metric in every request, and a metric changes once a period. A query is therefore
-sent once a period however many clusters use it and however often they tick; queries that become due at about the same
-time are sent together, up to 500 in one GetMetricData.
+**Requests.** AWS charges for every metric in every request, and a metric changes once per period. Therefore the source
+sends a query once per period, no matter how many clusters use it and how often they tick. Queries that become due at
+about the same time are sent together, up to 500 in one GetMetricData.
 
-**When a value was true.** CloudWatch dates a datapoint to the beginning of its period. The reading is dated to its end,
-when the value was complete. The current period is left out: its sum is too small.
+**When a value was true.** CloudWatch dates a datapoint to the start of its period. The reading has the end of the
+period, when the value is complete. The current period is left out, because its sum is still too small.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from autoscaler.ports import (
 
 MAX_QUERIES = 500  # in one GetMetricData
 BATCH_WINDOW = 0.02  # seconds within which queries are collected into one request
-EARLY_SHARE = 0.05  # of a period: how long before its end a query may be sent, as ticks do not coincide with it
-AHEAD_SHARE = 0.1  # of a period: queries that become due within it are sent along
-UNUSED_PERIODS = 3.0  # after which a query that no cluster reads is no longer sent along
-PUBLISH_DELAY = timedelta(minutes=3)  # how long a datapoint may take to appear
+EARLY_SHARE = 0.05  # of a period: a query may be sent this long before its end, because ticks do not coincide with it
+AHEAD_SHARE = 0.1  # of a period: a request includes the queries that become due within this time
+UNUSED_PERIODS = 3.0  # periods without a reader after which a query is no longer sent
+PUBLISH_DELAY = timedelta(minutes=3)  # the longest time until a datapoint appears
 ERROR_REUSE = 5.0  # seconds for which an error is returned to all callers
-MAX_ERROR_REUSE = 60.0  # seconds, for errors that a retry so soon would not resolve
+MAX_ERROR_REUSE = 60.0  # seconds, for errors that a retry after 5 s would not resolve
 
 SHORT_PERIODS = frozenset({1, 5, 10, 20, 30})
 DAY = 86400
@@ -63,22 +63,22 @@ _STAT = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One metric: its newest complete datapoint.
+    """The newest complete datapoint of one metric.
 
     Attributes:
-        metric: name of a metric, such as `GetRecords.IteratorAgeMilliseconds`. Default: none, `expression` is given.
+        metric: name of a metric, such as `GetRecords.IteratorAgeMilliseconds`. Default: none, if `expression` is given.
         namespace: namespace of the metric, such as `AWS/Kinesis`.
         dimensions: all dimensions of the metric, name -> value, such as `StreamName: orders`.
         stat: statistic of the values within a period: `Average` (default), `Sum`, `Minimum`, `Maximum`,
             `SampleCount`, or a percentile such as `p99`.
         period: length of a period: 1s, 5s, 10s, 20s, 30s or whole minutes. Default 1m.
-        expression: instead of `metric`, a Metrics Insights query or a metric math expression that refers to no other
-            query and gives one series, such as `SUM(SEARCH('...', 'Maximum', 60))`.
-        scale: factor for another unit (0.001: milliseconds to seconds). Default 1.
-        delay: a period counts only this long after its end, because late values are still added. Default 0s.
+        expression: instead of `metric`, a Metrics Insights query, or a metric math expression. It must not refer to
+            other queries and must give one series, such as `SUM(SEARCH('...', 'Maximum', 60))`.
+        scale: factor to convert the unit (0.001: milliseconds to seconds). Default 1.
+        delay: a datapoint is used only this long after the end of its period, because AWS adds late values. Default 0s.
     """
 
-    share: ClassVar[bool] = False  # AWS counts in percent
+    share: ClassVar[bool] = False  # AWS reports shares in percent
 
     metric: str = ""
     namespace: str = ""
@@ -107,7 +107,7 @@ class Query:
             raise ParameterError(
                 "period", f"must be 1s, 5s, 10s, 20s, 30s or whole minutes up to a day, not {self.period}"
             )
-        if self.insights and seconds < 60:  # noqa: PLR2004 - likewise
+        if self.insights and seconds < 60:  # noqa: PLR2004 - a minute
             raise ParameterError(
                 "period", "of a Metrics Insights query must be whole minutes: AWS rounds it to minutes"
             )
@@ -130,21 +130,21 @@ class Query:
 
     @property
     def ages(self) -> tuple[timedelta, timedelta]:
-        """The age of the newest value just before the next one appears: lowest and highest."""
+        """The lowest and the highest age of the newest value just before the next value appears."""
         return self.period + self.delay, 2 * self.period + max(self.delay, PUBLISH_DELAY)
 
     @cached_property
     def asked(self) -> Query:
-        """What CloudWatch is asked for it: the same for all clusters that use it, whatever they make of the answer."""
+        """The query without `scale` and `delay`, which CloudWatch does not see: queries with an equal one share it."""
         return replace(self, scale=1.0, delay=ZERO)
 
     @property
     def insights(self) -> bool:
-        """Whether it is a Metrics Insights query, of which a request may have only one."""
+        """Whether this is a Metrics Insights query. A request may have only one of them."""
         return self.expression.lstrip()[:6].upper() == "SELECT"
 
     def metric_data_query(self, number: int) -> dict[str, Any]:
-        """One of the MetricDataQueries."""
+        """The entry for the request's MetricDataQueries."""
         common = {"Id": f"q{number}", "ReturnData": True}
         seconds = int(self.period.total_seconds())
         if self.expression:
@@ -165,10 +165,10 @@ class CloudWatch:
         region: AWS region, such as `eu-central-1`.
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
-        endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
-        fresh: how long an answer is reused. Default: the query's period; less finds a new value sooner and costs
-            proportionally more.
-        timeout: within this a metric is read, retries included. Default 5s.
+        endpoint_url: one address for all AWS services, such as LocalStack's. Default: AWS's, or boto3's settings.
+        fresh: how long an answer is reused. Default: the query's period. A shorter time finds a new value sooner and
+            costs proportionally more.
+        timeout: time-out for reading a metric, including retries. Default 5s.
     """
 
     Query: ClassVar[type] = Query
@@ -194,7 +194,7 @@ class CloudWatch:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Source]:
-        """Open it. Nothing is sent before the first `collect`.
+        """Open the source. The first `collect` sends the first request.
 
         Raises:
             PluginError: boto3 is not installed.
@@ -208,7 +208,7 @@ class CloudWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The datapoints of one query, and the time as of which they were requested."""
+    """The datapoints of one query, and the EndTime of the request."""
 
     points: tuple[tuple[datetime, float], ...]
     now: datetime
@@ -216,13 +216,13 @@ class _Answer:
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """The state of one query. Times are the loop's.
+    """The state of one query. Times are the event loop's.
 
     Attributes:
-        request: the last request; it returns its error, for `outcome_of`.
-        used: when it was last read.
-        sent: when the last request became due.
-        alone: whether it must not share a request, as it makes the whole request fail.
+        request: the last request. Its result may be an error, as `outcome_of` expects.
+        used: when a caller last read the query.
+        sent: when the query was last added to a request.
+        alone: whether the query needs a request of its own: it is a Metrics Insights query, or it was found invalid.
     """
 
     asked: Query
@@ -233,7 +233,7 @@ class _Entry:
 
 
 class Source:
-    """A live source."""
+    """The connected source."""
 
     def __init__(self, client: aws.Aws, fresh: timedelta | None) -> None:
         self._aws = client
@@ -258,7 +258,7 @@ class Source:
         return self._reading(query, await outcome_of(request, f"{self._name}: {query}: the source was closed"))
 
     async def aclose(self) -> None:
-        """Cancel what is under way."""
+        """Cancel pending requests."""
         if self._timer is not None:
             self._timer.cancel()
         await cancel_all(self._tasks)
@@ -267,7 +267,7 @@ class Source:
                 entry.request.cancel()
 
     def _is_due(self, entry: _Entry, ahead: float = 0.0) -> bool:
-        """Whether the outcome of the last request is to be replaced now, or in `ahead` seconds."""
+        """Whether the query must be sent again now, or within `ahead` seconds."""
         if entry.request is None or entry.request.cancelled() or not entry.request.done():
             return False
         outcome = entry.request.result()
@@ -288,7 +288,7 @@ class Source:
         return request
 
     def _flush(self, now: datetime) -> None:
-        """Send all queries that are due, and those that soon will be."""
+        """Send all queries that are due now or soon."""
         loop = asyncio.get_running_loop()
         self._timer = None
         for asked, entry in list(self._entries.items()):
@@ -298,7 +298,7 @@ class Source:
             elif self._is_due(entry, AHEAD_SHARE * seconds):
                 self._add(entry)
         due, self._due = self._due, []
-        # A request has one window of time, so all its queries have one period.
+        # A request has one start and one end time, so all its queries must have the same period.
         for period in dict.fromkeys(entry.asked.period for entry in due):
             group = [entry for entry in due if entry.asked.period == period]
             together = [entry for entry in group if not entry.alone]
@@ -320,7 +320,7 @@ class Source:
                 raise EdgeTimeoutError(f"{self._name}: no complete answer to GetMetricData in {seconds:g} s") from None
         except aws.InvalidRequestError as error:
             if len(batch) > 1:
-                # One bad query makes the whole request fail: halves find it, and the others are answered.
+                # One invalid query makes the whole request fail. Split the batch until that query is alone.
                 middle = len(batch) // 2
                 await asyncio.gather(self._send(batch[:middle], now), self._send(batch[middle:], now))
                 return
@@ -329,7 +329,7 @@ class Source:
         except EdgeError as error:
             outcomes = [error] * len(batch)
         except Exception as error:
-            # Callers wait for an outcome, whatever happened.
+            # Callers wait for an outcome, so every error must become one.
             log.exception(
                 "CloudWatch request failed with an unexpected error",
                 extra={"region": self._aws.place.region, "queries": len(batch)},
@@ -404,7 +404,7 @@ class _Series:
     messages: str = ""
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Add a page. The series is complete when its last page is."""
+        """Add a page. The status of the last page is the status of the series."""
         times, values = result.get("Timestamps") or (), result.get("Values") or ()
         self.points += [(at.astimezone(UTC), float(value)) for at, value in zip(times, values, strict=False)]
         self.status = str(result.get("StatusCode") or "Complete")
@@ -412,6 +412,6 @@ class _Series:
 
 
 def _period_start(at: datetime, period: timedelta) -> datetime:
-    """The start of the period that a time is in, which is how datapoints are dated."""
+    """The start of the period that contains `at`. CloudWatch dates datapoints to it."""
     seconds = period.total_seconds()
     return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)

@@ -1,6 +1,6 @@
 """Metrics of a Flink job, from the JobManager's REST API: the plug-in, which polls once for all metrics of a job.
 
-What is kept of the polls is in `flink_samples`, and what is computed of that in `flink_metrics`.
+`flink_samples` has the samples that the polls produce. `flink_metrics` computes the metrics from them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NAMES_REFRESH = 60.0
 NAMES_RETRY = 10.0  # Flink's Kafka source has no pendingRecords before its first record
 MAX_GAP = 60.0
 MAX_GAP_WINDOWS = 4
-LESS_THAN_MEAN = 0.05  # by how much the hottest subtask may be below the mean of the busiest vertex
+LESS_THAN_MEAN = 0.05  # the hottest subtask may be this much below the mean of the busiest vertex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,13 @@ class Flink(FlinkParameters):
 
     Attributes:
         url: the JobManager's REST address, such as http://jobmanager:8081.
-        job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
+        job: the job's name, which stays the same over restarts, or its id; default: the only job that runs.
         window: time over which rates and shares are averaged; default 30s.
-        timeout: time within which all that a reading needs must arrive, each answer within 45 % of it; default 3s.
-        username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
+        timeout: time-out for all requests of a reading together; each single request gets 45 % of it; default 3s.
+        username: user for basic authentication, if a proxy in front of the JobManager requires it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
-        ca_file: PEM file with the certificates that sign the server's; default: those of the system.
+        ca_file: PEM file with the CA certificates for the server's certificate; default: those of the system.
     """
 
     window: timedelta = timedelta(seconds=30)
@@ -83,7 +83,7 @@ class Flink(FlinkParameters):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkSource]:
-        """Open it. Nothing is sent before the first `collect`."""
+        """Open the source. The first `collect` sends the first request."""
         source = FlinkSource(await self.api(shared), self)
         try:
             yield source
@@ -92,7 +92,7 @@ class Flink(FlinkParameters):
 
 
 class FlinkSource:
-    """The live source: polls all vertices once for the metrics of one observation."""
+    """The connected source. It polls all vertices once for all metrics of one observation."""
 
     def __init__(self, api: FlinkApi, parameters: Flink) -> None:
         self._api = api
@@ -112,7 +112,7 @@ class FlinkSource:
         self._missed = False
 
     async def close(self) -> None:
-        """Cancel a poll that is under way."""
+        """Cancel a pending poll."""
         if self._polling is not None and not self._polling.done():
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
@@ -152,11 +152,11 @@ class FlinkSource:
             task = self._polling = asyncio.create_task(self._vertices())
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._polled_for = now
-        # One caller's cancellation must not take the answer from the others.
+        # If one caller is cancelled, the others must still get the answer.
         return await asyncio.shield(task)
 
     async def _job(self) -> tuple[Job, float]:
-        """The job, and when its metrics were true. Raises AnswerError when it does not run."""
+        """The job, and the time at which its metrics were true. Raises AnswerError when the job does not run."""
         line = await self._api.find_job(self._parameters.job)
         name = self._parameters.job
         if line is None:
@@ -191,24 +191,25 @@ class FlinkSource:
             self._partitions.clear()
             self._subtasks.clear()
             self._hottest, self._shows_subtasks = None, True
-        # Of the vertex that was hottest at the last poll, so that nothing waits for it; a rate needs two polls anyway.
+        # Sample the subtasks of the vertex that was hottest at the last poll. So this request need not wait for the
+        # others, and a rate needs two polls anyway.
         tracks, subtasks = await asyncio.gather(
             asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices)),
             self._sample_subtasks(job, self._hottest, at),
         )
         self._hottest = hottest_vertex(tracks)
-        # A TaskManager that hangs keeps its last figures: they are no younger for being gathered again.
+        # If a TaskManager hangs, Flink keeps its last figures. To gather them again does not make them younger.
         newest = [track.samples[-1].at for track in tracks if track.samples]
         return Snapshot(job, min([at, *newest]), {track.vertex.id: track for track in tracks}, subtasks)
 
     async def _sample_subtasks(self, job: Job, vertex: str | None, at: float) -> tuple[SubtasksSample, ...]:
-        """Those of a vertex over the window; none where they cannot be read now, so that utilization is a mean."""
+        """The subtask samples of a vertex over the window. If there are none, utilization falls back to the mean."""
         if vertex is None or not (self._asked_by_worker and self._shows_subtasks):
             return ()
         try:
             found = make_subtasks_sample(await self._api.subtasks(job.jid, vertex), at)
         except RefusedError:
-            self._shows_subtasks = False  # a scheduler inside a Spark job shows none
+            self._shows_subtasks = False  # this server has no subtasks, such as a scheduler inside a Spark job
             return ()
         except EdgeError:
             return ()
@@ -220,7 +221,7 @@ class FlinkSource:
         if samples:
             before, after = samples[-1].subtasks, found.subtasks
             if before == after:
-                return tuple(samples)  # the JobManager has gathered nothing new since
+                return tuple(samples)  # the JobManager has gathered no new metrics since the last poll
             same = before.keys() == after.keys() and all(before[key].age <= after[key].age for key in after)
             if not same or (paused and at - samples[-1].at > max(MAX_GAP, MAX_GAP_WINDOWS * self._window)):
                 samples.clear()
@@ -246,7 +247,7 @@ class FlinkSource:
             if gap or not continues(last, found):
                 samples.clear()  # a gap in the polls, or restarted subtasks
             elif found.clock is not None and found.clock == last.clock:
-                # the JobManager has gathered nothing new since
+                # the JobManager has gathered no new metrics since the last poll
                 return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
             else:
                 samples[-1] = trim_sample(last)
@@ -256,7 +257,7 @@ class FlinkSource:
         return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
 
     async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
-        """What its subtasks report; the names are requested again when they are missing, or there may be new ones."""
+        """The metrics of a vertex. Its names are requested again if they are missing or old, or new ones may appear."""
         kept = self._names.get(vertex.id)
         now = time.monotonic()
         if kept is not None and now - kept[0] <= (NAMES_REFRESH if kept[1] >= TASK else NAMES_RETRY):

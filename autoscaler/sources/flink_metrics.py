@@ -1,4 +1,4 @@
-"""Metrics of a Flink job, computed: pure functions of a snapshot."""
+"""Computes the metrics of a Flink job: pure functions of a snapshot."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from autoscaler.sources.flink_samples import (
 HEAP_USED, HEAP_MAX = "Status.JVM.Memory.Heap.Used", "Status.JVM.Memory.Heap.Max"
 GC, CPU = "Status.JVM.GarbageCollector.All.TimeMsPerSecond", "Status.JVM.CPU.Load"
 
-MEAN_SPAN = 65.0  # Flink's own rates are means over 60 s, and too low before a task has run that long
+MEAN_SPAN = 65.0  # seconds; Flink's own rates are means over 60 s, so they are too low while a task is younger
 UNSATURATED = 0.9
-NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record
-MAX_NAME = 80  # names of vertices can be as long as an SQL statement
+NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record are beyond this
+MAX_NAME = 80  # characters; the name of a vertex can be as long as a SQL statement
 
 
 class Metric(StrEnum):
@@ -72,7 +72,7 @@ class Metric(StrEnum):
 VERTEX_METRICS = frozenset(
     {Metric.BUSY, Metric.IDLE, Metric.BACKPRESSURED, Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE}
 )
-"""Metrics that a vertex can be named for; the last three must."""
+"""Metrics that accept the parameter `vertex`; the last three require it."""
 NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
 RATE_METRICS = frozenset({Metric.ARRIVALS, Metric.THROUGHPUT})
 WORKER_METRICS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
@@ -85,7 +85,7 @@ CHECKPOINT_METRICS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AG
 
 
 class Aggregator(StrEnum):
-    """How the busy times of a vertex's subtasks become one (`job.autoscaler.metrics.busy-time.aggregator`)."""
+    """How to combine the busy times of a vertex's subtasks (`job.autoscaler.metrics.busy-time.aggregator`)."""
 
     MAX = "MAX"
     MIN = "MIN"
@@ -97,19 +97,19 @@ class FlinkQuery:
     """One metric of a Flink job.
 
     Attributes:
-        metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism, required_slots; of
-            every vertex at once vertices; of one busy, idle, backpressured, records_in, records_out, true_rate; of
-            time watermark_lag, event_lag, source_idle; of the TaskManagers heap, gc, cpu; of checkpoints
-            checkpoint_duration, checkpoint_age.
-        vertex: which vertex: its id, its name, or a part of its name that no other has; busy, idle and backpressured
-            without it are those of the vertex that has most. Default: none.
-        aggregate: over the subtasks of a vertex avg, max (the hottest) or min; for busy, idle, backpressured,
-            capacity, required_parallelism, required_slots, true_rate and vertices. Default: max for the last five, as
-            in Flink's own autoscaler, else avg.
-        utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism and required_slots;
-            default 0.7.
-        catch_up: in what time the lag, and what arrives during a restart, is to be processed, for required_parallelism
-            and required_slots; default 0s: nothing is added for them.
+        metric: for the job: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism,
+            required_slots; for all vertices at once: vertices; for one vertex: busy, idle, backpressured, records_in,
+            records_out, true_rate; about time: watermark_lag, event_lag, source_idle; for the TaskManagers: heap, gc,
+            cpu; for checkpoints: checkpoint_duration, checkpoint_age.
+        vertex: the id of a vertex, its name, or a part of its name that no other vertex has. Without it, busy, idle
+            and backpressured are the values of the vertex with the highest value. Default: none.
+        aggregate: how to combine the subtasks of a vertex: avg, max (the hottest) or min; for busy, idle,
+            backpressured, capacity, required_parallelism, required_slots, true_rate and vertices. Default: max for the
+            last five, as in Flink's own autoscaler, else avg.
+        utilization: the highest allowed busy share of the busiest vertex, above 0 to 1, for required_parallelism and
+            required_slots; default 0.7.
+        catch_up: the time in which the job must process the lag and the records that arrive during a restart, for
+            required_parallelism and required_slots; default 0s: no parallelism is added for them.
         restart: how long a restart takes, for required_parallelism and required_slots; default 0s.
     """
 
@@ -139,21 +139,21 @@ class FlinkQuery:
 
     @property
     def share(self) -> bool:
-        """Whether it is a share from 0 to 1."""
+        """Whether the metric is a share from 0 to 1."""
         return self.metric in SHARE_METRICS
 
     @property
     def aggregator(self) -> Aggregator:
-        """How busy times of subtasks become one."""
+        """How to combine the busy times of subtasks."""
         hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, Metric.VERTICES, *REQUIREMENT_METRICS}
         return Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
 
 
 def source_counter(track: Track) -> str:
-    """The counter of the records that a source reads.
+    """The name of the counter of the records that a source reads.
 
-    Its reader counts them where it is built as Flink's connectors are (`Source__x.numRecordsIn`); of one that does
-    not count, what it gives out must do. The first that is not 0 is taken, as in Flink's autoscaler.
+    Sources that are built like Flink's connectors count the records they read (`Source__x.numRecordsIn`). For other
+    sources, the records they emit must be enough. As in Flink's autoscaler, the first counter that is not 0 is used.
     """
     known = track.last.metrics
     own = sorted(name for name in known if name.startswith("Source__"))
@@ -174,7 +174,7 @@ def record_rate(track: Track, name: str) -> float:
     grown = track.grown(lambda sample: sample.sum(name))
     if not math.isnan(grown):
         return max(0.0, grown)
-    # Flink's own mean over 60 s must do at the first poll.
+    # At the first poll, use Flink's own mean over 60 s.
     mean = last.metrics.get(name + PER_SECOND)
     if mean is not None and last.clock is not None and last.clock >= MEAN_SPAN * 1000 and math.isfinite(mean.sum):
         return max(0.0, mean.sum)
@@ -187,7 +187,7 @@ def read_rate(track: Track) -> float:
 
 
 def pending_records(track: Track) -> float:
-    """Records that wait for a source. Raises AnswerError when it does not report."""
+    """Records that wait for a source. Raises AnswerError when the source does not report them."""
     pending = track.last.pending
     if pending is None:
         raise AnswerError(
@@ -200,10 +200,10 @@ def pending_records(track: Track) -> float:
 
 
 def share(track: Track, total: str, now: str, aggregator: Aggregator = Aggregator.AVG) -> float:
-    """Share of the time, 0 to 1, that the subtasks of a vertex spend so; NaN where Flink does not measure it.
+    """Share of the time, 0 to 1, that a vertex's subtasks spend in one condition; NaN if Flink does not measure it.
 
-    The mean is computed over the window, the hottest and the idlest from Flink's own shares, each of which is of the
-    last 5 s.
+    The mean (AVG) is computed from the counter `total` over the window. MAX and MIN come from Flink's own shares `now`,
+    each of which covers the last 5 s.
     """
     last = track.last
     if aggregator is Aggregator.AVG:
@@ -219,12 +219,12 @@ def share(track: Track, total: str, now: str, aggregator: Aggregator = Aggregato
 
 
 def busy(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
-    """Share of the time that it works."""
+    """Share of the time that a vertex works."""
     return share(track, BUSY, NOW_BUSY, aggregator)
 
 
 def backpressured(track: Track) -> float:
-    """Share of the time that it waits for those downstream."""
+    """Share of the time that a vertex waits for downstream vertices."""
     return share(track, BACKPRESSURED, NOW_BACKPRESSURED, Aggregator.AVG)
 
 
@@ -238,7 +238,7 @@ def lag(snapshot: Snapshot, _: FlinkQuery) -> float:
 
 
 def averaging_span(snapshot: Snapshot) -> float:
-    """Seconds that the sources' rates are means over: 0 where they have not been polled equally often."""
+    """Seconds over which the sources' rates are averaged; 0 if the samples of the sources do not span the same time."""
     spans = {round(track.samples[-1].at - track.samples[0].at, 1) for track in snapshot.sources if track.samples}
     return spans.pop() if len(spans) == 1 else 0.0
 
@@ -249,7 +249,7 @@ def throughput(snapshot: Snapshot, _: FlinkQuery) -> float:
 
 
 def arrivals(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """Records per second offered: what is read, and what the lag grows by."""
+    """Records per second that arrive: the records that are read, plus the growth of the lag."""
     return sum(_offered(track) for track in _existing(snapshot.sources))
 
 
@@ -264,14 +264,14 @@ def _offered(track: Track) -> float:
             return max(0.0, rate + grows)
         why, error = f"how its lag grows needs two polls, and this was the first at {name!r}", NotYetError
     if _load(track) < UNSATURATED:
-        return rate  # it reads all that arrives
+        return rate  # the source is not saturated, so it reads all records that arrive
     raise error(
         f"what arrives at {name!r} is unknown: {why}; it is busy all the time, so it may read less than arrives"
     )
 
 
 def _load(track: Track) -> float:
-    """Share of the time that a source has something to read: it works, or waits for those downstream."""
+    """Share of the time that a source has records to read: it works, or it waits for downstream vertices."""
     parts = [part for part in (busy(track), backpressured(track)) if not math.isnan(part)]
     if not parts:
         raise AnswerError(f"{track.vertex.name!r} reports neither how busy nor how backpressured it is")
@@ -279,7 +279,7 @@ def _load(track: Track) -> float:
 
 
 def saturation(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """How busy the job is with all the work it could take: that of its busiest vertex, or of a backpressured source."""
+    """The share of its capacity that the job uses: the highest busy share of any vertex, or load of any source."""
     shares = [busy(track) for track in _existing(snapshot.alive)] + [_load(track) for track in snapshot.sources]
     known = [one for one in shares if not math.isnan(one)]
     if not known:
@@ -288,16 +288,16 @@ def saturation(snapshot: Snapshot, _: FlinkQuery) -> float:
 
 
 def utilization(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """Busy share of the slots: that of the busiest vertex, mean over its subtasks."""
+    """Busy share of the slots: the mean over the subtasks of the busiest vertex."""
     return _most(snapshot, BUSY, NOW_BUSY, Aggregator.AVG)
 
 
 def worker_shares(samples: Sequence[SubtasksSample]) -> tuple[float, ...]:
-    """Busy share over the samples of the busiest subtask of each TaskManager, in the order of their ids.
+    """For each TaskManager, in the order of their ids: the busy share of its busiest subtask over the samples.
 
-    The busiest and not the mean of a TaskManager's slots: a subtask that is busy all the time holds up those before
-    it, however idle its neighbours are. All samples are of the same subtasks; nothing with fewer than two of them, or
-    while one of the subtasks has counted less than a second.
+    It is the busiest subtask and not the mean over the TaskManager's slots, because a subtask that is always busy slows
+    down its upstream subtasks, no matter how idle its neighbours are. All samples have the same subtasks. The result is
+    empty with fewer than two samples, or while a subtask has counted less than a second.
     """
     if len(samples) < 2:  # noqa: PLR2004 - a rate lies between two
         return ()
@@ -312,7 +312,7 @@ def worker_shares(samples: Sequence[SubtasksSample]) -> tuple[float, ...]:
 
 
 def hottest_vertex(tracks: Iterable[Track]) -> str | None:
-    """The vertex with the busiest subtask, by Flink's own shares over the window; None where none reports it."""
+    """The vertex with the busiest subtask, by Flink's own shares over the window; None if no vertex reports them."""
     known = [(busy(track, Aggregator.MAX), track.vertex.id) for track in tracks if track.samples]
     return max([one for one in known if not math.isnan(one[0])], default=(0.0, None))[1]
 
@@ -339,18 +339,18 @@ def _share(total: str, now: str) -> Callable[[Snapshot, FlinkQuery], float]:
 
 
 def records_in(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Records per second that a vertex takes in; a source: that it reads."""
+    """Records per second that a vertex receives, or that a source reads."""
     track = find_vertex(snapshot, query.vertex or "")
     return read_rate(track) if track in snapshot.sources else record_rate(track, RECORDS_IN)
 
 
 def records_out(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Records per second that a vertex gives out, counted once for each vertex that gets them."""
+    """Records per second that a vertex emits, counted once for each vertex that receives them."""
     return record_rate(find_vertex(snapshot, query.vertex or ""), RECORDS_OUT)
 
 
 def true_rate(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Records per second that a vertex could take in at its parallelism."""
+    """Records per second that a vertex could process at its parallelism."""
     track = find_vertex(snapshot, query.vertex or "")
     return _finite(_true_rate(track, track in snapshot.sources, query.aggregator), f"the true rate of {query.vertex!r}")
 
@@ -359,7 +359,7 @@ def _true_rate(track: Track, source: bool, aggregator: Aggregator) -> float:
     rate = read_rate(track) if source else record_rate(track, RECORDS_IN)
     observed = []
     if source and track.last.pending is not None:
-        # Flink takes one sample a time; the window is one here, so its mean stands for all of them.
+        # Flink's autoscaler keeps a sample per poll. Here the whole window is one sample, so its mean is used twice.
         held = backpressured(track)
         one = dataflow.observed_while_catching_up(rate, track.last.pending, 0.0 if math.isnan(held) else held * 1000)
         observed = [one, one]
@@ -368,7 +368,7 @@ def _true_rate(track: Track, source: bool, aggregator: Aggregator) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every vertex must do, and could do, by the rules of Flink's autoscaler."""
+    """The rates that every vertex has, must reach and could reach, by the rules of Flink's autoscaler."""
 
     graph: dataflow.Graph
     rates: Mapping[str, dataflow.Rates]
@@ -378,10 +378,10 @@ class Work:
 
 
 def work(snapshot: Snapshot, query: FlinkQuery, target: Callable[[Track, FlinkQuery], dataflow.TargetRate]) -> Work:
-    """Put the vertices together. `target` computes what a source must take.
+    """Compute the rates of all vertices. `target` computes the rate that a source must reach.
 
     Raises:
-        AnswerError: one of them cannot be measured.
+        AnswerError: a vertex cannot be measured.
     """
     alive = {track.vertex.id: track for track in _existing(snapshot.alive)}
     inputs = snapshot.job.inputs
@@ -407,12 +407,12 @@ def work(snapshot: Snapshot, query: FlinkQuery, target: Callable[[Track, FlinkQu
 
 
 def _taken(track: Track, _: FlinkQuery) -> dataflow.TargetRate:
-    """What a source takes now."""
+    """The rate at which a source reads now."""
     return dataflow.TargetRate(read_rate(track))
 
 
 def _target(track: Track, query: FlinkQuery) -> dataflow.TargetRate:
-    """What a source must take: a source that does not report its lag, what it takes, as in Flink's autoscaler."""
+    """The rate that a source must reach. If it does not report its lag: its present rate, as in Flink's autoscaler."""
     if track.last.pending is None:
         return _taken(track, query)
     seconds = query.catch_up.total_seconds()
@@ -420,7 +420,7 @@ def _target(track: Track, query: FlinkQuery) -> dataflow.TargetRate:
 
 
 def capacity(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Records per second that the whole job could process at its sources, at its present parallelism."""
+    """Records per second that the whole job could process at its sources, at its current parallelism."""
     known = work(snapshot, query, _taken)
     found = dataflow.job_true_rate(
         known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates
@@ -432,18 +432,18 @@ def capacity(snapshot: Snapshot, query: FlinkQuery) -> float:
 
 
 def required_parallelism(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Parallelism that the neediest vertex needs for what is offered, at the wished utilization."""
+    """The highest parallelism that any vertex needs for the arriving records, at the target utilization."""
     return float(max(_needed(snapshot, query).values()))
 
 
 def required_slots(snapshot: Snapshot, query: FlinkQuery) -> float:
-    """Slots with which every vertex gets the parallelism it needs: where all share slots, that of the neediest.
+    """The slots with which every vertex gets the parallelism it needs.
 
-    Flink before 1.20 does not report the slot sharing groups; there all vertices are taken to be in one, as is the
-    default.
+    If all vertices are in one slot sharing group, this is the highest parallelism that any vertex needs. Flink before
+    1.20 does not report the groups; then all vertices are assumed to be in one group, which is Flink's default.
     """
     needed = _needed(snapshot, query)
-    # A vertex that is over, or whose need is not known, still has its share of the slots when it is deployed again.
+    # A vertex that has ended, or whose need is unknown, also needs a slot when the job is deployed again.
     groups: dict[str | None, list[tuple[Bounds, int]]] = {}
     for vertex in snapshot.job.vertices:
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else MOST_MAX_PARALLELISM
@@ -457,7 +457,7 @@ def required_slots(snapshot: Snapshot, query: FlinkQuery) -> float:
 
 
 def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
-    """Vertex -> the parallelism it needs. Raises AnswerError unless that is known of every one that matters."""
+    """Vertex -> the parallelism it needs, without legacy sources. Raises AnswerError if it is unknown for another."""
     known = work(snapshot, query, _target)
     needed = {}
     for track in snapshot.alive:
@@ -465,18 +465,18 @@ def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
         target, rate = known.targets[vertex.id], known.true_rates[vertex.id]
         wanted = dataflow.target_capacity(target, query.utilization, query.catch_up, query.restart)
         if math.isnan(rate) and vertex.id in known.graph.sources:
-            continue  # a legacy source: how much it needs is not known, and it is rarely what limits
+            continue  # a legacy source: its need is unknown, and it is rarely the bottleneck
         if math.isnan(rate) or math.isnan(wanted):
             raise AnswerError(f"the parallelism that {vertex.name!r} needs is unknown: its rates cannot be measured")
         if known.rates[vertex.id].records_in == 0 and wanted > 0:
-            # By Flink's rules it could do anything, which would shrink a job that is stuck.
+            # By Flink's rules its true rate would be infinite, and a job that is stuck would be scaled down.
             waiting = f"{target.rate:g} records/s arrive" if target.rate > 0 else "records wait for it"
             raise AnswerError(
                 f"the parallelism that {vertex.name!r} needs is unknown: it reads no records although {waiting}; "
                 "the job is stuck, check its backpressure"
             )
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
-        # Subtasks of a source that have ended do not count.
+        # The sample's count leaves out subtasks of a source that have ended.
         needed[vertex.id] = dataflow.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
         raise AnswerError("no vertex reports what it could process")
@@ -484,14 +484,15 @@ def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
 
 
 def vertices(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """Vertices that still run; what is known of each is in `parts`."""
+    """The number of vertices that have not ended; the reading's `parts` has the figures of each."""
     return float(len(_existing(snapshot.alive)))
 
 
 def parts(snapshot: Snapshot, query: FlinkQuery) -> dict[str, dict[str, float]]:
-    """What Flink's autoscaler uses of each vertex, by its name and id; what is not known is left out.
+    """`name (id)` of each vertex -> the figures that Flink's autoscaler uses, without unknown ones.
 
-    A vertex that is over has only its slot sharing group and its key groups: it is deployed again with the others.
+    A vertex that has ended has only its slot sharing group and its maximum parallelism. They still matter, because the
+    vertex is deployed again with the others.
     """
     known = work(snapshot, query, _taken)
     ratios = dataflow.output_ratios(known.graph, known.rates)
@@ -581,7 +582,7 @@ def gc(snapshot: Snapshot, _: FlinkQuery) -> float:
 
 
 def cpu(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """Share of its host's processors that a TaskManager's process uses, mean over all."""
+    """Share of its host's processors that a TaskManager's process uses, mean over all TaskManagers."""
     load = _worker(snapshot, CPU).avg
     if not load >= 0:
         raise AnswerError(f"the TaskManagers report {load} as the load of their processors")
@@ -604,7 +605,7 @@ def checkpoint_duration(snapshot: Snapshot, _: FlinkQuery) -> float:
 
 
 def checkpoint_age(snapshot: Snapshot, _: FlinkQuery) -> float:
-    """Seconds since the last completed checkpoint began: what a restart would do again."""
+    """Seconds since the last completed checkpoint started: a restart processes the records of this time again."""
     latest = None if snapshot.checkpoints is None else snapshot.checkpoints.latest.completed
     if latest is None:
         raise AnswerError("no checkpoint has completed (yet)")
@@ -618,7 +619,7 @@ def _existing(tracks: Sequence[Track]) -> Sequence[Track]:
 
 
 def find_vertex(snapshot: Snapshot, text: str) -> Track:
-    """The vertex of that id or name, or the only one with that in its name. Raises AnswerError."""
+    """The vertex with that id or name, or the only one whose name contains it. Raises AnswerError."""
     tracks = list(snapshot.tracks.values())
     exact = [track for track in tracks if text in {track.vertex.id, track.vertex.name}]
     found = exact or [track for track in tracks if text in track.vertex.name]

@@ -1,9 +1,9 @@
-"""What the source `flink` has polled of a job: samples of its vertices and subtasks over the window.
+"""The data that the source `flink` has polled: samples of a job's vertices and subtasks over the window.
 
-Flink counts, for every subtask, the milliseconds it was busy, idle and backpressured since it started.
-Together they are the subtask's age on its own machine, the very moment its other counters were read. That is the
-clock of all rates here: it does not matter when the JobManager gathered a counter, nor whether the TaskManagers
-answered at the same time.
+For every subtask, Flink counts the milliseconds it was busy, idle and backpressured since it started. Their sum is the
+subtask's age on its own machine, at the moment when its other counters were read. All rates here use this age as their
+clock. So it does not matter when the JobManager gathered a counter, or whether all TaskManagers answered at the same
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATOR = frozenset({PENDING, SOURCE_IDLE, EVENT_LAG, WATERMARKS[1]})
 KAFKA, PULSAR = ".KafkaSourceReader.topic.", ".PulsarConsumer."
 
 MIN_RATE_SPAN = 1000.0  # ms between two samples that make a rate
-COUNT_TOLERANCE = 0.05  # how far a count of subtasks may be from a whole number
+COUNT_TOLERANCE = 0.05  # the largest difference between the computed and the expected number of subtasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Sample:
     """One vertex at one time.
 
     Attributes:
-        at: seconds on the event loop's clock when it was true, as far as is known.
-        clock: mean age of its subtasks in milliseconds; None where Flink does not measure it (legacy sources).
-        count: subtasks that reported.
-        metrics: what they reported.
-        pending: records waiting; None when it does not report.
+        at: when the sample was true, as far as is known, in seconds on the event loop's clock.
+        clock: mean age of the subtasks in milliseconds; None if Flink does not measure it (legacy sources).
+        count: number of subtasks that reported.
+        metrics: their metrics.
+        pending: records waiting; None if the vertex does not report them.
     """
 
     at: float
@@ -51,7 +51,7 @@ class Sample:
     pending: float | None = None
 
     def sum(self, name: str) -> float:
-        """Sum over the subtasks, NaN when it is not reported."""
+        """The sum of a metric over the subtasks; NaN if it is not reported."""
         known = self.metrics.get(name)
         return math.nan if known is None else known.sum
 
@@ -61,11 +61,11 @@ class Track:
     """A vertex over the window.
 
     Attributes:
-        vertex: as the job shows it now.
-        samples: oldest first, of one run, without a step backwards.
-        missing: why it cannot be measured now, or None.
+        vertex: the vertex as the job shows it now.
+        samples: samples of one run, oldest first, whose counters never decrease.
+        missing: why the vertex cannot be measured now, or None.
         ended: whether all its subtasks have finished.
-        partitions: of the log that it reads; 0: none, or it does not report.
+        partitions: number of partitions that the vertex reads; 0: none, or not reported.
     """
 
     vertex: Vertex
@@ -87,7 +87,7 @@ class Track:
         return [((sample.clock or 0.0) if clocked else sample.at * 1000, value(sample)) for sample in self.samples]
 
     def grown(self, value: Callable[[Sample], float | None]) -> float:
-        """Growth per second over the window; NaN with less than two samples that are a second apart."""
+        """Growth per second over the window; NaN unless two samples are at least a second apart."""
         points = [point for point in self.points(value) if point[1] is not None and not math.isnan(point[1])]
         if len(points) < 2 or points[-1][0] - points[0][0] < MIN_RATE_SPAN:  # noqa: PLR2004 - a rate lies between two
             return math.nan
@@ -95,7 +95,7 @@ class Track:
 
 
 class SubtaskId(NamedTuple):
-    """One attempt of a subtask; a restarted one is another."""
+    """One attempt of a subtask. A restart is a new attempt."""
 
     taskmanager: str
     number: int
@@ -103,7 +103,7 @@ class SubtaskId(NamedTuple):
 
 
 class SubtaskClock(NamedTuple):
-    """What a subtask has counted since it started, in milliseconds."""
+    """The busy time and the age of a subtask since it started, in milliseconds."""
 
     busy: float
     age: float
@@ -119,15 +119,15 @@ class SubtasksSample:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a job's metrics are computed from.
+    """The input from which a job's metrics are computed.
 
     Attributes:
         job: the job as it is now.
         at: when its metrics were true, on the event loop's clock.
         tracks: vertex -> its samples.
-        subtasks: those of the vertex with the hottest subtask over the window, oldest first, where they are known.
-        workers: metrics over the TaskManagers, where they were requested.
-        checkpoints: where they were requested.
+        subtasks: subtask samples of the vertex with the hottest subtask over the window, oldest first, if known.
+        workers: metrics over the TaskManagers, if they were requested.
+        checkpoints: the job's checkpoints, if they were requested.
     """
 
     job: Job
@@ -139,18 +139,18 @@ class Snapshot:
 
     @property
     def sources(self) -> list[Track]:
-        """The vertices that nothing feeds, without those that have ended."""
+        """The vertices without upstream vertices that have not ended."""
         found = [self.tracks[vertex.id] for vertex in self.job.sources]
         return [track for track in found if not track.ended]
 
     @property
     def alive(self) -> list[Track]:
-        """All vertices but those that have ended."""
+        """All vertices that have not ended."""
         return [track for track in self.tracks.values() if not track.ended]
 
 
 def useful_names(names: frozenset[str]) -> frozenset[str]:
-    """Those of a vertex's metrics that are used. A comma would split a name in the request."""
+    """The names that this source uses. Names with a comma are left out, because a request separates names by commas."""
     found = {name for name in names if name in TASK | TASK_RATES or name == WATERMARKS[0]}
     for name in names:
         operator, _, last = name.rpartition(".")
@@ -164,9 +164,10 @@ def useful_names(names: frozenset[str]) -> frozenset[str]:
 
 
 def partitions(names: Iterable[str]) -> int:
-    """Partitions that a source reads, by the names of its metrics: `updateKafkaPulsarSourceNumPartitions`.
+    """The number of partitions that a source reads, counted in the names of its metrics.
 
-    Only Flink's connectors for Kafka and Pulsar report them; 0 for any other.
+    Flink's autoscaler does the same in `updateKafkaPulsarSourceNumPartitions`. Only Flink's connectors for Kafka and
+    Pulsar report partitions; for any other source the number is 0.
     """
     found: set[tuple[str, str]] = set()
     for name in names:
@@ -183,7 +184,7 @@ def partitions(names: Iterable[str]) -> int:
 
 
 def make_sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample | str:
-    """Make a sample of what the subtasks reported, or return why that cannot be trusted."""
+    """Make a sample of the subtasks' metrics, or return why they cannot be trusted."""
     if not metrics:
         return "its subtasks report no metrics yet"
     parts = [metrics[name] for name in (BUSY, IDLE, BACKPRESSURED) if name in metrics]
@@ -198,7 +199,7 @@ def make_sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> S
 
 
 def trim_sample(known: Sample) -> Sample:
-    """A sample as it is kept for the window: what grows, and the shares of the hottest subtask."""
+    """Reduce a sample to the metrics that are needed later: the counters and Flink's own shares."""
     kept = {
         name: value
         for name, value in known.metrics.items()
@@ -209,7 +210,7 @@ def trim_sample(known: Sample) -> Sample:
 
 
 def make_subtasks_sample(subtasks: Iterable[Subtask], at: float) -> SubtasksSample | None:
-    """Make a sample of the subtasks that run; None when the times of one of them are not known."""
+    """Make a sample of the running subtasks; None if the times of one of them are unknown or there are none."""
     found = {}
     for one in subtasks:
         if one.status == "RUNNING":
@@ -221,7 +222,7 @@ def make_subtasks_sample(subtasks: Iterable[Subtask], at: float) -> SubtasksSamp
 
 
 def continues(before: Sample, after: Sample) -> bool:
-    """Whether no counter has decreased: else subtasks have restarted in between."""
+    """Whether no counter has decreased. If one has, subtasks have restarted between the samples."""
     if (before.clock is None) != (after.clock is None) or before.count != after.count:
         return False
     if before.clock is not None and after.clock is not None and after.clock < before.clock:

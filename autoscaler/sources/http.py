@@ -1,4 +1,4 @@
-"""Metrics out of a JSON document that some service shows, each picked by a JMESPath expression.
+"""Metrics from a JSON document that a service offers over HTTP. A JMESPath expression selects each metric.
 
     sources:
       queue: {type: http, url: "https://queue.example.org/stats", token: "${QUEUE_TOKEN}"}
@@ -7,8 +7,9 @@
         metrics:
           lag: {source: queue, path: "queues[?name=='orders'].waiting | [0]", at: updated}
 
-The document is requested once, however many metrics and clusters need it, and reused for `fresh`. What is missing, not
-a number, or not finite is an error and never zero. Proxies of the environment are not used; redirects are not followed.
+All metrics and clusters share one request for the document, and its answer is reused for `fresh`. A value that is
+missing, not a number or not finite is an error; it is never read as zero. The source does not use the environment's
+proxies and does not follow redirects.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, PluginError, Secret, Shared
 
-SHARE = 0.95  # of the time-out is for the request, so that its error is raised before the caller's
-MILLISECONDS_FROM = 1e11  # a unix time as large as this is in milliseconds; in seconds it would be the year 5138
+SHARE = 0.95  # of the time-out, for the request: its error is raised before the caller's time-out ends
+MILLISECONDS_FROM = 1e11  # a unix time from this value on is in milliseconds; in seconds it would be the year 5138
 
 
 def _jmespath() -> ModuleType | None:
-    """The package, or None where it is not installed."""
+    """The package, or None if it is not installed."""
     try:
         return importlib.import_module("jmespath")
     except ImportError:
@@ -45,7 +46,7 @@ def _jmespath() -> ModuleType | None:
 
 
 def _check_path(name: str, path: str) -> None:
-    """Raises ParameterError for what is not a JMESPath expression. Without the package, `connect` raises."""
+    """Raise ParameterError if `path` is not a JMESPath expression. If the package is missing, `connect` raises."""
     if not path.strip():
         raise ParameterError(name, "must not be empty, expected a JMESPath expression")
     if (jmespath := _jmespath()) is not None:
@@ -60,9 +61,9 @@ class Query:
     """One metric.
 
     Attributes:
-        path: JMESPath expression that gives a number, or a list of numbers, one per replica.
-        at: JMESPath expression that gives the time at which the value was true: unix seconds or milliseconds, or a
-            string of ISO 8601 with its zone. Default: the time of the answer.
+        path: JMESPath expression for a number, or for a list of numbers, one per replica.
+        at: JMESPath expression for the time at which the value was true: unix seconds or milliseconds, or an ISO 8601
+            string with a time zone. Default: the time of the answer.
     """
 
     path: str
@@ -79,15 +80,17 @@ class Http:
     """A JSON document at an address.
 
     Attributes:
-        url: its address, `http://` or `https://`. It shows in messages and logs: no secrets in it.
-        token: sent as `Authorization: Bearer <token>`, or as it is in `token_header`. Default: none.
+        url: the document's address, `http://` or `https://`. Messages and logs show it, so it must not have secrets.
+        token: sent as `Authorization: Bearer <token>`, or unchanged in `token_header`. Default: none.
         token_header: the header that carries the token, such as `X-Api-Key`. Default `Authorization`.
-        headers: further HTTP headers. They are not secret: they show in logs.
-        ca_file: PEM file with the certificates that sign the server's. Default: those of the system.
-        verify: whether the server's certificate is verified. Default true; false lets anyone pose as the server.
-        timeout: within this the document is read, retries included. Default 3s.
-        attempts: how often it is requested while the server is unavailable, at least 1. Default 3.
-        fresh: how long it is reused for other metrics and clusters; below the interval of the clusters. Default 1s.
+        headers: further HTTP headers. They must not have secrets, because logs show them.
+        ca_file: PEM file with the CA certificates for the server's certificate. Default: those of the system.
+        verify: whether the server's certificate is verified. Default true; with false, anyone can impersonate the
+            server.
+        timeout: time-out for reading the document, including retries. Default 3s.
+        attempts: how often the document is requested while the server is unavailable, at least 1. Default 3.
+        fresh: how long the document is reused for other metrics and clusters. Set it below the clusters' interval.
+            Default 1s.
         max_bytes: a larger document is refused. Default 1,000,000.
     """
 
@@ -131,7 +134,7 @@ class Http:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[HttpSource]:
-        """Open it. Nothing is sent before the first `collect`.
+        """Open the source. The first `collect` sends the first request.
 
         Raises:
             PluginError: the package jmespath is not installed.
@@ -144,7 +147,7 @@ class Http:
 
 
 class HttpSource:
-    """The live source."""
+    """The connected source."""
 
     def __init__(self, plugin: Http, client: JsonClient, jmespath: ModuleType) -> None:
         self._plugin = plugin
@@ -169,8 +172,8 @@ class HttpSource:
         try:
             found: object = self._jmespath.search(path, document)
         except (ValueError, TypeError, OverflowError) as error:
-            # A JMESPathError is a ValueError; its functions pass on what Python raises for NaN, for large integers and
-            # for values that cannot be compared.
+            # A JMESPathError is a ValueError. JMESPath functions also let Python's own errors through, such as those
+            # for NaN, for large integers and for values that cannot be compared.
             raise AnswerError(f"{self._where(path)} cannot be applied: {_first_line(error)}") from None
         if found is None:
             raise AnswerError(f"{self._where(path)} finds nothing in the document")
@@ -183,7 +186,7 @@ def _numbers(found: object, where: str) -> float | tuple[float, ...]:
         if not found:
             raise AnswerError(f"{where} gives an empty list, expected a number or a list of numbers")
         try:
-            # All at once: there may be hundreds of thousands, and every cluster waits meanwhile.
+            # A fast path, because there may be hundreds of thousands of numbers and all clusters wait meanwhile.
             if set(map(type, found)) <= {int, float} and all(map(math.isfinite, found)):
                 return tuple(map(float, found))
         except OverflowError:
@@ -205,7 +208,7 @@ def _number(found: object, where: str) -> float:
 
 
 def _time(found: object, where: str) -> datetime:
-    """When a value was true. Raises AnswerError."""
+    """Parse the time at which a value was true. Raises AnswerError."""
     try:
         if isinstance(found, str):
             at = datetime.fromisoformat(found)

@@ -8,8 +8,8 @@
           lag: {source: kafka, metric: lag, group: orders, topics: [orders]}
           arrivals: {source: kafka, metric: arrivals, topics: [orders]}
 
-Committed offsets are always read before end offsets, so that a lag may count records too many, as many as arrive
-between the two requests, and never one too few. No record is ever read.
+The source reads committed offsets before end offsets. So a lag is never too low, but it may be too high by the records
+that arrive between the two requests. The source never reads records.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, S
 if TYPE_CHECKING:
     from autoscaler.clients.kafka import KafkaClient
 
-MIN_WINDOW_SHARE = 0.95  # of a window is enough for a rate: ticks are not punctual
-MAX_GAP_WINDOWS = 4.0  # windows between two snapshots, above which the older one is dropped
-MIN_MAX_GAP = 60.0  # seconds: the least that this limit can be
-SHOWN = 5  # partitions that are named in a message
+MIN_WINDOW_SHARE = 0.95  # of a window is enough for a rate, because ticks are not exactly on time
+MAX_GAP_WINDOWS = 4.0  # windows: after a longer gap between two snapshots the older ones are dropped
+MIN_MAX_GAP = 60.0  # seconds: the lowest value of that limit
+SHOWN = 5  # the most partitions that a message names
 
 
 class Metric(StrEnum):
-    """What is computed from the offsets of topics and of a group."""
+    """The metrics, computed from the offsets of topics and of a group."""
 
     LAG = "lag"
     MAX_LAG = "max_lag"
@@ -51,7 +51,7 @@ class Metric(StrEnum):
 
 
 class Uncommitted(StrEnum):
-    """The position of a group in a partition without a commit, when it has committed in others."""
+    """The group's position in a partition without a commit, if the group has commits in other partitions."""
 
     ERROR = "error"
     EARLIEST = "earliest"
@@ -60,23 +60,23 @@ class Uncommitted(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One metric of one or several topics, which count as one.
+    """One metric of one or several topics, whose partitions are counted together.
 
     Attributes:
-        metric: `lag`, records that the group has not committed, summed over partitions; `max_lag`, the same of its
-            worst partition; `arrivals`, records/s appended to the topics; `throughput`, records/s committed by the
-            group.
-        topics: names of topics; no pattern.
-        group: the consumer group. Needed for all but `arrivals`. Default: none.
-        uncommitted: how to count a partition with records in which the group has committed nothing, while it has in
-            others: `error` (default) leaves the metric missing; `earliest` or `latest`, if that is the consumers'
-            `auto.offset.reset`, counts all its records or none. A group without any commit is always an error.
-        isolation: `read_uncommitted` (default) counts every record; `read_committed` those before the first open
-            transaction, which is as far as consumers get whose `isolation.level` is that.
-        window: time over which a rate is averaged; above the time between two commits, of `throughput` at least
-            three times. Default 30s.
+        metric: `lag`, records that the group has not committed, summed over partitions; `max_lag`, the lag of the
+            partition with the highest lag; `arrivals`, records/s appended to the topics; `throughput`, records/s
+            committed by the group.
+        topics: names of topics, not patterns.
+        group: the consumer group. Required for all metrics except `arrivals`. Default: none.
+        uncommitted: how to count a partition that has records but no commit of the group, if the group has commits in
+            other partitions. `error` (default) makes the metric missing. `earliest` counts all its records, `latest`
+            none: use the value of the consumers' `auto.offset.reset`. A group without any commit is always an error.
+        isolation: `read_uncommitted` (default) counts every record. `read_committed` counts the records before the
+            first open transaction: consumers with this `isolation.level` read no further.
+        window: time over which a rate is averaged. It must be longer than the time between two commits; for
+            `throughput` at least three times as long. Default 30s.
         partitions: with `lag` or `max_lag`, also return the lag and the committed offset of each partition, for
-            policies that use them. Default false, as they are kept with every observation.
+            policies that use them. Default false, because they are stored with every observation.
     """
 
     metric: Metric
@@ -114,24 +114,24 @@ class Kafka(ConnectionSettings):
     """A cluster of Kafka brokers.
 
     Attributes:
-        bootstrap_servers: addresses of some of its brokers, `host:port`, separated by commas.
+        bootstrap_servers: addresses of some of the brokers, `host:port`, separated by commas.
         security_protocol: `PLAINTEXT` (default), `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`.
         sasl_mechanism: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`; with the two SASL protocols only.
             Default: none.
         username: user for PLAIN and SCRAM.
         password: the user's password.
         token: token for OAUTHBEARER. Default: none.
-        token_file: file with the token, read again for every connection, so that a renewed one is used. Default: none.
-        ca_file: PEM file with the certificates that sign the brokers'. Default: those of the system.
+        token_file: file with the token. It is read for every connection, so a renewed token is used. Default: none.
+        ca_file: PEM file with the CA certificates for the brokers' certificates. Default: those of the system.
         certificate_file: PEM file with a client certificate, and its key if there is no key_file. Default: none.
-        key_file: PEM file with the key to it. Default: none.
+        key_file: PEM file with the key of the client certificate. Default: none.
         key_password: password of the key. Default: none.
-        check_hostname: whether a broker's certificate must be for its host name. Default true.
+        check_hostname: whether a broker's certificate must match its host name. Default true.
         client_id: the client's name in the brokers' logs and quotas. Default `reactive-autoscaler`.
-        timeout: within this a metric is read, retries included. Default 3s.
+        timeout: time-out for reading a metric, including retries. Default 3s.
         attempts: how often a request is sent while brokers are unavailable or a leader is elected, at least 1.
             Default 3.
-        fresh: how long offsets are reused for other metrics and clusters; below the interval of the clusters.
+        fresh: how long offsets are reused for other metrics and clusters. Set it below the clusters' interval.
             Default 1s.
     """
 
@@ -140,12 +140,12 @@ class Kafka(ConnectionSettings):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
-        """Open it. Nothing is sent before the first `collect`.
+        """Open the source. The first `collect` sends the first request.
 
         Raises:
             PluginError: the package aiokafka is not installed.
         """
-        del shared  # equal sources are connected once, and no other plug-in connects to these brokers
+        del shared  # not needed: equal sources share one connection, and no other plug-in uses these brokers
         try:
             from autoscaler.clients.kafka import KafkaClient  # noqa: PLC0415 - it needs an extra
         except ImportError as error:
@@ -158,13 +158,14 @@ class Kafka(ConnectionSettings):
 
 
 def partition_lags(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
-    """The records of a topic that the query's group has not committed, by partition.
+    """Partition -> the records of a topic that the query's group has not committed.
 
-    A partition that holds no record has no lag, whatever was committed. Records that were deleted before they were
-    consumed do not count.
+    The lag of a partition without records is 0, whatever the group committed. Records that were deleted before the
+    group consumed them do not count.
 
     Raises:
-        AnswerError: the group has no commits, or none in a partition that counts, or one beyond the end.
+        AnswerError: the group has no commits, lacks a commit for a partition (see `uncommitted`), or has a commit
+            beyond a partition's end.
     """
     positions = _positions(snapshot, query)
     found = {}
@@ -178,7 +179,7 @@ def partition_lags(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
 
 
 def _parts(snapshots: Sequence[TopicSnapshot], query: Query) -> dict[str, dict[str, float]]:
-    """The lag and the committed offset (-1: none) of each partition, named `topic/partition`."""
+    """`topic/partition` -> the lag and the committed offset (-1: none)."""
     found = {}
     for snapshot in snapshots:
         positions = _positions(snapshot, query)
@@ -189,12 +190,12 @@ def _parts(snapshots: Sequence[TopicSnapshot], query: Query) -> dict[str, dict[s
 
 
 def _positions(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
-    """The group's committed offsets. Raises AnswerError unless they give its position in all partitions."""
+    """The group's committed offsets by partition. Raises AnswerError if the query cannot use them."""
     assert query.group is not None  # noqa: S101 - for the type checker; the query has checked it
     where = f"group {query.group!r}, topic {snapshot.topic!r}"
     committed = snapshot.committed[query.group]
     if isinstance(committed, EdgeError):
-        raise type(committed)(*committed.args)  # a new one: a shared one would collect all their tracebacks
+        raise type(committed)(*committed.args)  # a copy: a shared error would collect the tracebacks of all callers
     if not set(snapshot.ends) <= set(committed):
         raise AnswerError(f"{where}: a partition was added between the two requests; the next snapshot includes it")
     positions = {partition: offset for partition, offset in committed.items() if offset is not None}
@@ -228,9 +229,9 @@ def _named(partitions: Sequence[int]) -> str:
 
 
 class OffsetHistory:
-    """The offsets of a topic in several snapshots, for their rate.
+    """The offsets of a topic in several snapshots, to compute their rate.
 
-    Offsets only ever grow. Where they do not, they belong to something else, and no rate spans that.
+    Offsets can only grow. If they go back, the topic or the group is not the same any more, so the history is reset.
     """
 
     def __init__(self) -> None:
@@ -240,7 +241,7 @@ class OffsetHistory:
         self._reset: str | None = None
 
     def add(self, at: float, offsets: Mapping[int, int], *, grows: bool) -> None:
-        """Add a snapshot; `grows`: a partition that is new in it began at 0 since the one before."""
+        """Add a snapshot. `grows`: a new partition started at offset 0 after the previous snapshot."""
         if self._sums:
             if at <= self._sums[-1][0]:
                 return
@@ -254,7 +255,7 @@ class OffsetHistory:
             self._sums.popleft()
 
     def _reset_reason(self, at: float, offsets: Mapping[int, int], *, grows: bool) -> str | None:
-        """Why this snapshot cannot be compared with those before; None: it can."""
+        """Why this snapshot cannot be compared with the earlier ones, or None if it can."""
         gap, limit = at - self._sums[-1][0], max(MIN_MAX_GAP, MAX_GAP_WINDOWS * self._window)
         if gap > limit:
             return (
@@ -291,7 +292,7 @@ class OffsetHistory:
 
 
 class _Source:
-    """A live source: metrics computed from offsets."""
+    """The connected source. It computes metrics from offsets."""
 
     def __init__(self, client: KafkaClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The profile of a cluster, from the files that `autoscaler profile` writes, as one metric.
+"""The profile of a cluster as a metric, from the files that `autoscaler profile` writes.
 
     sources:
       history: {type: profile, directory: /var/lib/autoscaler/profiles}
@@ -9,8 +9,8 @@
         policies:
           main: {type: adaptive, objective: 60s, profile: profile}
 
-A file is read again when it has changed. If it cannot be read, that is logged once and the last valid profile stays in
-use; one whose history ended longer ago than `max_age` is not used. Policies then decide without a profile.
+A file is read again when it has changed. If it is invalid, the source logs a warning once and the last valid profile
+stays in use. A profile whose history ended longer ago than `max_age` is not used: policies decide without a profile.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from autoscaler.trace import profile_file
 log = logging.getLogger("autoscaler.sources.profile")
 
 MAX_BYTES = 5_000_000
-"""A week in slots of a minute takes a quarter of a million."""
+"""The largest file to read. A profile of a week in slots of a minute has about 250,000 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which profile.
+    """The cluster whose profile is read.
 
     Attributes:
         cluster: name of the cluster in the history.
@@ -57,8 +57,8 @@ class Profile:
     """A directory of profiles.
 
     Attributes:
-        directory: where `autoscaler profile --out` writes them.
-        max_age: a profile whose history ended longer ago is not used. Default 14d.
+        directory: the directory to which `autoscaler profile --out` writes the profiles.
+        max_age: a profile whose history ended longer ago than this is not used. Default 14d.
     """
 
     Query: ClassVar[type] = Query
@@ -72,14 +72,14 @@ class Profile:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
-        """Yield the source. Nothing is read before the first `collect`."""
+        """Yield the source. The first `collect` reads the first file."""
         del shared
         yield _Source(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file's state: its stamp, the last valid profile, and the problem with the present content."""
+    """A file's state: its stamp, the last valid profile, and the problem with the current content."""
 
     stamp: tuple[int, int, int]
     profile: History | None
@@ -87,14 +87,14 @@ class _Read:
 
 
 class _Source:
-    """A live source: every file is read once, and again when it has changed."""
+    """The connected source. It reads a file once, and again after a change."""
 
     def __init__(self, plugin: Profile) -> None:
         self._plugin = plugin
         self._read: dict[str, _Read] = {}
 
     async def collect(self, query: Query, now: datetime) -> Reading:
-        """The profile of the cluster at a time. Raises EdgeError when there is no usable one."""
+        """Read the profile of the cluster at the time `now`. Raises EdgeError when there is no usable profile."""
         path = self._plugin.directory / profile_file.file_name(query.cluster)
         before = self._read.get(query.cluster)
         try:
@@ -117,7 +117,7 @@ class _Source:
         return reading(profile, now)
 
     def profile(self, query: Query) -> History | None:
-        """The profile of the cluster as it was read last, or None."""
+        """The last valid profile of the cluster, or None."""
         read = self._read.get(query.cluster)
         return None if read is None else read.profile
 
@@ -130,7 +130,7 @@ class _Source:
 
 
 def _read_file(path: Path, before: _Read | None) -> _Read:
-    """Read a file if it has changed. Raises OSError when it is not there or cannot be read."""
+    """Read a file if it has changed. Raises OSError when it does not exist or cannot be read."""
     stat = path.stat()
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if before is not None and before.stamp == stamp:

@@ -1,4 +1,4 @@
-"""Metrics from a Prometheus server, or what speaks its API (Thanos, Mimir, VictoriaMetrics), by queries.
+"""Metrics from a Prometheus server, or from a server with the same API (Thanos, Mimir, VictoriaMetrics), by queries.
 
     sources:
       prom: {type: prometheus, url: "https://prometheus:9090", token: "${PROM_TOKEN}", ca_file: ca.pem}
@@ -7,25 +7,24 @@
         metrics:
           lag: {source: prom, query: "sum by (cluster) (consumer_lag)", match: {cluster: orders}}
 
-**Label fan-out.** A query is sent once however many clusters use it: collects that begin while it is under way wait
-for the same answer, and those that begin within `fresh` reuse it. `match` selects a cluster's samples, so one query
-whose result has a label for the cluster serves all of them.
+**Label fan-out.** All clusters that use a query share one request. Clusters that ask while the request is pending wait
+for its answer, and clusters that ask within `fresh` reuse it. `match` selects a cluster's samples. So one query whose
+result has a label for the cluster serves all clusters.
 
-**When a value was true.** Prometheus dates the result of an instant query to its evaluation, also for a sample that is
-five minutes old. For a plain selector (`consumer_lag{topic="orders"}`) the source therefore also queries
-`timestamp(<query>)` for the same instant. For any other expression, give `age`, such as
-`min by (cluster) (timestamp(consumer_lag))`. Without it the reading has the time of the evaluation, and only
-Prometheus's staleness (a sample disappears when its target cannot be scraped, or after five minutes) drops old values.
+**When a value was true.** Prometheus dates the result of an instant query to the time of evaluation, even if the
+sample is five minutes old. Therefore, for a plain selector (`consumer_lag{topic="orders"}`), the source also queries
+`timestamp(<query>)` at the same instant. For any other expression, set `age`, for example
+`min by (cluster) (timestamp(consumer_lag))`. Without `age`, the reading has the time of evaluation. Then only
+Prometheus's staleness drops old values: a sample disappears when its target cannot be scraped, or after five minutes.
 
-Where `age` or `timestamp()` gives a later time than the answer itself has, as when a cache repeats an old answer, or
-where the answer is dated more than a minute ahead, the answer's time counts: the reading is then stale or from the
-future, and is not used.
+The answer's own time counts in two cases: if `age` or `timestamp()` is later than it, as when a cache repeats an old
+answer, and if it is more than a minute in the future. The reading is then stale or from the future, and is not used.
 
-A sample's own time is when its target was scraped, or its recording rule ran. What a push gateway holds may be older:
-let the pushing job export the time of its value, and give that metric as `age`. A sum is too small while some of its
-series are missing; `sum(lag) and count(lag) == 12` then gives no sample instead.
+The time of a sample is when its target was scraped or its recording rule ran. A value in a push gateway may be older:
+let the pushing job export the time of its value, and set `age` to that metric. While some series of a sum are missing,
+the sum is too small: `sum(lag) and count(lag) == 12` gives no sample in that case.
 
-Proxies and `.netrc` of the environment are not used; redirects are not followed.
+The source does not use the environment's proxies and `.netrc`, and does not follow redirects.
 """
 
 from __future__ import annotations
@@ -85,14 +84,14 @@ from autoscaler.ports import (
     UnavailableError,
 )
 
-_AHEAD = 60.0  # seconds that a server's clock may be ahead of ours before its times mean nothing
-SHOWN = 200  # characters of the server's own words that go into an error message
+_AHEAD = 60.0  # seconds: if a server's clock is further ahead of ours, its times cannot be used
+SHOWN = 200  # the most characters of the server's text that an error message quotes
 CHUNK = 65536  # bytes read at a time
-_ANY_TIMEOUT = timedelta(seconds=1)  # requests to one server may have different ones
+_ANY_TIMEOUT = timedelta(seconds=1)  # a placeholder: plug-ins with different time-outs share one client
 
 
 class Many(StrEnum):
-    """How several samples in one answer become one reading."""
+    """How to make one reading of several samples in an answer."""
 
     ERROR = "error"
     SUM = "sum"
@@ -103,14 +102,14 @@ class Many(StrEnum):
 
 
 class Empty(StrEnum):
-    """How an answer without a sample is read."""
+    """How to read an answer without samples."""
 
     MISSING = "missing"
     ZERO = "zero"
 
 
 class Warnings(StrEnum):
-    """How an answer with warnings is treated."""
+    """How to treat an answer with warnings."""
 
     ERROR = "error"
     IGNORE = "ignore"
@@ -118,21 +117,21 @@ class Warnings(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One metric: a PromQL expression, and how its answer becomes one number or one per replica.
+    """One metric: a PromQL expression, and how to make one number, or one number per replica, of its answer.
 
     Attributes:
-        query: a PromQL expression that gives an instant vector or a scalar.
-        match: labels (name -> value) that select this cluster's samples from the result; a label the sample
-            does not have counts as empty, as in PromQL. Default: every sample is this cluster's.
-        many: how several samples become a reading: `error` (default) refuses them; `sum`, `mean`, `max`, `min`
+        query: a PromQL expression for an instant vector or a scalar.
+        match: labels (name -> value) that select this cluster's samples from the result. As in PromQL, a label that a
+            sample does not have counts as empty. Default: all samples belong to this cluster.
+        many: how to make a reading of several samples. `error` (default) refuses them; `sum`, `mean`, `max`, `min`
             combine them into one number; `each` keeps one number per sample, for a metric with one sample per
-            replica. The reading is as old as the oldest of them.
-        empty: how no sample is read: `missing` (default) is an error, which never scales down; `zero` reads it as 0.
-            That is dangerous: a cluster whose exporter died then seems idle and is scaled down. Use it only where
-            the absence of a series really means zero.
-        age: a PromQL expression that gives the unix time (seconds) at which the value was true, with the
-            labels of `match`, or a scalar; the oldest counts if there are several. Default:
-            `timestamp(query)` for a plain selector, else the time of the evaluation.
+            replica. The reading has the time of the oldest sample.
+        empty: how to read an answer without samples. `missing` (default) is an error, which never scales down; `zero`
+            reads it as 0. `zero` is dangerous: a cluster whose exporter died then seems idle and is scaled down. Use it
+            only if the absence of a series really means zero.
+        age: a PromQL expression for the unix time (seconds) at which the value was true: a scalar, or a vector with
+            the labels of `match`; the oldest counts if there are several. Default: `timestamp(query)` for a plain
+            selector, else the time of evaluation.
     """
 
     query: str
@@ -156,7 +155,7 @@ class Query:
 
     @property
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """Keys whose expression does not parse, with the reason; none where promql-parser is not installed."""
+        """(key, reason) for each expression that does not parse; none if promql-parser is not installed."""
         try:
             parser = importlib.import_module("promql_parser")
         except ImportError:
@@ -170,7 +169,7 @@ class Query:
 
     @cached_property
     def over(self) -> timedelta:
-        """The time the query is a mean over: the one range of its `rate`, `increase` or the like; 0 without one."""
+        """The time over which the query averages: the only range of its `rate`, `increase` or the like; else 0."""
         ranges = set(_RANGE.findall(self.query))
         used = _RANGED & set(_FUNCTION.findall(self.query))
         if len(ranges) != 1 or not used or not used <= _MEANS or _SUBQUERY.search(self.query):
@@ -188,7 +187,7 @@ class Query:
 
     @cached_property
     def asked(self) -> Asked:
-        """What is requested from the server for it."""
+        """The request that the server gets for this query."""
         age = self.age
         if age is None and _SELECTOR.fullmatch(self.query) and self.query.strip().lower() not in _NUMBERS:
             age = f"timestamp({self.query.strip()})"
@@ -200,18 +199,17 @@ class Prometheus:
     """A Prometheus server.
 
     Attributes:
-        url: its address, `http://` or `https://`, with the path prefix if it has one.
+        url: the server's address, `http://` or `https://`, with its path prefix if it has one.
         username: user for basic authentication. Default: none.
         password: the user's password.
         token: bearer token, instead of user and password. Default: none.
-        ca_file: PEM file with the certificates that sign the server's. Default: those of the certifi package.
+        ca_file: PEM file with the CA certificates for the server's certificate. Default: those of the certifi package.
         verify: whether the server's certificate is verified. Default true; with false, anyone can impersonate the
             server.
-        headers: further HTTP headers, such as `X-Scope-OrgID`. They are not secret: they are shown in logs.
-        timeout: within this a metric is read, its retries included. Default 3s.
-        attempts: how often a query is tried while the server is unavailable, at least 1. Default 3.
-        fresh: how long an answer is reused for other clusters; below the interval of the clusters. Default
-            5s.
+        headers: further HTTP headers, such as `X-Scope-OrgID`. They must not have secrets, because logs show them.
+        timeout: time-out for reading a metric, including retries. Default 3s.
+        attempts: how often a query is sent while the server is unavailable, at least 1. Default 3.
+        fresh: how long an answer is reused for other clusters. Set it below the clusters' interval. Default 5s.
         connections: how many requests run at the same time, 1 to 64. Default 8.
         max_bytes: a larger answer is refused. Default 16,000,000 (about 80,000 samples).
         warnings: an answer with warnings may be partial (Thanos with a store down): `error` (default) refuses
@@ -266,19 +264,19 @@ class Prometheus:
 
     @cached_property
     def _server(self) -> tuple[Any, ...]:
-        """What a server's client depends on: plug-ins that are equal in this share one."""
+        """The parameters that a client depends on: plug-ins with equal ones share a client."""
         return replace(self.endpoint, timeout=_ANY_TIMEOUT, attempts=1), self.connections, self.warnings
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
-        """Open it. Nothing is sent before the first `collect`."""
+        """Open the source. The first `collect` sends the first request."""
         server = await shared.enter(("prometheus", self._server), lambda: _serve(self))
         async with aclosing(_Source(self, server)) as source:
             yield source
 
 
-# A metric's name with optional matchers and nothing else: `timestamp()` of it is the time of its own samples.
-# Strings are matched whole, so that nothing inside them counts.
+# A plain selector: a metric's name with optional matchers. `timestamp()` of it gives the time of its own samples.
+# The pattern matches whole strings, so that braces and quotes inside a string do not count.
 _STRING = r'(?:"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|`[^`]*`)'
 _MATCHER = rf"[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*{_STRING}"
 _SELECTOR = re.compile(rf"\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{{\s*(?:{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?\}})?\s*")
@@ -302,13 +300,13 @@ class TooMuchError(AnswerError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is requested from the server, the same for all clusters of a fan-out: one answer serves them.
+    """The request to the server. All clusters of a fan-out have an equal one, so one answer serves them.
 
     Attributes:
         query: the PromQL expression.
-        age: the one that gives the unix time at which its value was true; None: the time of the evaluation.
-        labels: those that differ between the clusters.
-        exact: whether `age` has one sample for each of the query's.
+        age: the expression for the unix time at which the value was true; None: the time of evaluation.
+        labels: the labels whose values differ between clusters.
+        exact: whether `age` has one sample for each sample of the query.
     """
 
     query: str
@@ -319,7 +317,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _Sample:
-    """One sample as received. It is checked when a cluster reads it: a bad one affects only its own cluster."""
+    """One sample as received. It is validated when a cluster reads it, so a bad sample affects only its own cluster."""
 
     labels: Mapping[str, str]
     value: object
@@ -328,7 +326,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Answer:
-    """A parsed answer, indexed by the values of the labels that differ between the clusters."""
+    """A parsed answer, indexed by the values of the labels that differ between clusters."""
 
     asked: Asked
     now: datetime
@@ -369,7 +367,7 @@ class _Answer:
 
 
 class _Source:
-    """A live source: each query is under way or answered once, for all callers."""
+    """The connected source. All callers of a query share one request and its answer."""
 
     def __init__(self, plugin: Prometheus, server: _Server) -> None:
         self._plugin = plugin
@@ -393,13 +391,13 @@ class _Source:
             raise AnswerError(f"{where}: {error}") from None
 
     async def aclose(self) -> None:
-        """Cancel what is under way."""
+        """Cancel pending requests."""
         await cancel_all(task for task, _ in self._requests.values())
 
     async def _fetch(self, asked: Asked, now: datetime) -> _Answer | EdgeError:
-        """Send a query, and again while the server is unavailable. An error is returned, for `outcome_of`."""
+        """Send a query, with retries while the server is unavailable. An error is returned, as `outcome_of` expects."""
         seconds = self._plugin.timeout.total_seconds()
-        until = time.monotonic() + 0.95 * seconds  # the library times out first
+        until = time.monotonic() + 0.95 * seconds  # so that the library's time-out comes first
         earlier = ""
 
         def remember(state: RetryCallState) -> None:
@@ -459,7 +457,7 @@ class Series:
 
 
 class Ranges:
-    """Range queries, one after the other, with the session and the credentials of a server's plug-in.
+    """Sends range queries, one after the other, with the settings and the credentials of a server's plug-in.
 
     Args:
         plugin: the server.
@@ -477,7 +475,7 @@ class Ranges:
         self._server.close()
 
     def ask(self, query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
-        """The results of a query at `begin` and each `step` after it, up to `end`, all whole seconds.
+        """Return the results of a query at `begin` and at each `step` up to `end`. All times are whole seconds.
 
         Raises:
             TooMuchError: the answer is too large for the server or for `max_bytes`.
@@ -498,7 +496,7 @@ class Ranges:
 
 
 class _Server:
-    """The client of one server: prometheus-api-client in threads of its own, so that no other server waits for them."""
+    """The client of one server: prometheus-api-client in its own threads, so that no other server waits for them."""
 
     def __init__(self, plugin: Prometheus, kinds: frozenset[str] = _INSTANT) -> None:
         self.name = f"prometheus {plugin.url}"
@@ -510,16 +508,16 @@ class _Server:
         self._session = _Session(plugin.max_bytes, plugin.warnings, kinds)
         self._session.verify = str(plugin.ca_file) if plugin.ca_file else plugin.verify
         if not plugin.verify:
-            # The configuration disables verification on purpose: no warning at every request.
+            # The configuration turns verification off on purpose, so do not warn at every request.
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         none = Retry(total=0, read=False)
         self._client = PrometheusConnect(plugin.url, headers=headers, session=self._session, retry=none)
-        # In place of the adapter that the library mounts.
+        # This replaces the adapter that the library mounts.
         self._session.mount(plugin.url, _Adapter(max_retries=none, pool_maxsize=plugin.connections))
         self._threads = ThreadPoolExecutor(plugin.connections, f"prometheus-{urlsplit(plugin.url).netloc}")
 
     async def read(self, asked: Asked, now: datetime, until: float) -> _Answer:
-        """Query and index in a thread; `until` is monotonic. Raises EdgeError."""
+        """Send a request and index its answer, in a thread. `until` is on the monotonic clock. Raises EdgeError."""
         connection = _ThreadConnection()
         work = self._threads.submit(self._read, asked, now, until, connection)
         try:
@@ -530,7 +528,7 @@ class _Server:
             raise
 
     def close(self) -> None:
-        """Release threads and connections; a thread that still waits ends at its own time-out."""
+        """Release threads and connections. A thread that still waits for an answer ends at its own time-out."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
@@ -545,9 +543,9 @@ class _Server:
             index.setdefault(tuple(sample.labels.get(name, "") for name in asked.labels), []).append(sample)
         for group in index.values():
             if len(group) > 1:
-                group.sort(key=lambda sample: sorted(sample.labels.items()))  # `each` gives the same order each time
+                group.sort(key=lambda sample: sorted(sample.labels.items()))  # `each` needs a stable order
             for sample in group:
-                sample.labels = no_entries()  # not read any more, and most of what an answer takes
+                sample.labels = no_entries()  # not needed any more, and most of an answer's memory
         return _Answer(asked, now, len(samples), index)
 
     def _ask(self, text: str, labels: tuple[str, ...], until: float, at: object) -> list[_Sample]:
@@ -559,7 +557,7 @@ class _Server:
             return _samples(self._client.custom_query(text, params=params, timeout=left), labels)
 
     def ask_range(self, text: str, begin: datetime, end: datetime, step: timedelta, seconds: float) -> list[Any]:
-        """The series of a range, `end` included, as the server sends them. Raises EdgeError."""
+        """Return the series of a range, including `end`, as the server sends them. Raises EdgeError."""
         params = {"timeout": f"{seconds:g}"}
         with _ThreadConnection(), self._translating_errors(text, seconds):
             result = self._client.custom_query_range(
@@ -584,7 +582,7 @@ class _Server:
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             kind, problem = UnavailableError, f"no connection, or it was closed: {_root(error)}"
         except OSError as error:
-            # From requests when it cannot read the CA file.
+            # requests raises OSError when it cannot read the CA file.
             kind, problem = AnswerError, f"cannot read ca_file {self._plugin.ca_file}: {error}"
         else:
             return
@@ -594,7 +592,7 @@ class _Server:
 class _ThreadConnection:
     """The connection that a thread waits on, so that the event loop can shut it down."""
 
-    current = threading.local()  # `current.connection`: that of this thread
+    current = threading.local()  # `current.connection` is the connection of the running thread
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -610,7 +608,7 @@ class _ThreadConnection:
             self._sock = None
 
     def wait_on(self, sock: socket.socket) -> None:
-        """Called in the thread before it waits for an answer."""
+        """Register the socket; the thread calls this before it waits for an answer."""
         with self._lock:
             self._sock = sock
         if self._shut_down:
@@ -622,9 +620,9 @@ class _ThreadConnection:
             self._shut_down = True
             if self._sock is not None:
                 try:
-                    # Not the TLS socket's own shutdown, which changes what the other thread is using.
+                    # Do not call the TLS socket's own shutdown: it changes the TLS state that the other thread uses.
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-                except OSError:  # it has ended in the meantime
+                except OSError:  # the connection has ended in the meantime
                     self._sock = None
 
 
@@ -657,7 +655,7 @@ class _Adapter(HTTPAdapter):
 
 
 class _ParsedResponse(requests.Response):
-    """A response whose body has been read and parsed already."""
+    """A response whose body is already read and parsed."""
 
     document: Any
 
@@ -666,7 +664,7 @@ class _ParsedResponse(requests.Response):
 
 
 class _Session(requests.Session):
-    """A session for the library that limits the size of an answer and raises for every one that is not good.
+    """A session for the library that limits the size of an answer and raises EdgeError for every failure.
 
     requests does not limit the size, and the library neither returns warnings nor distinguishes kinds of failure.
     """
@@ -674,13 +672,13 @@ class _Session(requests.Session):
     def __init__(self, max_bytes: int, warnings: Warnings, kinds: frozenset[str]) -> None:
         super().__init__()
         self._kinds = kinds
-        self.trust_env = False  # else a .netrc would replace our credentials
+        self.trust_env = False  # otherwise a .netrc would replace our credentials
         self._max_bytes = max_bytes
         self._warnings = warnings
         self._pause = Pause()
 
     def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - as its parent's
-        """Raises EdgeError for every answer that is not good, and what requests raises."""
+        """Send a request. Raises EdgeError for an unusable answer, and lets the exceptions of requests through."""
         self._pause.check()
         kwargs |= {"stream": True, "allow_redirects": False}
         with super().request(method, url, *args, **kwargs) as response:
@@ -755,7 +753,7 @@ def _status_error(response: requests.Response, body: bytes) -> EdgeError:
 
 
 def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
-    """The samples of a vector or scalar. Raises AnswerError."""
+    """The samples of a vector or a scalar. Raises AnswerError."""
     match result:
         case [int() | float() as at, str() as value]:
             if labels:
@@ -776,10 +774,10 @@ def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
 
 
 def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked, latest: float) -> None:
-    """Set each sample's time to that of its origin, or to None, which is an error when it is read.
+    """Set each sample's time to the time in `ages`, or to None if it has none, which is an error when it is read.
 
-    No value is newer than the answer it is in: the sample's own time stays where it is older, as from a cache, or later
-    than `latest`, where no time of that server means anything.
+    A sample keeps its own time, the time of the answer, in two cases: if it is older than the time in `ages`, as when a
+    cache repeats an old answer, and if it is later than `latest`, so that none of the server's times can be used.
     """
 
     def key(sample: _Sample) -> object:
@@ -813,7 +811,7 @@ def _matching(query: Query) -> str:
 def _number(value: object, what: str = "value") -> float:
     """A finite number. Prometheus sends values as strings. Raises AnswerError."""
     try:
-        number = float(value)  # type: ignore[arg-type] # whatever it is, it ends as a number or an error
+        number = float(value)  # type: ignore[arg-type] # any other type raises TypeError
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool):
@@ -821,7 +819,7 @@ def _number(value: object, what: str = "value") -> float:
     return number
 
 
-@lru_cache(maxsize=1024)  # Readings are kept, many of them with the time of one scrape.
+@lru_cache(maxsize=1024)  # saves memory: readings are kept, and many have the time of the same scrape
 def _time(stamp: float) -> datetime:
     try:
         return datetime.fromtimestamp(stamp, UTC)
@@ -834,7 +832,7 @@ def _short(text: object) -> str:
 
 
 def _root(error: BaseException) -> str:
-    """The message of the innermost of wrapped errors; the outer ones repeat the whole URL."""
+    """The message of the innermost wrapped error. The outer errors repeat the whole URL."""
     while True:
         candidates = (getattr(error, "reason", None), *reversed(error.args), error.__cause__)
         inner = next((item for item in candidates if isinstance(item, BaseException)), None)

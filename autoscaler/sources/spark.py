@@ -1,6 +1,6 @@
-"""Metrics of a Spark Structured Streaming query or of batch jobs, from the report in the driver and its REST answers.
+"""Metrics of a Spark Structured Streaming query or of batch jobs, from the driver's report and its REST API.
 
-What is computed of them is in `spark_metrics` and, for batch, in `spark_batch`.
+`spark_metrics` computes the metrics of queries, `spark_batch` those of batch jobs.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ log = logging.getLogger("autoscaler.sources")
 
 
 def slot_changes(executors: Sequence[Executor]) -> tuple[float, ...]:
-    """When executors were added and removed."""
+    """The times at which executors were added and removed."""
     times = (parse_time(text) for executor in executors for text in (executor.added, executor.removed))
     return tuple(at for at in times if at is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class BusySample:
-    """Slot-busy counters at one time: executor id -> (milliseconds of completed tasks, slots, tasks running)."""
+    """Executor counters at one time: executor id -> (milliseconds of completed tasks, slots, running tasks)."""
 
     at: float
     executors: dict[str, tuple[int, int, int]]
 
 
 def busy_share(samples: Sequence[BusySample]) -> float | None:
-    """Busy share of the slots over the samples, oldest first; None with fewer than two, or without slots.
+    """Busy share of the slots over the samples, oldest first; None with fewer than two samples, or without slots.
 
-    Only executors in the first and the last sample count, and only if their counter did not go back, which is the
-    mark of another executor. Spark books a task's time when it ends, so an executor
-    with running tasks is taken to have worked on them since its counter last moved.
+    Only executors that are in the first and the last sample count. If an executor's counter went back, it is another
+    executor with the same id and does not count. Spark adds a task's time to the counter when the task ends. Therefore
+    an executor with running tasks is assumed to have worked on them since its counter last changed.
     """
     first, last = samples[0], samples[-1]
     both = {
@@ -89,7 +89,7 @@ class SparkQuery:
     """One metric of a Spark application.
 
     Attributes:
-        metric: lag, lag_seconds, arrivals, throughput, saturation, utilization or batch_time; with `batch: true`
+        metric: lag, lag_seconds, arrivals, throughput, saturation, utilization or batch_time; with `batch: true`:
             pending_tasks, running_tasks, remaining_task_time, runnable_bytes, shuffle_workers or job_time.
     """
 
@@ -102,13 +102,13 @@ class SparkQuery:
 
     @property
     def share(self) -> bool:
-        """Whether it is a share from 0 to 1."""
+        """Whether the metric is a share from 0 to 1."""
         return self.metric in {Metric.SATURATION, Metric.UTILIZATION}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """Metrics of a Spark Structured Streaming query or of batch jobs, which call `autoscaler.injob.report(spark)`.
+    """Metrics of a Spark Structured Streaming query or of batch jobs. The job calls `autoscaler.injob.report(spark)`.
 
     The engine `spark` has the same parameters.
 
@@ -120,7 +120,7 @@ class Spark(SparkParameters):
         batch: whether the application runs batch jobs instead of streaming queries; default false.
         query: name of the streaming query; default: the only one.
         window: time over which rates and shares are averaged; default 15s.
-        timeout: time within which all that a reading needs must arrive, each answer within 45 % of it; default 3s.
+        timeout: time-out for all requests of a reading together; each single request gets 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
@@ -129,11 +129,11 @@ class Spark(SparkParameters):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkSource]:
-        """Open it. Nothing is sent before the first `collect`."""
+        """Open the source. The first `collect` sends the first request."""
         yield SparkSource(SparkApi(shared, self), self.window.total_seconds())
 
     def check_query(self, query: SparkQuery) -> None:
-        """Raise ParameterError when a streaming metric is asked of a batch application, or vice versa."""
+        """Raise ParameterError for a streaming metric of a batch application, or the other way round."""
         if self.batch and query.metric in set(Metric):
             message = (
                 f"{query.metric} is of streaming queries, and the source has batch: true; use {', '.join(BatchMetric)}"
@@ -145,7 +145,7 @@ class Spark(SparkParameters):
 
 
 class SparkSource:
-    """The live source."""
+    """The connected source."""
 
     def __init__(self, api: SparkApi, window: float) -> None:
         self._api = api
@@ -163,7 +163,7 @@ class SparkSource:
         fetched = await self._api.report()
         report = fetched.value
         if report.application.id != self._application:
-            # The executors of a new driver count from 0 and have the numbers of the old one's.
+            # The executors of a new driver count from 0 and have the same ids as those of the old driver.
             self._application = report.application.id
             self._samples.clear()
         run = find_run(report, self._api.parameters.query)
@@ -200,7 +200,7 @@ class SparkSource:
         return Reading(BATCH_METRICS[metric](work, self._memory), at)
 
     async def _driver(self, run: Run) -> tuple[bool | None, tuple[float, ...]]:
-        """Whether a batch runs, and when executors changed. The report alone must do without the UI."""
+        """Whether a batch runs, and when executors changed. If the UI is unreachable, the report must be enough."""
         try:
             jobs, changes = await asyncio.gather(self._api.running_jobs(), self._executors())
         except EdgeError as error:
@@ -225,10 +225,10 @@ class SparkSource:
         if self._missed and self._samples:
             self._missed = False
             if fetched.at - self._samples[-1].at > max(MIN_TRUSTED, TRUSTED_WINDOWS * self._window):
-                # A mean over a gap in the polls is not the present.
+                # A mean over a gap in the polls does not describe the present.
                 self._samples.clear()
         if not self._samples or fetched.at > self._samples[-1].at:
-            # One that is excluded after failures gets no task: it is not idle for want of work.
+            # An executor that is excluded after failures gets no tasks, so it does not count as idle.
             usable = [e for e in fetched.value if e.active and e.slots and not e.excluded]
             live = {e.id: (e.busy_ms, e.slots, e.running) for e in usable}
             self._samples.append(BusySample(fetched.at, live))
@@ -237,7 +237,7 @@ class SparkSource:
         return slot_changes(fetched.value)
 
     async def _utilization(self, run: Run, report: Report) -> tuple[float, float]:
-        """Busy share of the slots and its age: from the counters, else of a fixed trigger's interval."""
+        """Busy share of the slots and its age: from the counters, else from the batches of a fixed-interval trigger."""
         await self._executors()
         last = self._samples[-1]
         share = busy_share(self._samples)

@@ -1,7 +1,7 @@
-"""Metrics of a Spark batch application, computed: pure functions of what it does and of what is kept of it.
+"""Computes the metrics of a Spark batch application: pure functions of its running work and its memory.
 
-Times are the driver's clock, so that no two clocks are ever compared; only ages leave. Spark counts the bytes that a
-running task has read so far as those of finished ones, so bytes are a little too many until they have ended.
+All times are on the driver's clock, so two clocks are never compared, and results are ages. Spark adds the bytes that
+running tasks have read so far to those of finished tasks. So byte counts are a little too high until tasks end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class BatchMetric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is left of a stage that runs.
+    """The unfinished tasks of a running stage.
 
     Attributes:
         stage: the stage.
-        pending: its tasks that wait for a slot.
-        running: its tasks that run. A fraction where more are counted than there are slots.
+        pending: number of tasks that wait for a slot.
+        running: number of running tasks. It is a fraction if Spark counts more running tasks than there are slots.
     """
 
     stage: Stage
@@ -41,32 +41,32 @@ class Load:
 
     @property
     def unfinished(self) -> float:
-        """Its tasks that wait or run."""
+        """The number of tasks that wait or run."""
         return self.pending + self.running
 
 
 def loads(work: Work) -> list[Load]:
-    """What is left of each stage that runs."""
+    """The unfinished tasks of each running stage."""
     running = sum(stage.running for stage in work.stages)
-    # The driver counts a task before it takes the one before off, so more seem to run than there are slots.
+    # The driver counts a new task before it subtracts the previous one, so more tasks seem to run than slots exist.
     real = min(1.0, work.slots / running) if running else 0.0
     return [
         Load(stage, max(0, stage.tasks - stage.finished - stage.running), stage.running * real) for stage in work.stages
     ]
 
 
-def pending_tasks(work: Work, memory: Memory) -> float:  # noqa: ARG001 - as all metrics
+def pending_tasks(work: Work, memory: Memory) -> float:  # noqa: ARG001 - all metrics have the same signature
     """Tasks of running stages that wait for a slot."""
     return float(sum(load.pending for load in loads(work)))
 
 
 def running_tasks(work: Work, memory: Memory) -> float:  # noqa: ARG001
-    """Tasks that run now, at most as many as there are slots."""
+    """Running tasks, at most the number of slots."""
     return float(min(work.slots, sum(stage.running for stage in work.stages)))
 
 
 def remaining_task_time(work: Work, memory: Memory) -> float:
-    """Slot-seconds that the unfinished tasks of running stages still need; one that runs is taken to be half done."""
+    """Slot-seconds that unfinished tasks of running stages still need. A running task is assumed to be half done."""
     fresh = _bytes_per_fresh_task(work, memory)
     return sum(
         ((load.pending + load.running / 2) * _mean(load.stage, work, memory, fresh) for load in loads(work)), 0.0
@@ -74,11 +74,12 @@ def remaining_task_time(work: Work, memory: Memory) -> float:
 
 
 def _mean(stage: Stage, work: Work, memory: Memory, fresh: float) -> float:
-    """Seconds that a task of a stage takes: the mean of those that have finished.
+    """Seconds that a task of a stage takes: the mean of the stage's finished tasks.
 
-    While none has, twice as long as the first one has run: what to expect of a duration of which nothing else is known
-    (Gott, "Implications of the Copernican principle for our future prospects", Nature 363, 1993). Or, if that is more,
-    what tasks before took for as many bytes, or each where its bytes are not known.
+    Without finished tasks it is the larger of two estimates. The first is twice the time that the first task has run:
+    the expected length if nothing else is known (Gott, "Implications of the Copernican principle for our future
+    prospects", Nature 363, 1993). The second is the time that earlier tasks took for as many bytes, or, if the bytes
+    are unknown, the mean time of earlier tasks.
     """
     if stage.finished:
         return stage.run_ms / 1000 / stage.finished
@@ -89,7 +90,7 @@ def _mean(stage: Stage, work: Work, memory: Memory, fresh: float) -> float:
 
 
 def runnable_bytes(work: Work, memory: Memory) -> float:
-    """Bytes that running stages have yet to read."""
+    """Bytes that running stages still have to read."""
     left = sum(
         (load.stage.input_bytes + load.stage.shuffle_bytes) / load.stage.finished * load.unfinished
         for load in loads(work)
@@ -99,9 +100,10 @@ def runnable_bytes(work: Work, memory: Memory) -> float:
 
 
 def _fresh_bytes(work: Work, memory: Memory) -> float:
-    """Shuffle bytes that stages without a finished task have to read: those that wait, less what others will read.
+    """Shuffle bytes that stages without a finished task have to read.
 
-    How many bytes a stage has to read is not known before tasks have finished, so all of them share these.
+    These are the unread bytes minus the bytes that the other stages will read. The share of each single stage is not
+    known before its first tasks have finished.
     """
     if all(stage.finished for stage in work.stages):
         return 0.0
@@ -117,10 +119,10 @@ def _bytes_per_fresh_task(work: Work, memory: Memory) -> float:
 
 
 def shuffle_workers(work: Work, memory: Memory) -> float:
-    """Workers whose loss would have tasks run again: on their disks are shuffle files that may still be read.
+    """Workers with shuffle files on disk that may still be read. If such a worker is lost, tasks must run again.
 
-    It falls to 0 once the application is idle, not between two jobs. Where a drained worker hands its files on, one
-    worker has to be there to take them; 0 where a remote shuffle service has them.
+    The value falls to 0 when the application is idle, not between two jobs. If a drained worker moves its files to
+    another worker, the value is at most 1, because one worker must remain. With a remote shuffle service it is 0.
     """
     if keeps_files(work.settings) and migrates(work.settings):
         return float(has_files(memory, work))
@@ -128,7 +130,7 @@ def shuffle_workers(work: Work, memory: Memory) -> float:
 
 
 def job_time(work: Work, memory: Memory) -> float:
-    """Seconds since the oldest job that runs was submitted; of the jobs of one SQL query, the first one counts."""
+    """Seconds since the oldest running job was submitted. For a job of a SQL query, the query's first job counts."""
     begins = [memory.queries[query].submitted for query in map(query_of, work.jobs) if query in memory.queries]
     return max(0.0, work.now - min(begins)) if begins else 0.0
 

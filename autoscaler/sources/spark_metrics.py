@@ -1,8 +1,7 @@
-"""Metrics of a Spark Structured Streaming query, computed: pure functions of a snapshot.
+"""Computes the metrics of a Spark Structured Streaming query: pure functions of a snapshot.
 
-Positions are the sources' offsets summed over partitions; for Kafka, and for most sources that report their
-newest offset, they count records. Times are the driver's clock, so that no two clocks are ever compared; only
-ages leave.
+Positions are the sources' offsets summed over partitions. For Kafka, and for most sources that report their newest
+offset, they count records. All times are on the driver's clock, so two clocks are never compared.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ class Metric(StrEnum):
 
 
 class UnseenBacklogError(AnswerError):
-    """Whether batches left work behind is unknown, since their source does not report it."""
+    """It is unknown whether batches left a backlog, because their source does not report its newest offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value and the driver's time at which it was true."""
+    """A value, and the time on the driver's clock at which it was true."""
 
     value: float
     at: float
@@ -62,14 +61,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a query's metrics are computed from.
+    """The input from which a query's metrics are computed.
 
     Attributes:
         run: the run of the query, with its last batches.
         now: the driver's clock.
-        steady: the same on a clock that is never set; None when it is not reported.
-        window: seconds over which is averaged.
-        working: whether a batch is running; None: not known, as when the driver could not be reached.
+        steady: the same time on a clock that nobody sets; None if it is not reported.
+        window: seconds to average over.
+        working: whether a batch is running; None: unknown, for example because the driver could not be reached.
         changes: when executors were added and removed, in any order.
         idle_every: after this many seconds without data Spark reports that the query is idle.
     """
@@ -84,18 +83,18 @@ class Snapshot:
 
 
 def check_active(run: Run, now: float) -> None:
-    """Raise AnswerError when the query has ended: nothing that is read of it then is a load."""
+    """Raise AnswerError when the query has ended: its last figures do not describe a load."""
     if run.terminated is not None:
         why = f": {run.exception}" if run.exception else ""
         raise AnswerError(f"{run.label} ended {now - run.terminated:.0f} s ago{why}")
 
 
 def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
-    """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
+    """The run's batches, oldest first, since its positions last went back or the driver's clock was last set.
 
     Raises:
-        AnswerError: the query has ended, no batch has completed, the newest one is in the future, or the
-            driver's clock was set since.
+        AnswerError: the query has ended, no batch has completed, the newest batch is in the future, or the
+            driver's clock was set during or after it.
     """
     run = snapshot.run
     check_active(run, snapshot.now)
@@ -103,7 +102,7 @@ def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
     before: Batch | None = None
     for batch in run.progress:
         if before is not None and abs(_clock_set(before, batch)) > CLOCK_TOLERANCE:
-            kept.clear()  # and this batch began on the clock as it was, or as it is now: unknown
+            kept.clear()  # drop this batch too: it may have started before or after the clock was set
         elif kept and _jumped_back(kept[-1], batch):
             kept = [batch]
         else:
@@ -133,7 +132,7 @@ def _clock_set(before: Batch, after: Batch) -> float:
 
 
 def clock_jump(before: float, steady_before: float | None, after: float, steady_after: float | None) -> float:
-    """Seconds by which a clock was set between two times, measured by one that is never set; 0 without that one."""
+    """Seconds by which a clock was set between two times, measured with a steady clock; 0 without a steady clock."""
     if steady_before is None or steady_after is None:
         return 0.0
     return (after - before) - (steady_after - steady_before)
@@ -147,12 +146,12 @@ def _jumped_back(before: Batch, after: Batch) -> bool:
             return True
         if old is not None and new is not None and new < old:
             return True
-    # A partition that is added brings a position of its own, which is no growth.
+    # A new partition adds its own position to the sum, which is not growth.
     return [source.partitions for source in before.sources] != [source.partitions for source in after.sources]
 
 
 def is_idle(snapshot: Snapshot, last: Batch) -> bool:
-    """Whether the query is waiting for data, as opposed to working, being between two batches, or stuck."""
+    """Whether the query is waiting for data, and is not working, between two batches, or stuck."""
     if snapshot.working is True or (last.left or 0) > 0:
         return False
     alive = max(last.received, snapshot.run.idle or 0.0)
@@ -161,29 +160,29 @@ def is_idle(snapshot: Snapshot, last: Batch) -> bool:
         return False
     if snapshot.working is None:
         return (snapshot.run.idle or 0.0) > last.received
-    # The next batch may have run its job already while its progress is still on the way.
+    # The next batch may have finished its job although its progress is not reported yet.
     lengths = [batch.length for batch in snapshot.run.progress[-3:]]
     return snapshot.now - last.end > BETWEEN_BATCHES + 1.5 * max(lengths)
 
 
 def paused_at(snapshot: Snapshot, last: Batch) -> float | None:
-    """When the query reported that it had nothing to do, if that was after its last batch."""
+    """When the query reported that it was idle, if that was after its last batch; else None."""
     idle_at = snapshot.run.idle
     return idle_at if idle_at is not None and idle_at > last.received and not last.left else None
 
 
 def head_known(snapshot: Snapshot, last: Batch) -> float:
-    """Until when it is known that no record has arrived since the last batch was admitted."""
+    """The latest time for which we know that no record has arrived since the last batch was admitted."""
     if not is_idle(snapshot, last):
         return max(last.start, paused_at(snapshot, last) or 0.0)
     if snapshot.run.interval:
-        # New data is seen at the next trigger; triggers fire at multiples of the interval.
+        # Spark sees new data only at the next trigger; triggers fire at multiples of the interval.
         return max(last.start, snapshot.now - snapshot.now % snapshot.run.interval)
     return snapshot.now
 
 
 def position(batch: Batch, what: str) -> int:
-    """The newest position a batch saw. Raises AnswerError when a source does not report or counts something else."""
+    """The newest position that a batch saw. Raises AnswerError when a source does not report it."""
     head = batch.head
     if head is None:
         silent = next((source for source in batch.sources if source.latest is None), None)
@@ -197,7 +196,7 @@ def position(batch: Batch, what: str) -> int:
 
 
 def check_unit(known: Sequence[Batch]) -> None:
-    """Raise AnswerError when offsets plainly do not count records (seconds, bytes, files)."""
+    """Raise AnswerError when offsets clearly do not count records (but seconds, bytes or files)."""
     if not counts_records(known):
         rows, way = _moved(known)
         raise AnswerError(
@@ -207,14 +206,14 @@ def check_unit(known: Sequence[Batch]) -> None:
 
 
 def counts_records(known: Sequence[Batch]) -> bool:
-    """Whether offsets count records, as far as the rows show that Spark counted."""
+    """Whether offsets seem to count records, judged by the number of rows that Spark counted."""
     rows, way = _moved(known)
     least, most = RECORDS_PER_OFFSET
     return rows < MIN_ROWS or way == 0 or least <= rows / way <= most
 
 
 def _moved(known: Sequence[Batch]) -> tuple[int, int]:
-    """Rows that batches read, and how far their positions moved."""
+    """The rows that batches read, and the distance by which their positions moved."""
     rows = way = 0
     for batch in known:
         records = batch.records
@@ -225,7 +224,7 @@ def _moved(known: Sequence[Batch]) -> tuple[int, int]:
 
 
 def arrivals(snapshot: Snapshot) -> Value:
-    """Records per second offered: how fast the newest position grows."""
+    """Records per second that arrive: the growth of the newest position."""
     known = batches(snapshot)
     if snapshot.run.once:
         raise AnswerError(
@@ -245,7 +244,7 @@ def arrivals(snapshot: Snapshot) -> Value:
 
 
 def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
-    """When which position was the newest: at the start of each batch, and at the end of a pause before it."""
+    """(time, newest position) at the start of each batch, and at the last idle report before it."""
     points: list[tuple[float, float]] = []
     before: Batch | None = None
     for batch in known:
@@ -258,11 +257,11 @@ def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
 
 
 def growth(points: Sequence[tuple[float, float]], window: float) -> float | None:
-    """How fast positions grow, per second, over the window before the newest; None with fewer than two.
+    """The growth of positions per second over the window that ends with the newest; None with fewer than two points.
 
-    After a step upwards only what arrived since counts: the newest two intervals or more (or one of a third of
-    the window) that all exceed what was before by a quarter and by what chance explains. A step downwards is
-    averaged over the window: it is not urgent, and too low a rate would be dangerous.
+    After a step upwards, only the intervals since the step count. A step is at least two newest intervals (or one of a
+    third of the window) that all exceed the rate before by a quarter and by more than chance explains. A step downwards
+    is averaged over the window: it is not urgent, and a rate that is too low would be dangerous.
     """
     newest = points[-1][0] if points else 0.0
     spans: list[tuple[float, float]] = []
@@ -289,7 +288,7 @@ def growth(points: Sequence[tuple[float, float]], window: float) -> float | None
 
 
 def lag(snapshot: Snapshot) -> Value:
-    """Records waiting: what the last batch left, and what has arrived since it was admitted."""
+    """Records waiting: the backlog that the last batch left, plus the arrivals since it was admitted."""
     known = batches(snapshot)
     last = known[-1]
     position(last, "lag")
@@ -314,12 +313,12 @@ def lag(snapshot: Snapshot) -> Value:
     try:
         rate = arrivals(snapshot).value
     except AnswerError:
-        return Value(float(last.left), last.start)  # the first batch: true when it started, and dated so
+        return Value(float(last.left), last.start)  # the first batch: its backlog was true when it started
     return Value(last.left + rate * (snapshot.now - head_known(snapshot, last)), snapshot.now)
 
 
 def lag_seconds(snapshot: Snapshot) -> Value:
-    """Seconds of arrivals that are waiting: lag divided by arrivals."""
+    """Lag divided by arrivals: the seconds that the waiting records took to arrive."""
     waiting, rate = lag(snapshot), arrivals(snapshot)
     if waiting.value == 0:
         return waiting
@@ -330,12 +329,12 @@ def lag_seconds(snapshot: Snapshot) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The batches that throughput, saturation and batch time are taken from.
+    """The batches from which throughput, saturation and batch time are computed.
 
     Attributes:
-        batches: oldest first; empty when the query is idle for the whole window.
-        until: up to when the time after the last batch counts as idle.
-        settled: whether all of them ran on one set of slots, warm.
+        batches: oldest first; empty when the query was idle for the whole window.
+        until: the time after the last batch counts as idle until this time.
+        settled: whether all batches ran on the same set of slots, with warm processes.
     """
 
     batches: tuple[Batch, ...]
@@ -344,7 +343,7 @@ class Selection:
 
 
 def left_backlog(batch: Batch, rate: float) -> bool:
-    """Whether a batch left work behind: more than what arrived between admitting and polling."""
+    """Whether a batch left a backlog: more records than can arrive between its admission and the report."""
     left = batch.left or 0
     return left > max(BACKLOG_SHARE * (batch.records or 0), BACKLOG_SECONDS * rate, BACKLOG_RECORDS)
 
@@ -352,17 +351,17 @@ def left_backlog(batch: Batch, rate: float) -> bool:
 def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
     """Choose the batches that represent the present.
 
-    Those that ended within the window (at least the last, unless the query is idle since), but not across a change
-    of the executors: the first batch that ends after a change is slow (cold processes) and ran on two sets of slots,
-    so it is left out; until a later one has ended, the batches before the change are taken, dated accordingly. With
-    triggers as fast as possible the newest batches that agree on whether they left work behind are taken alone when
-    there are two.
+    These are the batches that ended within the window, at least the last one unless the query has been idle since.
+    They must not span a change of the executors. The first batch that ends after a change is left out: it is slow (cold
+    processes) and ran on two sets of slots. Until a later batch has ended, the batches before the change are used, with
+    their own time. If batches start as fast as possible, only the newest batches that all left a backlog, or all did
+    not, are used, if there are at least two of them.
     """
     last = known[-1]
     waiting = is_idle(snapshot, last)
     since = (snapshot.now if waiting else last.end) - snapshot.window
     recent = tuple(batch for batch in known if batch.end > since)
-    # Until its trigger's interval is over, the last batch is what the query has to do.
+    # Until the trigger's interval is over, the last batch still represents the query's work.
     over = paused_at(snapshot, last) is not None or snapshot.now >= last.start + snapshot.run.interval
     if not recent and waiting and over:
         return Selection((), snapshot.now, settled=True)
@@ -395,7 +394,7 @@ def _rate(known: Sequence[Batch], window: float) -> float:
 
 
 def _covered(chosen: Selection, interval: float) -> list[tuple[Batch, float]]:
-    """Each batch with the seconds until the next one began, or until it would have."""
+    """Each batch with the seconds until the next batch started, or would have started."""
     ends = [batch.start for batch in chosen.batches[1:]]
     last = chosen.batches[-1]
     ends.append(max(last.end, last.start + interval, chosen.until))
@@ -403,7 +402,7 @@ def _covered(chosen: Selection, interval: float) -> list[tuple[Batch, float]]:
 
 
 def throughput(snapshot: Snapshot) -> Value:
-    """Records per second that completed batches have processed."""
+    """Records per second that completed batches processed."""
     known = batches(snapshot)
     chosen = select_batches(snapshot, known)
     if not chosen.batches:
@@ -420,7 +419,7 @@ def throughput(snapshot: Snapshot) -> Value:
 
 
 def saturation(snapshot: Snapshot) -> Value:
-    """How busy the query is with all the work it could take, 0 to 1; from 0.95 its throughput is its capacity."""
+    """The share of its capacity that the query uses, 0 to 1; from 0.95 on, its throughput is its capacity."""
     known = batches(snapshot)
     chosen = select_batches(snapshot, known)
     if not chosen.batches:
@@ -435,12 +434,13 @@ def saturation(snapshot: Snapshot) -> Value:
     busy = unknown = 0.0
     for batch, seconds in parts:
         if is_stalled(batch, known):
-            continue  # busy waiting, for a hung worker for example: its throughput is not the capacity
+            continue  # it was waiting, perhaps for a hung worker, so its throughput is not the capacity
         if snapshot.run.interval:
             busy += batch.length
             continue
-        # Batches follow one another even at little load, so time alone shows nothing. A batch that left work behind
-        # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
+        # Batches follow one another even at low load, so their time alone tells nothing. A batch that left a backlog
+        # was full. Any other batch is compared with the shortest and the smallest one, which are nearly all overhead:
+        # the more it exceeds both, the fuller it was.
         full = 1.0 if left_backlog(batch, rate) else _beyond_overhead(batch, known)
         took = seconds if seconds - batch.length <= MAX_PAUSE else batch.length
         if batch.number in unseen:
@@ -457,9 +457,10 @@ def saturation(snapshot: Snapshot) -> Value:
 
 
 def _unseen(snapshot: Snapshot, known: Sequence[Batch]) -> set[int]:
-    """The numbers of batches that may have left work behind which their source does not report.
+    """The numbers of batches that may have left a backlog which their source does not report.
 
-    After them the next one began at once and read something; of the last one that is not known before it is idle.
+    The next batch started at once after such a batch and read something. The last batch is such a batch too, if it
+    started at once after its predecessor, read something, and the query is not idle.
     """
     followed = [one for one, after in itertools.pairwise(known) if after.records != 0 and _at_once(one, after)]
     last = known[-1]
@@ -482,7 +483,7 @@ def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:
 
 
 def is_stalled(batch: Batch, known: Sequence[Batch]) -> bool:
-    """Whether a batch took far longer than its like, in all and per record."""
+    """Whether a batch took far longer than the median batch, in total and per record."""
     others = [other for other in known if other.records and other.length > 0 and other is not batch][-STALL_BATCHES:]
     if len(others) < 3 or not batch.records:  # noqa: PLR2004 - fewer have no typical length
         return False
@@ -492,7 +493,7 @@ def is_stalled(batch: Batch, known: Sequence[Batch]) -> bool:
 
 
 def batch_time(snapshot: Snapshot) -> Value:
-    """Seconds that a batch takes from its trigger to its commit, on average."""
+    """The average seconds of a batch from its trigger to its commit."""
     known = batches(snapshot)
     chosen = select_batches(snapshot, known)
     taken = chosen.batches or known[-1:]
