@@ -1,1 +1,1 @@
-"""What is scaled."""
+"""Plug-ins that scale something."""

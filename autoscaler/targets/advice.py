@@ -1,4 +1,4 @@
-"""Target `advice`: nothing is scaled; the daemon only gives advice."""
+"""Target `advice`: it scales nothing, and decisions are only advice."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _log = logging.getLogger("autoscaler.targets")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Nothing is scaled: decisions are advice, shown in the log, by `explain` and in the metrics.
+    """Scales nothing: decisions are advice, shown in the log, by `explain` and in the metrics.
 
-    Advice is relative to the size there is: the workers registered with the cluster's engine, where it names them, else
-    `size`. Advice that is not acted on changes neither, so it is the same for as long as the load is; it is recorded as
-    in a dry run. For advice on a cluster whose size can be read, configure its real target and run the daemon with
-    `--dry-run`.
+    Advice is relative to the current size: the number of workers registered with the cluster's engine, or `size` if the
+    engine does not name them. As long as nobody follows the advice, the size stays the same, so the advice changes only
+    with the load. Decisions are recorded as in a dry run. If the size of a cluster can be read, configure its real
+    target instead and run the daemon with `--dry-run`.
 
-    With `follow: true` advice counts as acted on at once: the size is `size` until there is advice, then the last
-    advice, whatever there is. That is for trying a policy on a load that does not depend on the size. Nothing of it is
-    kept over a restart of the daemon.
+    With `follow: true`, advice counts as followed at once. The size is `size` until the first advice, then the last
+    advice, whatever the real size is. Use this to try a policy on a load that does not depend on the size. A restart of
+    the daemon forgets the advice.
 
     Attributes:
-        size: the number of replicas there are, 0 or more. Default 1.
-        follow: whether advice counts as acted on. Default false.
+        size: the current number of replicas, 0 or more. Default 1.
+        follow: whether advice counts as followed. Default false.
     """
 
     former_names: ClassVar[tuple[str, ...]] = ("null",)
@@ -43,7 +43,7 @@ class Advice:
 
     @property
     def advisory(self) -> bool:
-        """Whether nothing is to be requested of it."""
+        """Whether the daemon must not request a size, as in a dry run."""
         return not self.follow
 
     @asynccontextmanager
@@ -60,11 +60,11 @@ class _Target:
         self._workforce: Callable[[], Workforce] | None = None
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the engine that names the workers there are."""
+        """Set the engine that names the registered workers."""
         self._workforce = workforce
 
     async def describe(self) -> TargetStatus:
-        """The size there is, as far as it is known, all replicas ready."""
+        """The current size, as far as it is known. All replicas count as ready."""
         size = self._size if self._spec.follow else await self._registered()
         remarks: tuple[str, ...] = ("nothing is scaled here: advice only",)
         if self._advised is not None:
@@ -82,7 +82,7 @@ class _Target:
             self._size = replicas
 
     async def _registered(self) -> int:
-        """The workers there are, or the configured size where no engine names them."""
+        """The number of registered workers, or the configured size if no engine names them."""
         if self._workforce is None:
             return self._size
         try:

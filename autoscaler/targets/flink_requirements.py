@@ -1,10 +1,10 @@
 """Target `flink-requirements`: the parallelism of one Flink job, set from outside.
 
-From Flink 1.18 on the bounds of the parallelism of each vertex of a running job can be set from outside
-("Externalized Declarative Resource Management"); the adaptive scheduler rescales the job in place as far as there are
-slots. Where an active resource manager (native Kubernetes, YARN) starts TaskManagers as slots are requested, that
-scales the cluster too. In Reactive Mode a job takes every slot by itself and refuses: there its TaskManagers are what
-has to be scaled, with another target.
+From Flink 1.18 on, clients can set the bounds of the parallelism of each vertex of a running job ("Externalized
+Declarative Resource Management"). The adaptive scheduler then rescales the job in place, as far as there are slots. An
+active resource manager (native Kubernetes, YARN) starts TaskManagers for requested slots, so the cluster scales too. In
+Reactive Mode, a job takes every slot by itself and Flink refuses to set bounds: scale its TaskManagers with another
+target instead.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _MAX_NAMES = 6  # names in a message
 class FlinkRequirements(FlinkParameters):
     """The parallelism of one Flink job of the adaptive scheduler, Flink 1.18 or newer, not in Reactive Mode.
 
-    A replica is `slots_per_replica` of parallelism: as many slots, as long as all vertices share slots. Asking for
-    a size sets the upper bound of every vertex to it, or to the vertex's maximum parallelism where that is less. The
-    job is found by its name each time, so it is followed over restarts; what its author or Flink set for a new start
-    is what that start shows.
+    A replica is `slots_per_replica` of parallelism, which is the same number of slots if all vertices share slots. A
+    request for a size sets the upper bound of every vertex to it, or to the vertex's maximum parallelism if that is
+    lower. The target looks the job up by name each time, so it follows the job over restarts. After a new start, the
+    size is what the job's author or Flink has set for that start.
 
     Attributes:
         url: the JobManager's REST address, `http://host:8081`.
-        job: name or id of the job. Default: the only one that runs there.
-        slots_per_replica: parallelism that one replica stands for; should be the same as the cluster's
-            `slots_per_replica`. Default 1.
-        lower_bound: least parallelism with which the job may run while slots are lacking; with more, a job that has
-            lost too many slots waits instead. Default 1.
-        pinned: vertices, by name or id, whose bounds are left as they are and that are not counted. Default none.
+        job: name or id of the job. Default: the only job that runs there.
+        slots_per_replica: parallelism of one replica; should be the same as the cluster's `slots_per_replica`.
+            Default 1.
+        lower_bound: lowest parallelism at which the job may run when slots are missing. With fewer slots the job waits.
+            Default 1.
+        pinned: names or ids of vertices whose bounds are not changed and that do not count. Default none.
         username: user name for HTTP Basic authentication. Default none.
         password: password for HTTP Basic authentication. Default none.
         token: bearer token. Default none.
         ca_file: PEM file with the certificates to trust, for https. Default: those of the system.
-        timeout: time for one reading or one request, retries included. Default 3s.
+        timeout: time-out for one reading or one request, including retries. Default 3s.
     """
 
     slots_per_replica: int = 1
@@ -76,18 +76,18 @@ class FlinkRequirements(FlinkParameters):
 
     @property
     def subject(self) -> tuple[str, str | None]:
-        """What is scaled, whatever the other parameters are."""
+        """The identity of the scaled object, without the other parameters."""
         return self.url.rstrip("/"), self.job
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Use the client that all users of this JobManager share."""
+        """Connect with the client that all users of this JobManager share."""
         yield _Requirements(self, await self.api(shared))
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What one poll shows of the job."""
+    """The data of one poll."""
 
     job: Job
     bounds: dict[str, Requirement]
@@ -103,7 +103,7 @@ class _Requirements:
         self._jid = ""
 
     async def describe(self) -> TargetStatus:
-        """The upper bounds as desired, the subtasks that run as ready.
+        """The desired size (from the upper bounds) and the ready size (from the running subtasks).
 
         Raises:
             RefusedError: the job cannot be scaled this way: Reactive Mode, another scheduler, Flink before 1.18.
@@ -130,8 +130,8 @@ class _Requirements:
         """Set the bounds of every vertex that is not pinned.
 
         Raises:
-            RefusedError: below 1, above the maximum parallelism, or the job cannot be scaled this way.
-            EdgeError: the request was not accepted, or its outcome is unknown.
+            RefusedError: the size is below 1 or above the maximum parallelism, or the job cannot be scaled this way.
+            EdgeError: Flink did not accept the request, or its outcome is unknown.
         """
         if replicas < 1:
             raise RefusedError(f"a Flink job runs at a parallelism of 1 or more: {replicas} replicas are not possible")
@@ -143,7 +143,7 @@ class _Requirements:
             raise EdgeTimeoutError(f"{self._named} did not accept new bounds within {limit:g} s") from None
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Find what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
+        """Find settings that prevent scaling from working. Raises EdgeError when the job cannot be scaled at all."""
         seen = await self._read_snapshot()
         slots = seen.overview.slots_total
         if self._spec.lower_bound <= slots:
@@ -197,7 +197,7 @@ class _Requirements:
             )
         except RefusedError as refusal:
             raise self._explained(refusal) from None
-        # Flink shows bounds of such a job too, as if they could be set: its vertices' maximum parallelism.
+        # In Reactive Mode Flink also shows bounds (the maximum parallelism), although nobody can set them.
         if settings.get("scheduler-mode", "").strip().lower() == "reactive":
             raise RefusedError(self._reactive())
         if line.jid != self._jid:
@@ -231,7 +231,7 @@ class _Requirements:
         return tuple(remarks)
 
     def _explained(self, refusal: RefusedError) -> RefusedError:
-        """What to do about it, where Flink's message does not include it."""
+        """Add the remedy to errors whose message from Flink lacks it."""
         reason = str(refusal)
         if "reactive mode" in reason:
             return RefusedError(self._reactive())
@@ -258,13 +258,13 @@ class _Requirements:
 
 
 def _running(seen: _Snapshot) -> int:
-    """The parallelism that really runs: the least of the vertices still below their bound, else the greatest."""
+    """The running parallelism: the lowest of the vertices below their upper bound, or else the highest of all."""
     counts = {vertex.id: vertex.tasks.get("RUNNING", 0) + vertex.tasks.get("FINISHED", 0) for vertex in seen.free}
     below = [count for vertex, count in counts.items() if count < seen.bounds[vertex].parallelism.upper]
     return min(below) if below else max(counts.values())
 
 
 def _max_parallelism(vertices: Sequence[Vertex]) -> int | None:
-    """The greatest maximum parallelism, or None when one is not known."""
+    """The greatest maximum parallelism, or None when it is unknown for a vertex."""
     limits = [vertex.max_parallelism for vertex in vertices]
     return max(limits) if min(limits) > 0 else None

@@ -42,7 +42,7 @@ def test_every_call_to_aws_is_on_the_page() -> None:
         "AWS still shows a desired capacity of",
         "being drained before they are terminated",
         "also sets this group's size",
-        "instances went without being drained:",
+        "instances were removed without draining:",
         "workers are not drained:",
         "is not terminated yet",
         "cannot be terminated:",

@@ -228,7 +228,7 @@ async def test_without_knowing_the_workers_the_group_chooses(
         status = await target.describe()
     assert status.desired == 2
     assert len(proxy.made("SetDesiredCapacity")) == 1
-    assert any("without being drained" in remark for remark in status.remarks)
+    assert any("without draining" in remark for remark in status.remarks)
     assert ("10.99.99.99" in " ".join(status.remarks)) == (case == "other hosts")
 
 

@@ -1,9 +1,9 @@
-"""Auto Scaling groups as AWS describes them, requested together for all clusters of one region.
+"""Auto Scaling groups as AWS describes them, with shared requests for all clusters of one region.
 
-The ticks of clusters are spread over their interval, so that requests for each of them would be one per cluster. A
-request for one group therefore includes those that will be read next: the groups whose answer will still be fresh at
-their tick, up to 100. A thousand groups at one interval are ten requests for each interval, whatever their ticks; and
-an answer is never older than `fresh`.
+The ticks of clusters are spread over their interval, so without sharing each cluster would need its own request.
+Therefore a request for one group includes up to 100 groups that will be read next: those for which the answer will
+still be fresh at their tick. A thousand groups with the same interval need ten requests per interval, whenever they
+tick, and an answer is never older than `fresh`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared
 
 MAX_NAMES = 100  # in one request: AWS's limit
-DEFAULT_PERIOD = 15.0  # seconds between two ticks, until one was measured; also how old the very first answer may be
-ERROR_REUSE = 2.0  # seconds for which an error is returned to all whose groups were in the request
+DEFAULT_PERIOD = 15.0  # seconds between two ticks, until they are measured; also the highest age of the first answer
+ERROR_REUSE = 2.0  # seconds for which an error is returned to all readers of the groups in the request
 DETAIL_INTERVAL = 3.0  # seconds between two requests about single groups
-REFRESH_MAX_AGE = 30.0  # seconds for which an answer about instance refreshes holds
-ACTIVITY_MAX_AGE = 60.0  # seconds for which an answer about failed launches holds
-OTHERS_MAX_AGE = 3600.0  # seconds for which the list of scaling policies and scheduled actions holds
-OTHERS_RETRY = 300.0  # seconds until it is requested again after an error
+REFRESH_MAX_AGE = 30.0  # seconds for which an answer about instance refreshes is used
+ACTIVITY_MAX_AGE = 60.0  # seconds for which an answer about failed launches is used
+OTHERS_MAX_AGE = 3600.0  # seconds for which the list of scaling policies and scheduled actions is used
+OTHERS_RETRY = 300.0  # seconds until this list is requested again after an error
 
 REFRESH_UNDER_WAY = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
 NOT_COUNTED = frozenset(
@@ -44,8 +44,8 @@ class Instance:
     """One instance of a group.
 
     Attributes:
-        state: its lifecycle state, such as InService or Terminating:Wait.
-        version: the launch template and version, or launch configuration, that it was started from.
+        state: the lifecycle state, such as InService or Terminating:Wait.
+        version: the launch template and version, or the launch configuration, of the instance.
     """
 
     id: str
@@ -56,12 +56,12 @@ class Instance:
 
     @property
     def serving(self) -> bool:
-        """Whether it is up and will stay."""
+        """Whether the instance is in service and healthy."""
         return self.state == "InService" and self.healthy
 
     @property
     def counts(self) -> bool:
-        """Whether the desired capacity includes it."""
+        """Whether the desired capacity includes the instance."""
         return self.state.partition(":")[0] not in NOT_COUNTED
 
 
@@ -70,9 +70,9 @@ class Group:
     """One Auto Scaling group.
 
     Attributes:
-        suspended: suspended process -> why.
+        suspended: suspended process -> reason.
         deleting: the group's status while it is being deleted, else None.
-        weighted: why its sizes are not numbers of instances, else None.
+        weighted: why the group's sizes are not numbers of instances, else None.
     """
 
     name: str
@@ -86,22 +86,22 @@ class Group:
     weighted: str | None
 
     def count(self, *states: str) -> int:
-        """Instances whose state, or its first part, is one of these."""
+        """The number of instances whose state, without its part after `:`, is one of these."""
         return sum(1 for instance in self.instances if instance.state.partition(":")[0] in states)
 
     def waiting(self, state: str) -> int:
-        """Instances that a lifecycle hook keeps in this state."""
+        """The number of instances that a lifecycle hook keeps in this state."""
         return sum(1 for instance in self.instances if instance.state == f"{state}:Wait")
 
     @property
     def unsettled(self) -> bool:
-        """Whether instances are added or removed, or run different versions, as they do in an instance refresh."""
+        """Whether instances start, stop or have different versions, as during an instance refresh."""
         here = [instance for instance in self.instances if not instance.state.startswith("Warmed:")]
         return any(instance.state != "InService" for instance in here) or len({i.version for i in here}) > 1
 
 
 def read_group(answer: Mapping[str, Any]) -> Group:
-    """A group out of the answer to DescribeAutoScalingGroups. Raises AnswerError."""
+    """Parse a group of the answer to DescribeAutoScalingGroups. Raises AnswerError."""
     try:
         name = answer["AutoScalingGroupName"]
         return Group(
@@ -148,7 +148,7 @@ def _weighted(answer: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A group, or None when AWS has none of the name; when it was requested, and after how many changes of ours."""
+    """A group (None: AWS has no group with this name), the time of the request, and our changes before it."""
 
     group: Group | None
     requested_at: float
@@ -157,7 +157,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a group could not be read, when that was known, and after how many changes of ours it was requested."""
+    """Why a group could not be read, the time of the error, and our changes before the request."""
 
     error: EdgeError
     at: float
@@ -166,7 +166,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Detail:
-    """What is requested about one group alone: its last answer, when it was requested, and how long it holds."""
+    """A request about a single group: its last answer (`remark`), when it was sent, and how long the answer is used."""
 
     kind: str
     max_age: float
@@ -176,15 +176,15 @@ class _Detail:
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
-    """A group that a cluster scales. Times are the loop's.
+    """A group that a cluster scales. Times are the event loop's.
 
     Attributes:
-        last_read: when it was last read.
-        period: seconds between the last two reads; None until there were two.
-        changes: how many changes of ours have ended: an answer must have been requested after the last of them. They
-            are counted, as two times of a clock may be equal.
-        request: the request under way, or the last one, that includes it.
-        requested_after: the changes before that request.
+        last_read: when a cluster last read the group.
+        period: seconds between the last two reads; None before the second read.
+        changes: number of our changes that have ended. An answer is usable only if it was requested after the last
+            change. The changes are counted because two times of a clock may be equal.
+        request: the pending or last request that includes the group.
+        requested_after: the value of `changes` at that request.
     """
 
     name: str
@@ -206,21 +206,21 @@ class _Member:
         self.last_read = now
 
     def due(self, now: float, default_period: float) -> float:
-        """When it will be read next."""
+        """When the group will be read next."""
         if self.last_read is None:
             return now
         period = self.period or default_period
-        # After three periods its cluster is taken to have stopped; until then it is only late.
+        # Until three periods have passed, the cluster is only late. After that it counts as stopped.
         return self.last_read + period if now - self.last_read <= 3 * period else math.inf
 
     def usable(self, fresh: float, at: float) -> bool:
-        """Whether the snapshot will still be usable at this time."""
+        """Whether the snapshot will still be usable at the time `at`."""
         seen = self.snapshot
         return seen is not None and seen.changes == self.changes and at - seen.requested_at <= fresh
 
     @property
     def pending(self) -> bool:
-        """Whether a request is under way whose answer will show all changes of ours up to now."""
+        """Whether a pending request will show all our changes up to now."""
         return self.request is not None and not self.request.done() and self.requested_after == self.changes
 
 
@@ -230,7 +230,7 @@ def _fail(members: Iterable[tuple[_Member, int]], error: EdgeError) -> None:
 
 
 async def shared_groups(shared: Shared, place: Place) -> Groups:
-    """The groups of a place. Raises as `shared_aws` does."""
+    """The shared groups of a place. Raises the errors of `shared_aws`."""
     aws = await shared_aws(shared, place)
     return await shared.enter(("autoscaler.targets.aws_asg.groups", place), lambda: _open(aws))
 
@@ -243,10 +243,10 @@ async def _open(aws: Aws) -> AsyncIterator[Groups]:
 
 
 class Groups:
-    """All the groups of one place that clusters scale.
+    """All groups of one place that clusters scale.
 
     Attributes:
-        unreadable: what could not be read at the last request (`refresh`, `activity`, `others`) -> why.
+        unreadable: kind of request that failed at the last attempt (`refresh`, `activity`, `others`) -> its error.
     """
 
     def __init__(self, aws: Aws) -> None:
@@ -263,7 +263,7 @@ class Groups:
 
     @contextmanager
     def member(self, name: str) -> Iterator[None]:
-        """Include a group in the requests."""
+        """Include a group in the requests while the context is open."""
         member = self._members.setdefault(name, _Member(name=name))
         member.users += 1
         try:
@@ -275,36 +275,36 @@ class Groups:
                 self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != name}
 
     async def aclose(self) -> None:
-        """Cancel what is under way."""
+        """Cancel pending requests."""
         await cancel_all(self._tasks)
 
     def invalidate(self, name: str) -> None:
-        """Drop what was requested up to now: it may not show a change of ours."""
+        """Do not use answers that were requested before now: they may not show our latest change."""
         if name in self._members:
             self._members[name].changes += 1
 
     async def get(self, name: str, fresh: float) -> Group:
-        """The group, as it was at most `fresh` seconds ago and after our last change of it.
+        """The group as it was at most `fresh` seconds ago and after our last change.
 
         Raises:
-            RefusedError: there is no such group, or it is being deleted, or its sizes are not numbers of instances.
+            RefusedError: there is no such group, it is being deleted, or its sizes are not numbers of instances.
             EdgeError: AWS failed or cannot be reached.
         """
         loop = asyncio.get_running_loop()
         member = self._members[name]
         max_age = fresh if member.last_read is not None else max(fresh, DEFAULT_PERIOD)
         member.note_read(loop.time())
-        self._period = member.period or self._period  # most clusters have the same
+        self._period = member.period or self._period  # most clusters have the same interval
         reuse = ERROR_REUSE
-        # Only a change of ours while a request is under way makes another one necessary.
+        # A second round is necessary only if one of our changes ends while the request is pending.
         while not member.usable(max_age, loop.time()):
             failure = member.failure
             if failure is not None and failure.changes == member.changes and loop.time() - failure.at < reuse:
-                raise copy.copy(failure.error)  # a shared one would collect all their tracebacks
+                raise copy.copy(failure.error)  # a shared error would collect the tracebacks of all readers
             request = member.request if member.pending else None
             await outcome_of(request or self._request(member, fresh, loop.time()), "the connection to AWS was closed")
-            reuse = math.inf  # its outcome counts, however long ago it came
-            max_age = math.inf if member.failure is None else fresh  # and however long it took
+            reuse = math.inf  # use the error of this request, whatever its age
+            max_age = math.inf if member.failure is None else fresh  # use its answer, however long it took
         assert member.snapshot is not None  # noqa: S101 - for the type checker: it is usable
         return self._scalable(name, member.snapshot.group)
 
@@ -322,7 +322,7 @@ class Groups:
         return group
 
     def _request(self, member: _Member, fresh: float, now: float) -> asyncio.Task[EdgeError | None]:
-        """Request a group, and those whose answer would be too old at their next tick."""
+        """Request a group, together with the groups whose answer would be too old at their next tick."""
         due_soon = []
         for other in self._members.values():
             due = other.due(now, self._period)
@@ -342,7 +342,7 @@ class Groups:
         task.add_done_callback(self._tasks.discard)
 
     async def _fetch(self, members: Sequence[_Member], requested_at: float) -> None:
-        """Request several groups. An error is kept with each of them."""
+        """Request several groups. An error is stored in each of them."""
         names = [member.name for member in members]
         asked = [(member, member.changes) for member in members]
         seconds = self.aws.place.timeout.total_seconds()
@@ -359,7 +359,7 @@ class Groups:
                 raise EdgeTimeoutError(f"DescribeAutoScalingGroups: not all pages within {seconds:g} s") from None
         except InvalidRequestError as error:
             if len(members) > 1:
-                # One bad name makes the whole request fail: halves find it, and the others are answered.
+                # One invalid name makes the whole request fail. Split the batch until that name is alone.
                 middle = len(members) // 2
                 halves = members[:middle], members[middle:]
                 await asyncio.gather(*(self._fetch(half, requested_at) for half in halves))
@@ -383,16 +383,16 @@ class Groups:
     # requests about single groups, and about other controllers of their size
 
     async def refresh_under_way(self, group: Group, until: float) -> str | None:
-        """Which instance refresh is under way.
+        """A remark about an instance refresh in progress, or None.
 
-        It is requested only while something suggests one (instances of different versions, starting or stopping), for
-        each group at most every 30 s, and for all groups together every 3 s: until then the last answer holds.
+        It is requested only if the instances suggest a refresh: they have different versions, start or stop. Requests
+        are limited to one in 30 s per group and one in 3 s for all groups together. Until then the last answer is used.
         """
         detail = self._members[group.name].refresh
         return await self._remark(group.name, detail, until, self._refresh, wanted=group.unsettled)
 
     async def failed_launch(self, group: Group, until: float) -> str | None:
-        """Why AWS could not start an instance at the last attempt; requested as rarely."""
+        """Why AWS could not start an instance at the last attempt, or None. Limited to one request in 60 s per group."""
         detail = self._members[group.name].activity
         wanted = group.count("InService", "Pending") < group.desired
         return await self._remark(group.name, detail, until, self._activity, wanted=wanted)
@@ -408,7 +408,7 @@ class Groups:
     async def _remark(
         self, name: str, detail: _Detail, until: float, request: Callable[[str], Awaitable[str | None]], *, wanted: bool
     ) -> str | None:
-        """The last answer. If it is time, the request that has waited longest is sent first, this or another."""
+        """Return the last answer. If a request is allowed now, first send the one that has waited longest."""
         if not wanted:
             self._waiting.pop((detail.kind, name), None)
             detail.remark, detail.at = None, -math.inf
@@ -424,7 +424,7 @@ class Groups:
                 async with asyncio.timeout_at(until):
                     first.remark = await send()
             except (EdgeError, TimeoutError) as error:
-                # The size is known without it, and the last answer holds.
+                # The size is known without this detail, and the last answer stays in use.
                 self._failed(kind, str(error) or f"no time was left to request it for {longest}")
             else:
                 self.unreadable.pop(kind, None)
@@ -451,7 +451,7 @@ class Groups:
         return None
 
     def others(self, name: str) -> tuple[str, ...]:
-        """What else sets this group's size, one phrase each, as far as it is known; read in the background."""
+        """The other controllers that set this group's size, one phrase each. They are read in the background."""
         now = asyncio.get_running_loop().time()
         if now - self._others_at > OTHERS_MAX_AGE and (self._others_task is None or self._others_task.done()):
             self._others_at = now
@@ -460,7 +460,7 @@ class Groups:
         return self._others.get(name, ())
 
     async def wait_for_others(self, name: str) -> None:
-        """Wait until `others` is known, or could not be read."""
+        """Wait until the pending read of the other controllers has ended, with any outcome."""
         self.others(name)
         if self._others_task is not None:
             await asyncio.wait((self._others_task,))

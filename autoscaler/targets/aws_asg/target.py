@@ -2,7 +2,7 @@
 
     target: {type: aws-asg, group: flink-taskmanagers, region: eu-central-1}
 
-Requests to AWS are shared by all groups of one region and identity (see `groups`).
+All groups of one region and identity share requests to AWS (see `groups`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from autoscaler.ports import (
 from autoscaler.targets.aws_asg.groups import Group, Groups, Instance, shared_groups
 from autoscaler.targets.aws_asg.workers import GroupWorkers
 
-STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
-REMARK_AGE = 300.0  # seconds for which a failure of the background work is a remark
+STARTUP_DELAY = 3.0  # seconds before the first change without a request, so that `autoscaler plan` changes nothing
+REMARK_AGE = 300.0  # seconds for which a remark shows a failure of the background work
 ATTEMPTS = 5
-UNSEEN_ECHOES = 4  # times `echo` that a change may not be shown at all
+UNSEEN_ECHOES = 4  # times `echo`: the longest time until AWS shows a change
 STAYING = frozenset({"InService", "Pending", "Pending:Wait", "Pending:Proceed"})
 MAX_HEARTBEAT_INTERVAL = 600.0  # seconds
 
@@ -48,7 +48,7 @@ _log = logging.getLogger("autoscaler.targets")
 
 
 class ScaleIn(StrEnum):
-    """How the group is made smaller."""
+    """How the target removes instances."""
 
     GROUP = "group"
     DRAIN = "drain"
@@ -64,17 +64,19 @@ class AwsAsg:
         region: AWS region, such as `eu-central-1`.
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
-        endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
-        fresh: how old an answer about the group may be; groups whose clusters tick within this time are requested
-            together, 100 a call. Default 5s.
-        echo: for so long after AWS has shown our change, and for four times as long until it shows it, an answer
-            with the old size is not taken for another user's change. Default 15s.
-        scale_in: how instances are removed: `group` (default) lets the Auto Scaling group choose and stop them at
-            once; `drain` chooses those whose loss costs the engine least, lets their workers finish, then terminates
-            them; `hook` lets the group choose, and completes its lifecycle hook once the worker has finished.
+        endpoint_url: one address for all AWS services, such as LocalStack's. Default: AWS's, or boto3's settings.
+        fresh: how old an answer about the group may be. Groups whose clusters tick within this time share a request,
+            up to 100 per call. Default 5s.
+        echo: AWS may show an old size for some time after a change. For this time after AWS has first shown our change,
+            and before that for up to four times as long, an old size does not count as a change by another user.
+            Default 15s.
+        scale_in: how to remove instances. `group` (default): the Auto Scaling group chooses and stops them at once;
+            `drain`: the target chooses the instances whose loss costs the engine least, waits until their workers have
+            finished, then terminates them; `hook`: the group chooses, and the target completes the group's lifecycle
+            hook when the worker has finished.
         hook: name of the lifecycle hook for `hook`. Default: the group's only hook for terminating instances.
         drain: how long workers have to finish, for `drain` and `hook`. Default 5m.
-        timeout: time for one answer of AWS, retries included. Default 5s.
+        timeout: time-out for one answer of AWS, including retries. Default 5s.
     """
 
     packages: ClassVar[tuple[str, ...]] = ("boto3",)
@@ -107,7 +109,7 @@ class AwsAsg:
 
     @property
     def subject(self) -> tuple[str | None, ...]:
-        """What is scaled, whatever the other parameters are."""
+        """The identity of the scaled object, without the other parameters."""
         return self.group, self.region, self.profile, self.role, self.endpoint_url
 
     @property
@@ -117,7 +119,7 @@ class AwsAsg:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Open it. Nothing is sent before the first `describe`.
+        """Open the target. The first `describe` sends the first request.
 
         Raises:
             PluginError: boto3 is not installed.
@@ -125,7 +127,7 @@ class AwsAsg:
         """
         groups = await shared_groups(shared, self.place)
         with groups.member(self.group):
-            # A dry run changes nothing, and another daemon may complete the hooks.
+            # A dry run must change nothing, and another daemon may be completing the hooks.
             delay = math.inf if getattr(shared, "dry_run", False) else STARTUP_DELAY
             async with aclosing(Target(self, groups, delay=delay)) as target:
                 yield target
@@ -133,9 +135,10 @@ class AwsAsg:
 
 @dataclass(slots=True)
 class AcceptedSize:
-    """The size that AWS accepted last, for as long as it may still show an earlier one.
+    """The size that AWS accepted last, remembered as long as AWS may still show an earlier size.
 
-    That is until `echo` seconds after AWS has shown a newer size, or several times that after the change.
+    This time ends `echo` seconds after AWS has first shown a newer size, or `UNSEEN_ECHOES` times that after the change
+    if AWS shows no newer size.
     """
 
     echo: float
@@ -145,7 +148,7 @@ class AcceptedSize:
     earlier: dict[int, float] = field(default_factory=dict)
 
     def accept(self, size: int, shown: int | None, now: float) -> None:
-        """Note a size that AWS has accepted; `shown` is what it showed before."""
+        """Record a size that AWS has accepted. `shown` is the size that AWS showed before."""
         self.earlier = {old: at for old, at in self.earlier.items() if now - at <= self.echo}
         for old in (shown, self.size):
             if old is not None:
@@ -154,7 +157,7 @@ class AcceptedSize:
         self.size, self.at, self.seen = size, now, False
 
     def actual(self, shown: int, now: float) -> int:
-        """The actual size when AWS shows this one: an earlier one is an echo, any other is another user's change."""
+        """The actual size if AWS shows `shown`: an earlier size is an echo, any other size is another user's change."""
         if not self.seen and shown not in self.earlier:
             self.seen, self.at = True, now
         if self.size is None or now - self.at > self.echo * (1 if self.seen else UNSEEN_ECHOES):
@@ -163,7 +166,7 @@ class AcceptedSize:
 
 
 class Target:
-    """The live target."""
+    """The connected target."""
 
     def __init__(self, parameters: AwsAsg, groups: Groups, *, delay: float = STARTUP_DELAY, poll: float = 1.0) -> None:
         self._parameters = parameters
@@ -178,17 +181,17 @@ class Target:
         self._scaling, self._changing = asyncio.Lock(), asyncio.Lock()
         self._goal: int | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._terminated: set[str] = set()  # until AWS shows it
+        self._terminated: set[str] = set()  # instances that AWS may still show
         self._hook: tuple[str, float] | None = None
         self._failures: dict[str, float] = {}
         self._start = self._loop.time() + delay
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Set the engine that names the workers."""
+        """Set the engine that names the registered workers."""
         self._workers.workforce = workforce
 
     async def aclose(self) -> None:
-        """Cancel the background work. The next connection resumes it or decides again."""
+        """Cancel the background work. The next connection resumes or replaces it."""
         await cancel_all(self._leaving.values())
 
     async def describe(self) -> TargetStatus:
@@ -222,22 +225,22 @@ class Target:
         return TargetStatus(desired, ready, tuple(remarks), floor, ceiling)
 
     async def scale(self, replicas: int) -> None:
-        """Set the desired capacity; with `scale_in: drain`, begin to drain the surplus.
+        """Set the desired capacity; with `scale_in: drain`, start to drain the surplus.
 
         Raises:
             RefusedError: AWS refused: outside the group's limits, no such group, access denied.
-            EdgeError: AWS failed or cannot be reached; the change may have been accepted nevertheless.
+            EdgeError: AWS failed or cannot be reached. AWS may still have accepted the change.
         """
         if replicas < 0:
             raise RefusedError(f"a size is 0 or more, not {replicas}")
         async with self._scaling:
             if self._parameters.scale_in is ScaleIn.DRAIN and await self._drain_to(replicas):
                 return
-            async with self._changing:  # not while an instance is being terminated
+            async with self._changing:  # wait for a termination in progress
                 await self._set(replicas)
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Find what makes scaling ineffective or dangerous. Raises EdgeError when the group cannot be read."""
+        """Find settings that make scaling ineffective or dangerous. Raises EdgeError when the group cannot be read."""
         name = f"Auto Scaling group {self._parameters.group}"
         group = await self._read()
         await self._groups.wait_for_others(group.name)
@@ -287,7 +290,7 @@ class Target:
                     Severity.WARNING,
                     name,
                     f"scale_in: {mode} has no engine that names its workers: {error}",
-                    "instances go without being drained, as with scale_in: group",
+                    "instances are removed without draining, as with scale_in: group",
                     "configure an engine that can (Spark with its Master), or scale_in: group",
                 )
             )
@@ -313,7 +316,7 @@ class Target:
         return group
 
     def _others(self, group: Group) -> tuple[str, ...]:
-        """What else sets the size, and is not suspended."""
+        """The scaling policies and scheduled actions that also set the size and are not suspended."""
         idle = {"the scaling policy": "AlarmNotification", "the scheduled action": "ScheduledActions"}
         return tuple(
             other
@@ -333,7 +336,7 @@ class Target:
         self._accepted.accept(replicas, self._shown, self._loop.time())
 
     async def _change(self, operation: str, parameters: dict[str, Any], *, once: bool = False) -> None:
-        """Change something. What was requested before it ended is dropped, whatever the result."""
+        """Send a change. Whatever its result, answers that were requested before it ended are not used any more."""
         name = self._parameters.group
         try:
             await self._groups.aws.call(
@@ -351,8 +354,8 @@ class Target:
     # removing instances with `scale_in: drain`
 
     async def _drain_to(self, replicas: int) -> bool:
-        """Begin to drain the surplus. False: there is nothing to drain or no way to; set the size instead."""
-        async with self._changing:  # not while an instance is being terminated
+        """Start to drain the surplus. Returns False if draining is impossible, so that the caller must set the size."""
+        async with self._changing:  # wait for a termination in progress
             group = await self._read()
             if replicas < group.minimum:
                 raise RefusedError(f"{replicas} is below the minimum ({group.minimum}) of the group {group.name!r}")
@@ -360,8 +363,8 @@ class Target:
             owed = self._owed(group)
             count = desired - owed - replicas
             if count <= 0:
-                # A worker that drains does not return: its instance does not count towards the new size.
-                self._goal = None  # if this is refused, draining instances are replaced: see `_terminate`
+                # A draining worker cannot be used again, so its instance does not count towards the new size.
+                self._goal = None  # if AWS refuses the size, the group replaces draining instances: see `_terminate`
                 if count < 0:
                     await self._set(max(replicas, min(replicas + owed, group.maximum)))
                 self._goal = replicas if self._leaving else None
@@ -369,7 +372,7 @@ class Target:
             self._goal = replicas if self._leaving else None
             there = sum(1 for instance in group.instances if instance.counts and instance.id not in self._terminated)
             if there < desired:
-                # Instances that AWS could not launch are removed before any that work.
+                # First give up instances that AWS could not launch, before any that work.
                 less = max(replicas + owed, there)
                 await self._set(less)
                 count -= desired - less
@@ -380,12 +383,12 @@ class Target:
             try:
                 chosen = await self._workers.choose(candidates, count)
             except EdgeError as error:
-                self._report(f"instances went without being drained: {error}")
+                self._report(f"instances were removed without draining: {error}")
                 return False
             for instance, workers in chosen:
                 self._begin(instance.id, self._leave(instance.id, workers))
         if not self._leaving:
-            return False  # nothing that this target may terminate: the group has to choose
+            return False  # there is no instance that this target may terminate, so the group has to choose
         self._goal = replicas
         return True
 
@@ -394,7 +397,7 @@ class Target:
         return [i for i in group.instances if i.id not in self._leaving and i.id not in self._terminated]
 
     def _owed(self, group: Group) -> int:
-        """How many instances are still to be subtracted from the desired capacity."""
+        """The number of draining instances that the desired capacity still includes."""
         return sum(
             1
             for instance in group.instances
@@ -402,7 +405,7 @@ class Target:
         )
 
     def _planned(self, group: Group, desired: int) -> int:
-        """The size once the draining instances are terminated."""
+        """The size after the draining instances are terminated."""
         return desired if self._goal is None else min(desired, max(self._goal, desired - self._owed(group)))
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:
@@ -417,12 +420,12 @@ class Target:
             async with self._changing:
                 if await self._terminate(instance):
                     return
-            # It may have succeeded nevertheless: by then AWS shows it.
+            # The termination may have succeeded although its answer was lost. Wait until AWS shows it.
             await asyncio.sleep(self._accepted.echo)
         self._report(f"{instance} could not be terminated in {ATTEMPTS} attempts")
 
     async def _terminate(self, instance: str) -> bool:
-        """Terminate a drained instance, if it is still there. Returns whether there is nothing more to do."""
+        """Terminate a drained instance if it still exists. Returns whether the work is done; False means try again."""
         try:
             group = await self._read()
             found = next((known for known in group.instances if known.id == instance), None)
@@ -432,7 +435,7 @@ class Target:
                 self._report(f"{instance} was drained, but is now protected from scale-in")
                 return True
             desired = self._accepted.actual(group.desired, self._loop.time())
-            # A larger size may have been requested meanwhile: then the group replaces this one.
+            # If a larger size was requested meanwhile, keep the capacity, so that the group replaces this instance.
             fewer = desired > max(group.minimum, desired if self._goal is None else self._goal)
             await self._change(
                 "TerminateInstanceInAutoScalingGroup",
@@ -462,7 +465,7 @@ class Target:
     async def _release(self, instance: str) -> None:
         name, timeout = await self._hook_of_group()
         parameters = {"LifecycleHookName": name, "AutoScalingGroupName": self._parameters.group, "InstanceId": instance}
-        last = -math.inf  # at once: how long it has waited before this daemon started is unknown
+        last = -math.inf  # send the first heartbeat at once: nobody knows how long the instance has already waited
 
         async def heartbeat() -> None:
             nonlocal last
@@ -483,9 +486,9 @@ class Target:
         try:
             await self._change("CompleteLifecycleAction", {**parameters, "LifecycleActionResult": "CONTINUE"})
         except RefusedError:
-            self._hook = None  # it may have been replaced
+            self._hook = None  # the hook may have been replaced, so read it again
             raise
-        # Until AWS shows that it continues: a second completion would be refused.
+        # Wait until AWS shows the new state: it would refuse a second completion.
         await asyncio.sleep(self._accepted.echo)
 
     async def _drained(self, instance: str, heartbeat: Callable[[], Awaitable[None]]) -> str | None:
@@ -504,7 +507,7 @@ class Target:
                 return await self._workers.leave(workers, max(0.0, deadline - self._loop.time()), heartbeat)
 
     async def _hook_of_group(self) -> tuple[str, float]:
-        """Name and heartbeat time-out (seconds) of the hook for terminating instances. Raises EdgeError."""
+        """The name and the heartbeat time-out (seconds) of the hook for terminating instances. Raises EdgeError."""
         if self._hook is None:
             answer = await self._groups.aws.call(
                 "autoscaling", "DescribeLifecycleHooks", {"AutoScalingGroupName": self._parameters.group}
@@ -540,7 +543,7 @@ class Target:
             self._report(f"{instance} could not be removed: {error}", error)
 
     def _report(self, text: str, error: BaseException | None = None) -> None:
-        """Make it a remark for some time; it is logged once."""
+        """Show a text as a remark for some time, and log it once."""
         if text not in self._failures:
             expected = error is None or isinstance(error, EdgeError)
             _log.warning(text, extra={"group": self._parameters.group}, exc_info=None if expected else error)
@@ -548,7 +551,7 @@ class Target:
 
 
 def progress(group: Group, desired: int) -> list[str]:
-    """What is under way in a group, one sentence each."""
+    """Remarks about the instances that are in transition, one sentence each."""
     remarks = []
     pending = group.count("Pending")
     if pending:
@@ -576,7 +579,7 @@ def progress(group: Group, desired: int) -> list[str]:
 
 
 def suspended(group: Group) -> dict[str, str]:
-    """The suspended processes that prevent changes of the size, and why, as ` (reason)`."""
+    """Suspended process that prevents changes of the size -> its reason as ` (reason)`, or an empty string."""
     return {
         process: f" ({why})" if (why := group.suspended[process]) else ""
         for process in ("Launch", "Terminate")
@@ -585,7 +588,7 @@ def suspended(group: Group) -> dict[str, str]:
 
 
 def bounds(group: Group, desired: int, refresh: str | None) -> tuple[Bound, Bound]:
-    """The smallest and the largest size the group can have at present, and why."""
+    """The smallest and the largest size that the group can have at present, with their reasons."""
     floors = [Bound(group.minimum, f"the group's own minimum is {group.minimum}")]
     ceilings = [Bound(group.maximum, f"the group's own maximum is {group.maximum}")]
     stopped = suspended(group)

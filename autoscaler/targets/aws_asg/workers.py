@@ -1,4 +1,4 @@
-"""Which worker of the engine runs on which EC2 instance, and draining it."""
+"""Finds the engine's workers on EC2 instances and drains them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autoscaler.ports import AnswerError, EdgeError, RefusedError, Worker, Workf
 from autoscaler.targets.aws_asg.groups import Instance
 
 FILTER_VALUES = 200  # in one filter: EC2's limit
-POLL_INTERVAL = 1.0  # seconds between two checks whether a worker has ended
+POLL_INTERVAL = 1.0  # seconds between two checks whether the workers have ended
 
 
 class GroupWorkers:
     """The engine's workers on the instances of one group.
 
     Attributes:
-        workforce: gives the live engine; raises EdgeError while there is none.
+        workforce: returns the connected engine; raises EdgeError while there is none.
     """
 
     def __init__(self, aws: Aws, poll: float = POLL_INTERVAL) -> None:
@@ -28,9 +28,9 @@ class GroupWorkers:
         self.workforce: Callable[[], Workforce] = _no_engine
 
     async def choose(self, instances: Sequence[Instance], count: int) -> list[tuple[Instance, frozenset[str]]]:
-        """The instances whose loss costs least, and the ids of their workers.
+        """The instances whose loss costs least, each with the ids of its workers.
 
-        An instance without a worker is first: it has not started to work, or has finished already.
+        Unhealthy instances come first, then instances without a worker: they have not started to work, or have ended.
 
         Raises:
             AnswerError: no worker can be assigned to any instance.
@@ -62,15 +62,15 @@ class GroupWorkers:
     async def leave(
         self, workers: Collection[str], seconds: float, heartbeat: Callable[[], Awaitable[None]] | None = None
     ) -> str | None:
-        """Drain workers, and wait until the engine has none of them.
+        """Drain workers, and wait until the engine does not list them any more.
 
         Args:
-            workers: their ids.
-            seconds: how long to wait.
-            heartbeat: called repeatedly while waiting.
+            workers: the ids of the workers.
+            seconds: the longest wait.
+            heartbeat: called repeatedly during the wait.
 
         Returns:
-            Why they have not ended in time; None: they have.
+            Why the workers have not ended in time; None if they have.
 
         Raises:
             RefusedError: the engine cannot drain workers.
@@ -107,7 +107,7 @@ class GroupWorkers:
     async def _addresses(self, instances: Sequence[str]) -> Mapping[str, frozenset[str]]:
         unknown = [instance for instance in instances if instance not in self._names]
         for start in range(0, len(unknown), FILTER_VALUES):
-            # By a filter, as an id that no longer exists would make the whole request fail.
+            # Use a filter: an id in InstanceIds that no longer exists would make the whole request fail.
             wanted = [{"Name": "instance-id", "Values": unknown[start : start + FILTER_VALUES]}]
             reservations = await self._aws.pages("ec2", "DescribeInstances", {"Filters": wanted}, "Reservations")
             for reservation in reservations:
@@ -117,7 +117,7 @@ class GroupWorkers:
 
 
 def names_of(instance: Mapping[str, Any]) -> frozenset[str]:
-    """The names that a worker may report as its host: addresses, DNS names and their first labels, the id."""
+    """The names that a worker may report as its host: the id, addresses, DNS names and their first labels."""
     names = {instance.get(key) for key in ("InstanceId", "PrivateIpAddress", "PublicIpAddress")}
     domains = {instance.get(key) for key in ("PrivateDnsName", "PublicDnsName")}
     for interface in instance.get("NetworkInterfaces") or ():

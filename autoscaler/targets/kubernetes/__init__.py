@@ -1,1 +1,1 @@
-"""Anything on Kubernetes that has a scale subresource."""
+"""The target for Kubernetes objects that have a scale subresource."""

@@ -1,4 +1,4 @@
-"""Pods of a target: why they do not become ready, and which are deleted first."""
+"""Pods of a target: why they do not become ready, and which ones Kubernetes deletes first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autoscaler.core.wording import count_of
 from autoscaler.ports import Worker
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
-SHOWN = 200  # characters of a message from Kubernetes in a remark
+SHOWN = 200  # the most characters of a message from Kubernetes that a remark quotes
 PAGE_SIZE = 1000  # pods in one answer
-MAX_EVENTS = 1000  # those of one object: Kubernetes counts equal ones
+MAX_EVENTS = 1000  # of one object; more than enough, because Kubernetes merges equal Events
 CONCURRENT_PATCHES = 10
 
 _CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"})
@@ -48,7 +48,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def keep_pod(pod: Json) -> Json:
-    """Reduce a pod to what is needed to count it."""
+    """Reduce a pod to the fields needed to count it."""
     metadata = pod["metadata"]
     names = ("name", "namespace", "resourceVersion", "deletionTimestamp")
     return {
@@ -71,19 +71,19 @@ async def pods_of(api: Api, namespace: str, selector: str) -> list[Json]:
 
 
 def not_ready_reasons(pods: Iterable[Json]) -> list[str]:
-    """Why pods do not become ready, one sentence for each reason, the most frequent first. Starting pods give none."""
+    """Why pods do not become ready: one sentence per reason, most frequent first. Starting pods have no reason."""
     reasons = Counter(reason for pod in pods if not is_ready(pod) if (reason := _reason(pod)) is not None)
     return [f"{count_of(count, 'pod')} {state}: {message}" for (state, message), count in reasons.most_common()]
 
 
 def _reason(pod: Json) -> tuple[str, str] | None:
-    """State and message of a failing pod, worded so that equal problems of several pods are equal."""
+    """State and message of a failing pod, without pod names, so that several pods with the same problem have one."""
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         why = waiting.get("reason", "")
         if why in _IMAGES:
-            why = "ImagePullBackOff" if why == "ErrImagePull" else why  # the two alternate
+            why = "ImagePullBackOff" if why == "ErrImagePull" else why  # a pod alternates between the two
             return "cannot get the image", f"{container.get('image', '?')} ({why})"
         if why in _CRASHES:
             ended = (container.get("lastState") or {}).get("terminated") or {}
@@ -109,9 +109,10 @@ def not_created(found: Json) -> str | None:
 
 
 async def failed_create(api: Api, namespace: str, name: str, kind: str, pods: Iterable[Json]) -> str | None:
-    """The same for a StatefulSet or custom resource, from its events, unless a pod of it was created since.
+    """Why a StatefulSet or custom resource cannot create pods, from its Events; None if a pod was created afterwards.
 
-    A StatefulSet creates a pod again, such as one that was evicted, while the quota forbids those of higher numbers.
+    For a StatefulSet, a new pod with a lower number than the failed one does not count: the StatefulSet recreates
+    evicted pods while a quota still forbids pods with higher numbers.
 
     Raises:
         EdgeError: the events cannot be read.
@@ -128,7 +129,7 @@ async def failed_create(api: Api, namespace: str, name: str, kind: str, pods: It
         number = pod["metadata"]["name"].removeprefix(f"{name}-")
         if _time(pod["metadata"].get("creationTimestamp")) > last and not (number.isdecimal() and int(number) < lowest):
             return None
-    # With the time: once the cause is gone, the controller tries again only after up to a quarter of an hour.
+    # Show the time: after the cause is gone, the controller may take up to a quarter of an hour to try again.
     return f"pods are not created: {_without_pod_name(message)} (at {last[11:16]} UTC)"
 
 
@@ -137,12 +138,12 @@ def _last_time(event: Json) -> str:
 
 
 def _time(written: object) -> str:
-    """A time of Kubernetes, always UTC, in a form that sorts also where one has microseconds and another has not."""
+    """A time from Kubernetes, always UTC, in a form that sorts correctly with and without microseconds."""
     return str(written or "").removesuffix("Z")
 
 
 def _without_pod_name(message: str) -> str:
-    """The message without the pod's random name."""
+    """The message without its first part, which has the pod's random name."""
     return one_line(re.sub(r"^.*?\bpods \"[^\"]*\" is forbidden: ", "", " ".join(message.split())), SHOWN)
 
 
@@ -151,29 +152,29 @@ def _conditions(found: Json) -> Sequence[Any]:
 
 
 async def mark_cheapest(api: Api, pods: Sequence[Json], workers: Sequence[Worker], surplus: int) -> str | None:
-    """Set the pod-deletion-cost so that the pods whose workers cost least are deleted first.
+    """Set the pod-deletion-cost so that Kubernetes first deletes the pods whose workers cost least.
 
-    A ReplicaSet deletes pods that are not ready before all others and then those of the lowest cost; a pod without
-    the annotation has cost 0. The pods to delete get costs below 0, the cheapest the lowest, and annotations that
-    remain from an earlier change are removed.
+    A ReplicaSet deletes pods that are not ready first, then the pods with the lowest cost. A pod without the annotation
+    has cost 0. The pods to delete get costs below 0, the cheapest pod the lowest. Annotations from an earlier change
+    are removed.
 
     Args:
         api: the API server.
         pods: all pods of the target.
-        workers: the engine's.
+        workers: the engine's workers.
         surplus: how many pods will be deleted.
 
     Returns:
-        Why the choice was left to Kubernetes, as a remark; None: the pods are marked.
+        A remark that says why Kubernetes has to choose; None if the pods are marked.
 
     Raises:
-        EdgeError: a pod could not be marked. Others may have been.
+        EdgeError: a pod could not be marked. Other pods may be marked.
     """
     staying = [pod for pod in pods if _counts(pod)]
     costs = {id(pod): worker.cost for pod in staying for worker in workers if is_worker(pod, worker)}
     if not costs:
         return "no pod is one of the engine's workers (compared by address and name), so Kubernetes chooses"
-    # Pods that are not workers yet (or no longer) cost the engine nothing.
+    # Pods that are not workers yet, or no longer, are the cheapest: their loss costs the engine nothing.
     ranked = sorted(staying, key=lambda pod: (costs.get(id(pod), -1.0), str(pod["metadata"]["name"])))
     wanted = {id(pod): rank - surplus for rank, pod in enumerate(ranked[:surplus])}
     changes: list[tuple[Json, str | None]] = []
@@ -198,14 +199,14 @@ async def mark_cheapest(api: Api, pods: Sequence[Json], workers: Sequence[Worker
 
 
 def _counts(pod: Json) -> bool:
-    """Whether a ReplicaSet counts a pod: one that was evicted, or has ended, stays for days beside its replacement."""
+    """Whether a ReplicaSet counts a pod. Evicted and ended pods do not count; they may stay for days."""
     phase = (pod.get("status") or {}).get("phase")
     return "deletionTimestamp" not in pod["metadata"] and phase not in {"Failed", "Succeeded"}
 
 
 def is_worker(pod: Json, worker: Worker) -> bool:
     """Whether an engine's worker runs in a pod."""
-    # The first part of a name is the pod's name or its address, whatever the domain.
+    # Also compare the first label of a host name, which is the pod's name or its address, whatever the domain.
     return bool({*worker.hosts, *(host.partition(".")[0] for host in worker.hosts)} & names_of(pod))
 
 

@@ -1,7 +1,7 @@
-"""Target `kubernetes`: anything on a Kubernetes cluster that has a scale subresource.
+"""Target `kubernetes`: any Kubernetes object that has a scale subresource.
 
-Sizes are read from a watch that all targets of one API server share (`watch`), so that reading them sends no request. A
-size is set by a patch of the scale subresource that is valid only for the version it was decided on.
+Sizes come from a watch that all targets of one API server share (see `watch`), so reading a size sends no request. To
+set a size, the target patches the scale subresource. The patch is valid only for the object version that was seen.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ APPS = {
     "replicasets": "ReplicaSet",
 }
 ROLLED_OUT = {"deployments", "statefulsets"}  # a ReplicaSet does not replace its pods
-MAX_CONFLICTS = 5  # patches of a scale subresource that keeps changing
-CHOICE_SHARE = 0.4  # of the time-out for marking pods, as the change of the size comes after it
-POD_LIST_INTERVAL = 10.0  # seconds between two lists of the pods of a target that are not ready
-POD_LIST_WAIT = 0.3  # seconds that a reading waits for that list; one that takes longer is for the next reading
+MAX_CONFLICTS = 5  # attempts to patch a scale subresource that keeps changing
+CHOICE_SHARE = 0.4  # of the time-out, for marking pods, because the change of the size comes after it
+POD_LIST_INTERVAL = 10.0  # seconds between two lists of a target's pods while some are not ready
+POD_LIST_WAIT = 0.3  # seconds that a reading waits for this list; if it takes longer, the next reading uses it
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PATH = re.compile(r"\.?[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 
 class Watch(StrEnum):
-    """How much is watched at once."""
+    """The objects that one watch covers."""
 
     NAME = "name"
     NAMESPACE = "namespace"
@@ -76,30 +76,29 @@ class Watch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
-    """Anything on Kubernetes that has a scale subresource: a Deployment, a StatefulSet, a custom resource.
+    """A Kubernetes object with a scale subresource: a Deployment, a StatefulSet, a custom resource.
 
     Targets with equal `kubeconfig`, `context`, `timeout` and `max_age` share one client and its watches.
 
     Attributes:
-        name: name of the object that is scaled.
-        resource: its type: `deployments`, `statefulsets`, `replicasets`, or group, version and plural of a custom
-            resource as `flink.apache.org/v1beta1/flinkdeployments`. Default `deployments`.
-        namespace: its namespace. Default: that of the kubeconfig's context, or of the pod the daemon runs in.
-        kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere what kubectl would use
-            (KUBECONFIG, `~/.kube/config`).
-        context: context of the kubeconfig. Default: its current one.
-        watch: what one watch covers: `name` this object alone, which a Role by resource name allows; `namespace`
-            all of its kind in the namespace; `cluster` all of its kind, one watch for all targets of the API server.
-            Default `name`.
-        despite_autoscalers: whether to scale also when a HorizontalPodAutoscaler or a KEDA ScaledObject has the same
-            target. Default false: the size is held and the other controller is named.
+        name: name of the object to scale.
+        resource: type of the object: `deployments`, `statefulsets`, `replicasets`, or group, version and plural of a
+            custom resource, such as `flink.apache.org/v1beta1/flinkdeployments`. Default `deployments`.
+        namespace: namespace of the object. Default: that of the kubeconfig's context, or of the daemon's pod.
+        kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere the kubeconfig that kubectl
+            would use (KUBECONFIG, `~/.kube/config`).
+        context: context of the kubeconfig. Default: its current context.
+        watch: what one watch covers. `name`: only this object, which a Role with a resource name allows; `namespace`:
+            all objects of its type in the namespace; `cluster`: all objects of its type, with one watch for all targets
+            of the API server. Default `name`.
+        despite_autoscalers: whether to scale even if a HorizontalPodAutoscaler or a KEDA ScaledObject scales the same
+            object. Default false: the size is held, and the reason names the other controller.
         choose_pods: whether the pods of the engine's least costly workers are deleted first. Default false:
             Kubernetes chooses.
-        replicas_path: where a custom resource keeps its desired size, as its CRD's `specReplicasPath`.
-            Default `spec.replicas`.
-        ready_path: where a custom resource shows how many replicas are ready. Default: the pods that its scale
-            subresource selects are counted.
-        timeout: time for one request, retries included. Default 5s.
+        replicas_path: path of a custom resource's desired size: its CRD's `specReplicasPath`. Default `spec.replicas`.
+        ready_path: path of a custom resource's number of ready replicas. Default: the daemon counts the pods that the
+            scale subresource selects.
+        timeout: time-out for one request, including retries. Default 5s.
         max_age: when a watch has received nothing for this long, the size counts as unknown. Default 1m.
     """
 
@@ -147,17 +146,17 @@ class Kubernetes:
 
     @property
     def what(self) -> Resource:
-        """The resource as the API's addresses name it."""
+        """The resource type as API paths name it."""
         return Resource.parse(self.resource) or Resource("apps", "v1", self.resource)
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """What is scaled, whatever the other parameters are. Another version of the API is the same object."""
+        """The identity of the scaled object. The API version does not belong to it."""
         return self.kubeconfig, self.context, self.namespace, self.what.group, self.what.plural, self.name
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Share the client and the watches of the API server. It does not wait for them.
+        """Use the shared client and watches of the API server, without waiting for the first list.
 
         Raises:
             PluginError: the package is not installed, or there are no credentials.
@@ -184,7 +183,7 @@ class Kubernetes:
 
 
 class Target:
-    """A live target. Use it from one event loop."""
+    """A connected target. Use it from one event loop."""
 
     def __init__(
         self,
@@ -215,7 +214,7 @@ class Target:
         self._reasons: tuple[str, ...] = ()
 
     async def close(self) -> None:
-        """End what is under way about pods."""
+        """Cancel the listing of pods and end their watch."""
         if self._listing is not None:
             await cancel_all([self._listing])
         await self._pods_lease.aclose()
@@ -229,12 +228,12 @@ class Target:
         self._workforce = workforce
 
     async def describe(self) -> TargetStatus:
-        """Return what the watch has shown.
+        """Return the status as the watch has shown it.
 
         Raises:
             UnavailableError: the watch has received nothing for longer than `max_age`.
             RefusedError: there is no such object, or access is denied.
-            AnswerError: it has no size where one was expected.
+            AnswerError: the object has no size at the expected path.
         """
         found = await self._found()
         desired = self._desired(found)
@@ -255,11 +254,11 @@ class Target:
         return TargetStatus(desired, ready, tuple(remarks), hold, hold, controls)
 
     async def scale(self, replicas: int) -> None:
-        """Patch the scale subresource, if the size is still the one that was shown last.
+        """Patch the scale subresource, if the size is still the one that `describe` returned last.
 
         Raises:
-            RefusedError: another controller scales it too, another client has changed the size meanwhile, or access is
-                denied; nothing was changed.
+            RefusedError: another controller also scales the object, another client has changed the size meanwhile, or
+                access is denied. The size was not changed.
             EdgeError: the request failed, or it is unknown whether it was accepted.
         """
         if replicas < 0:
@@ -289,7 +288,7 @@ class Target:
             ) from error
 
     async def show(self, notification: Notification) -> None:
-        """Create an Event of the object. Raises EdgeError."""
+        """Create an Event about the object. Raises EdgeError."""
         metadata = (await self._found())["metadata"]
         namespace, name = self._key
         subject = {
@@ -309,7 +308,7 @@ class Target:
         findings: list[Finding] = []
         for request, severity, effect in self._needs():
             if not await self._is_allowed(request):
-                # The subject is the same for all targets, as some permissions are: those are shown once.
+                # The subject is the server, not the target: a permission that several targets lack is shown once.
                 problem = f"no permission: {request}"
                 findings.append(Finding(severity, self._api.server, problem, effect, _grant(request)))
         try:
@@ -317,7 +316,7 @@ class Target:
         except EdgeError:
             if not findings:
                 raise
-            return findings  # as without a permission it cannot be read
+            return findings  # a missing permission explains why the object cannot be read
         if other is not None:
             findings.append(
                 Finding(
@@ -346,7 +345,7 @@ class Target:
         return self._spec.resource not in APPS
 
     async def _found(self) -> Json:
-        """The object as the watch has shown it. Raises EdgeError when it is stale, missing or being deleted."""
+        """The object as the watch has shown it. Raises EdgeError if it is stale, missing or being deleted."""
         await self._objects.fresh()
         found = self._objects.objects.get(self._key)
         if found is None:
@@ -371,9 +370,9 @@ class Target:
         return size  # type: ignore[return-value] # it is an int: see _is_size
 
     def _changed(self, found: Json, desired: int) -> Sequence[str]:
-        """That another client has changed the size since it was last reported, and which, where that is known."""
+        """A remark if another client has changed the size since the last report, with the client's name if known."""
         if self._objects.written(self._key) is not None:
-            return ()  # the watch has not shown yet which client it was
+            return ()  # the watch has not shown yet which client changed the size
         before, self._reported = self._reported, desired
         if before is None or desired in {before, self._requested}:
             return ()
@@ -384,8 +383,8 @@ class Target:
     async def _compare_scale(self, found: Json, desired: int) -> None:
         """Compare `replicas_path` with the scale subresource, and read the selector of the pods from it.
 
-        This is done once for each object of the name, or, while it has no selector (the operator has not started the
-        job), after each change.
+        This happens once per object. If the object has no selector yet (the operator has not started the job), it
+        happens after each change until there is one.
         """
         uid = found["metadata"].get("uid")
         if uid != self._compared_uid:
@@ -406,14 +405,14 @@ class Target:
 
     async def _ready(self, found: Json, desired: int) -> int:
         if not self._custom:
-            ready = _at(found, "status.readyReplicas")  # which is left out when it is 0
+            ready = _at(found, "status.readyReplicas")  # Kubernetes leaves the field out when it is 0
             return ready if isinstance(ready, int) else 0
         path = self._spec.ready_path
         if path:
             ready = _at(found, path)
             above = _at(found, path.rpartition(".")[0])
             if ready is None and isinstance(above, dict):
-                return 0  # Kubernetes leaves out what is 0
+                return 0  # Kubernetes leaves the field out when it is 0
             if not _is_size(ready):
                 raise AnswerError(
                     f"{self._label} has {ready!r} at {path}, expected a number of replicas; see ready_path"
@@ -434,10 +433,10 @@ class Target:
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
     async def _other(self) -> str | None:
-        """Another controller that scales the same object. That the list is denied was logged.
+        """Another controller that scales the same object, or None. Controllers that must not be listed are ignored.
 
         Raises:
-            UnavailableError: that is not known at present.
+            UnavailableError: it is unknown at present whether there is another controller.
         """
         kind = APPS.get(self._spec.resource) or self._objects.kind
         for others in self._others:
@@ -455,7 +454,7 @@ class Target:
         return None
 
     async def _not_ready_reasons(self, found: Json, desired: int, ready: int) -> Sequence[str]:
-        """Why not all replicas are ready. Pods are listed at most every ten seconds, beside the readings."""
+        """Why not all replicas are ready. A background task lists the pods, at most every ten seconds."""
         if ready >= desired:
             await self.close()
             self._listing, self._reasons = None, ()
@@ -477,7 +476,7 @@ class Target:
         try:
             listed = await pods.pods_of(self._api, self._key[0], self._selected(found))
             reasons = pods.not_ready_reasons(listed)
-            # Events are kept for an hour: when all pods exist, they are about the past.
+            # Kubernetes keeps Events for an hour: if all pods exist, the Events are about the past.
             if len(listed) < desired and (self._custom or self._spec.resource == "statefulsets"):
                 kind = APPS.get(self._spec.resource) or self._objects.kind
                 created = await pods.failed_create(self._api, *self._key, kind, listed)
@@ -490,14 +489,14 @@ class Target:
         return tuple(reasons)
 
     def _selected(self, found: Json) -> str:
-        """The selector of its pods. Raises AnswerError when there is none, which would select all pods."""
+        """The selector of the object's pods. Raises AnswerError if it is empty, which would select all pods."""
         selector = self._selector if self._custom else pods.selector_string(_at(found, "spec.selector") or {})  # type: ignore[arg-type] # an object: the API checks it
         if not selector:
             raise AnswerError(f"{self._label} has no selector of its pods")
         return selector
 
     async def _mark_pods(self, found: Json, surplus: int) -> str | None:
-        """Mark the pods to delete first. Returns why that was not possible: the size is changed nevertheless."""
+        """Mark the pods to delete first. Returns a remark if this was not possible; the size is changed anyway."""
         try:
             async with asyncio.timeout(self._api.access.timeout * CHOICE_SHARE):
                 if self._workforce is None:
@@ -511,7 +510,7 @@ class Target:
             return f"Kubernetes chooses which pods to delete: {error}"
 
     async def _patch(self, found: Json, base: int, replicas: int) -> None:
-        """Set the size as long as it is `base`."""
+        """Set the size, provided that it is still `base`."""
         written = self._objects.written(self._key)
         version = version_of(found) if written is None else written[0]
         size = self._desired(found)
@@ -522,7 +521,7 @@ class Target:
                     f"decided; {replicas} was not requested"
                 )
             try:
-                self._requested = replicas  # until there is an answer; it may be accepted without one
+                self._requested = replicas  # until an answer arrives: a request without answer may still be accepted
                 body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
                 scale = _read_scale(await self._api.call(self._request("patch", "scale"), body=body))
                 if scale.size != replicas:
@@ -531,12 +530,12 @@ class Target:
                         "admission webhook that changes the size"
                     )
             except ConflictError:
-                # The object has changed, but maybe not its size; or our own change was accepted and its answer lost.
+                # Something has changed the object, perhaps not its size, or our own patch whose answer was lost.
                 scale = _read_scale(await self._api.call(self._request("get", "scale")))
                 version, size, _ = scale
                 if size != replicas:
                     self._requested = None
-                    self._objects.wrote(self._key, version, size)  # the watch may not have reached it
+                    self._objects.wrote(self._key, version, size)  # the watch may not have reached this version yet
                     continue
             self._requested = None
             self._objects.wrote(self._key, scale.version, replicas)
@@ -550,7 +549,7 @@ class Target:
         return Request(verb, self._spec.what, *self._key, subresource)
 
     def _needs(self) -> Sequence[tuple[Request, Severity, str]]:
-        """The permissions that are needed, and the effect of a missing one."""
+        """The required permissions, each with the effect if it is missing."""
         namespace, error, warning = self._key[0], Severity.ERROR, Severity.WARNING
         counts = self._custom and not self._spec.ready_path
         blind = "why pods do not become ready is unknown"
@@ -602,7 +601,7 @@ class Target:
 
 
 def _grant(request: Request) -> str:
-    """What to do about a missing permission. The API server forbids an object that is not there as well."""
+    """The remedy for a missing permission. The API server also answers 403 for an object that does not exist."""
     if not request.namespace:
         return "bind the daemon's service account to a ClusterRole (see deploy/kubernetes/components/watch-cluster)"
     role = "add the rule to the Role of the daemon's service account (see deploy/kubernetes)"
@@ -610,7 +609,7 @@ def _grant(request: Request) -> str:
 
 
 def _at(found: object, path: str) -> object:
-    """The value at keys joined by dots; None when there is none."""
+    """The value at a path of keys joined by dots, or None."""
     for key in path.lstrip(".").split("."):
         if not isinstance(found, dict):
             return None
@@ -623,7 +622,7 @@ def _is_size(value: object) -> bool:
 
 
 class _Scale(NamedTuple):
-    """A scale subresource: its version, the desired size, and the selector of the pods, where it has one."""
+    """A scale subresource: its version, the desired size, and the selector of the pods, or an empty string."""
 
     version: str
     size: int
@@ -631,7 +630,7 @@ class _Scale(NamedTuple):
 
 
 def _read_scale(answer: Json) -> _Scale:
-    """A Scale, which leaves out a size of 0. Raises AnswerError."""
+    """Parse a Scale object, in which Kubernetes leaves out a size of 0. Raises AnswerError."""
     try:
         version, size = version_of(answer), (answer.get("spec") or {}).get("replicas", 0)
         selector = str((answer.get("status") or {}).get("selector") or "")
@@ -643,11 +642,11 @@ def _read_scale(answer: Json) -> _Scale:
 
 
 def _rollout(found: Json) -> Sequence[str]:
-    """Whether pods of a Deployment or StatefulSet are being replaced by newer ones."""
+    """A remark if newer pods are replacing the pods of a Deployment or StatefulSet."""
     status = found["status"]
     if "updateRevision" in status and status["updateRevision"] == status.get("currentRevision"):
         return ()  # a StatefulSet without a rollout
-    updated, total = status.get("updatedReplicas", 0), status.get("replicas", 0)  # which are left out when they are 0
+    updated, total = status.get("updatedReplicas", 0), status.get("replicas", 0)  # left out by Kubernetes when 0
     if updated < total:
         progress = "paused" if found["spec"].get("paused") else "under way"
         return (f"a rollout is {progress}: {updated} of {total} pods are of the newest version",)
@@ -655,7 +654,7 @@ def _rollout(found: Json) -> Sequence[str]:
 
 
 def _manager(metadata: Json, path: str) -> str:
-    """The manager that set the size at a path last, from `managedFields`; empty when unknown."""
+    """The field manager that last set the size at a path, from `managedFields`; empty when unknown."""
     field = ".".join(f"f:{key}" for key in path.lstrip(".").split("."))
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
@@ -667,19 +666,19 @@ def _manager(metadata: Json, path: str) -> str:
 
 _FALSE = frozenset(
     {"0", "f", "F", "false", "FALSE", "False"}
-)  # as Go parses a bool; KEDA takes everything else for true
+)  # the strings that Go parses as false; KEDA reads any other value as true
 _KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 
 
 def _keep_metadata(found: Json, names: Sequence[str]) -> Json:
-    """These of an object's metadata, and those of its annotations by which it is paused or held."""
+    """The given fields of an object's metadata, and its annotations that pause or hold the cluster."""
     metadata = found["metadata"]
     kept = {name: metadata[name] for name in names if name in metadata}
     return {**kept, "annotations": keep_controls(metadata.get("annotations"))}
 
 
 def _keep_workload(found: Json) -> Json:
-    """Reduce a Deployment, StatefulSet or ReplicaSet to what is needed."""
+    """Reduce a Deployment, StatefulSet or ReplicaSet to the fields that the target reads."""
     spec = found.get("spec") or {}
     metadata = _keep_metadata(found, _KEPT)
     return {
@@ -690,13 +689,13 @@ def _keep_workload(found: Json) -> Json:
 
 
 def _keep_custom(found: Json) -> Json:
-    """Reduce a custom resource, whose size may be at any path."""
+    """Reduce a custom resource, but keep all of `spec` and `status`: its size may be at any path."""
     metadata = _keep_metadata(found, (*_KEPT, "managedFields"))
     return {"metadata": metadata, "spec": found.get("spec") or {}, "status": found.get("status") or {}}
 
 
 def _keep_autoscaler(found: Json) -> Json:
-    """Reduce an HPA or a ScaledObject to its target and whether it is paused."""
+    """Reduce an HPA or a ScaledObject to its target and its pause."""
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     annotations = found["metadata"].get("annotations") or {}
     paused = annotations.get("autoscaling.keda.sh/paused", "false") not in _FALSE
@@ -715,7 +714,7 @@ def _hpa_target(kept: Json) -> Hashable:
 
 
 def _scaled_object_target(kept: Json) -> Hashable:
-    """KEDA's default kind is Deployment."""
+    """The index of a ScaledObject: its target, by default a Deployment, or None if it is paused."""
     if kept["paused"]:
         return None
     reference = kept["scaleTargetRef"]

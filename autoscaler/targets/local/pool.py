@@ -1,15 +1,16 @@
-"""A pool of worker processes on this machine, of any kind.
+"""A pool of worker processes on this machine.
 
-The pool is declarative: it keeps as many workers alive as were last requested. Its state is in its directory, so that
-workers outlive the daemon and the next one finds them:
+The pool is declarative: it keeps the last requested number of workers alive. Its state is in its directory, so that
+workers outlive the daemon and the next daemon finds them:
 
     lock             held while a daemon uses the directory
-    desired.json     the size last requested
+    desired.json     the last requested size
     workers/N.json   one record per worker: pid, start time, token, address, whether it is being drained
     logs/N.log       the worker's output
-    work/N/          its working directory; local/N/ its temporary files, removed when it ends
+    work/N/          its working directory
+    local/N/         its temporary files, removed when it ends
 
-`Pool` manages processes; a `Kind` defines what to start and how to drain it.
+`Pool` manages the processes. A `Kind` defines how to start and drain a worker.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableE
 from autoscaler.targets.local import processes
 
 _log = logging.getLogger("autoscaler.targets")
-_MAX_WORKERS = 250  # of one pool: each has an address of its own in one block of 254
-_STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
-_PICK_TIMEOUT = 5.0  # seconds in which the engine has to name its workers
-_KEPT_LOGS = 20  # ended workers whose logs and working directories are kept
+_MAX_WORKERS = 250  # of one pool, because each worker has its own address in one block of 254
+_STARTUP_DELAY = 3.0  # seconds before the first change without a request, so that `autoscaler plan` changes nothing
+_PICK_TIMEOUT = 5.0  # seconds for the engine to name its workers
+_KEPT_LOGS = 20  # number of ended workers whose logs and working directories are kept
 
 
 class Kind(Protocol):
@@ -48,15 +49,15 @@ class Kind(Protocol):
 
     @property
     def drain_signal(self) -> signal.Signals | None:
-        """Makes a worker finish its work: its child processes end. None: SIGTERM does so too."""
+        """The signal that makes a worker finish its work, so that its child processes end. None: SIGTERM is enough."""
         ...
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Command line and environment of a worker."""
+        """The command line and the environment of a worker."""
         ...
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many of these workers are registered with the cluster. Raises EdgeError when that is unknown."""
+        """The number of these workers that are registered with the cluster. Raises EdgeError when it is unknown."""
         ...
 
 
@@ -65,10 +66,10 @@ class Place:
     """The address and the directories of one worker.
 
     Attributes:
-        address: its loopback address, which another worker may get after it has ended.
-        work: its working directory.
-        local: its directory for large files.
-        number: its number in the pool, which is never used again.
+        address: the worker's loopback address. Another worker may get it after this one has ended.
+        work: the worker's working directory.
+        local: the worker's directory for large files.
+        number: the worker's number in the pool, which is not reused.
     """
 
     address: str
@@ -79,7 +80,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The time-outs of a pool, described at `Local`."""
+    """The time-outs of a pool; see `Local`."""
 
     drain: timedelta
     grace: timedelta
@@ -89,7 +90,7 @@ class Times:
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """A worker's record. Without `pid` it was about to be started."""
+    """A worker's record. It is written before the start, so `pid` may be missing."""
 
     number: int
     token: str
@@ -100,7 +101,7 @@ class Worker:
 
 
 class Pool:
-    """A live pool. Several coroutines may use it at once: the last requested size counts."""
+    """A running pool. Several coroutines may use it at once; the last requested size counts."""
 
     def __init__(
         self, directory: Path, kind: Kind, times: Times, poll: float = 0.5, delay: float = _STARTUP_DELAY
@@ -121,12 +122,12 @@ class Pool:
         self._failure: str | None = None
         self._ended: list[int] = []
         self._workforce: Callable[[], Workforce] | None = None
-        # Two pools rarely get the same block, and an address in use is skipped.
+        # Two pools rarely get the same block, and addresses in use are skipped.
         block = hashlib.sha256(str(directory).encode()).digest()
         self._block = f"127.{block[0] % 254 + 1}.{block[1]}"
 
     async def open(self) -> None:
-        """Read the records, find the workers, and start to keep the pool at its size."""
+        """Read the records, find the workers, and start the maintenance of the pool."""
         for name in ("workers", "logs", "work", "local"):
             (self._directory / name).mkdir(exist_ok=True)
         self._desired = self._read_desired()
@@ -142,15 +143,15 @@ class Pool:
         self._maintenance = asyncio.create_task(self._maintain(), name=f"pool {self._directory}")
 
     async def close(self) -> None:
-        """Release the pool. The workers continue; the next `open` resumes drains under way."""
+        """Release the pool. The workers go on; the next `open` resumes unfinished drains."""
         await cancel_all(task for task in (self._maintenance, *self._drains.values()) if task is not None)
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the engine that knows what its workers do."""
+        """Set the engine that reports the cost of losing each worker."""
         self._workforce = workforce
 
     async def describe(self) -> TargetStatus:
-        """Return the size last requested, and how many workers are up and not being drained."""
+        """Return the last requested size, and the number of ready workers without those being drained."""
         self._check()
         serving = self._serving()
         try:
@@ -168,7 +169,7 @@ class Pool:
         return TargetStatus(desired=self._desired, ready=registered, remarks=tuple(remarks))
 
     async def scale(self, replicas: int) -> None:
-        """Request a size. It is on disk when this returns; workers are started and drained afterwards."""
+        """Request a size. It is on disk when this method returns; workers are started and drained afterwards."""
         self._check()
         if not 0 <= replicas <= _MAX_WORKERS:
             raise RefusedError(f"a local pool has from 0 to {_MAX_WORKERS} workers, not {replicas}")
@@ -183,7 +184,7 @@ class Pool:
             extra={"directory": str(self._directory), "before": self._desired, "to": replicas},
         )
         self._desired = replicas
-        # A new request does not wait for an old back-off.
+        # A new request resets the back-off.
         self._losses, self._not_before = 0, 0.0
         self._wake.set()
 
@@ -201,8 +202,8 @@ class Pool:
                 await self._drain_surplus()
                 while self._ended:
                     await asyncio.to_thread(self._clean, self._ended.pop())
-            except OSError as error:  # it may pass, as when too many files are open
-                self._back_off(f"the workers cannot be looked after: {error}")
+            except OSError as error:  # it may be temporary, such as too many open files
+                self._back_off(f"the workers cannot be checked, started or drained: {error}")
                 pause = self._not_before - self._now()
             try:
                 async with asyncio.timeout(pause):
@@ -235,13 +236,13 @@ class Pool:
                 continue
             code = processes.reap(worker.pid) if worker.pid is not None else None
             how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"
-            self._kill(worker)  # its executors, if it left any
+            self._kill(worker)  # ends executors that the worker may have left behind
             self._forget(worker)
             self._back_off(f"worker {worker.number} ended by itself{how}, see {self._log_file(worker.number)}")
         limit = self._times.max_backoff.total_seconds()
         now = self._now()
-        # Only a pool that has been complete for a while resets the back-off: one worker that keeps failing beside
-        # others that do not must not be restarted at full speed.
+        # Only a pool that has been complete for a while resets the back-off. Otherwise a single worker that keeps
+        # failing would be restarted without a back-off.
         complete = len(serving) == self._desired
         if self._losses and complete and all(now - self._started_at.get(each.number, now) > limit for each in serving):
             self._losses, self._failure = 0, None
@@ -265,7 +266,7 @@ class Pool:
 
     async def _drain_surplus(self) -> None:
         costs = await self._costs() if len(self._serving()) > self._desired else {}
-        # The least is lost with those that come first; of equal ones the newest goes.
+        # Drain the workers with the lowest cost first; with equal cost, the newest first.
         by_cost = sorted(self._serving(), key=lambda worker: (costs.get(worker.address, 0.0), -worker.number))
         for worker in by_cost[: max(0, len(by_cost) - self._desired)]:
             worker.draining = True
@@ -279,15 +280,15 @@ class Pool:
                 self._drains[worker.number] = asyncio.create_task(self._drain(worker), name=f"drain {worker.number}")
 
     async def _costs(self) -> dict[str, float]:
-        """What is lost with the worker at each address, as far as the engine tells."""
+        """Address -> the cost of losing its worker, as far as the engine reports it."""
         if self._workforce is None:
             return {}
         try:
             async with asyncio.timeout(_PICK_TIMEOUT):
                 found = await self._workforce().workers()
             return {host: worker.cost for worker in found for host in worker.hosts}
-        except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end the pool
-            _log.info("the newest workers are drained", extra={"error": format_exception(error)})
+        except Exception as error:  # noqa: BLE001 - a plug-in's error of any kind must not end the pool
+            _log.info("draining the newest workers: their costs are unknown", extra={"error": format_exception(error)})
             return {}
 
     # ---- one worker
@@ -298,7 +299,7 @@ class Pool:
         for path in (place.work, place.local):
             path.mkdir(exist_ok=True)
         command, environment = self._kind.launch(place)
-        # Written before the start, so that every worker has a record.
+        # Write the record before the start, so that every worker has one.
         self._record(worker)
         try:
             worker.pid = processes.spawn(
@@ -308,7 +309,7 @@ class Pool:
             self._forget(worker)
             raise
         started = processes.find(worker.pid)
-        # It may have ended already: then it counts as lost at the next poll.
+        # If the worker has already ended, it counts as lost at the next poll.
         worker.start = started.start if started is not None else -1
         self._workers[worker.number] = worker
         self._started_at[worker.number] = self._now()
@@ -327,18 +328,18 @@ class Pool:
         )
 
     async def _drain(self, worker: Worker) -> None:
-        """Let the worker finish its work, then end it and all processes that it started."""
+        """Wait until the worker has finished its work, then end it and all processes that it started."""
         while True:
             try:
                 return await self._try_to_drain(worker)
-            except OSError as error:  # likewise
+            except OSError as error:  # it may be temporary, see `_maintain`
                 self._back_off(f"worker {worker.number} cannot be drained: {error}")
                 await asyncio.sleep(self._not_before - self._now())
 
     async def _try_to_drain(self, worker: Worker) -> None:
         begun = self._now()
         if self._kind.drain_signal is not None and self._signal(worker, self._kind.drain_signal):
-            # Time for the signal to arrive: the worker may be about to start an executor.
+            # Wait until the signal has taken effect: the worker may be about to start an executor.
             await asyncio.sleep(self._poll)
             while self._lives(worker) and self._others(worker):
                 if self._now() - begun > self._times.drain.total_seconds():
@@ -391,7 +392,7 @@ class Pool:
             ) from error
         family = processes.family(worker.token)
         if worker.pid is None and family:
-            # The daemon was killed between starting it and recording its pid: the oldest is the worker.
+            # The daemon was killed after the start and before it recorded the pid. The oldest process is the worker.
             worker.pid, worker.start = family[0].pid, family[0].start
             self._record(worker)
         known = worker.pid is not None and worker.start is not None
@@ -399,8 +400,8 @@ class Pool:
             self._workers[worker.number] = worker
             self._started_at[worker.number] = self._now()
             return
-        self._kill(worker)  # the worker has ended; its executors may not have
-        _log.info("worker has ended meanwhile", extra={"worker": worker.number, "pid": worker.pid})
+        self._kill(worker)  # the worker has ended, but its executors may still run
+        _log.info("worker ended while no daemon was running", extra={"worker": worker.number, "pid": worker.pid})
         self._forget(worker)
 
     # ---- files
@@ -458,11 +459,11 @@ class Pool:
 
 
 def stop_workers(directory: Path, grace: float = 10.0) -> None:
-    """End every worker of a pool that no daemon uses, without draining, and set its size to 0.
+    """End all workers of a pool that no daemon uses, without draining, and set its size to 0.
 
     Args:
-        directory: the pool's.
-        grace: seconds a worker has to end after SIGTERM before it is killed.
+        directory: the pool's directory.
+        grace: seconds between SIGTERM and SIGKILL.
 
     Raises:
         RefusedError: a daemon still uses the pool.
@@ -478,7 +479,7 @@ def stop_workers(directory: Path, grace: float = 10.0) -> None:
         while families := [(worker, left) for worker in workers if (left := processes.family(worker.token))]:
             for worker, family in families:
                 for process in family:
-                    # On SIGTERM a worker ends its own executors.
+                    # Send SIGTERM only to the worker, which ends its own executors.
                     if number == signal.SIGKILL or process.pid == worker.pid:
                         processes.send(process.pid, process.start, worker.token, number)
             time.sleep(0.1)
@@ -489,7 +490,7 @@ def stop_workers(directory: Path, grace: float = 10.0) -> None:
 
 
 def request_size(directory: Path, replicas: int) -> None:
-    """Request a size while no daemon uses the pool: the next one starts with it."""
+    """Request a size while no daemon uses the pool. The next daemon starts with this size."""
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         _write(directory / "desired.json", {"desired": replicas})
@@ -500,8 +501,8 @@ def locked(directory: Path) -> Iterator[None]:
     """Hold the pool's lock.
 
     Raises:
-        RefusedError: another process holds it; the message names it.
-        UnavailableError: it cannot be opened.
+        RefusedError: another process holds the lock; the message names that process.
+        UnavailableError: the lock file cannot be opened.
     """
     path = directory / "lock"
     try:
@@ -525,7 +526,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: Mapping[str, object]) -> None:
-    """Replace the file atomically; it is on disk when this returns."""
+    """Replace the file atomically. The content is on disk when this function returns."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
         json.dump(content, file)

@@ -1,7 +1,7 @@
-"""Processes of this machine and which worker they belong to (Linux: /proc and pidfd).
+"""Processes of this machine and the workers they belong to (Linux: /proc and pidfd).
 
-Pids are reused, so a pid does not identify a process. A process is the recorded one when its pid, its start time and a
-token in its environment match the record. The token is random for each worker and inherited by everything it starts.
+Pids are reused, so a pid does not identify a process. A process is the recorded one if its pid, its start time and a
+token in its environment match the record. The token is random for each worker. All its child processes inherit it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Process:
     """A living process.
 
     Attributes:
-        pid: its id.
-        start: when it started, in clock ticks since the machine started.
+        pid: the process id.
+        start: when the process started, in clock ticks since the boot of the machine.
     """
 
     pid: int
@@ -35,7 +35,7 @@ def find(pid: int) -> Process | None:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the command in parentheses, which may itself hold blanks and parentheses.
+    # The second field is the command in parentheses. The command itself may have blanks and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X"):
         return None
@@ -43,7 +43,7 @@ def find(pid: int) -> Process | None:
 
 
 def has_token(pid: int, token: str) -> bool:
-    """Whether the process was started with this token; False also when that cannot be read."""
+    """Whether the process was started with this token; False if its environment cannot be read."""
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -64,9 +64,9 @@ def matches(pid: int, start: int, token: str) -> bool:
 
 
 def send(pid: int, start: int, token: str, number: signal.Signals) -> bool:
-    """Send a signal to the process if it is the recorded one; return whether it was sent."""
+    """Send a signal to the process if it is the recorded one. Return whether the signal was sent."""
     try:
-        # The descriptor refers to the process itself, whose pid may be reused between the check and the signal.
+        # The descriptor keeps referring to this process, even if its pid is reused between the check and the signal.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
@@ -82,10 +82,10 @@ def send(pid: int, start: int, token: str, number: signal.Signals) -> bool:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-    """Start a process in a session of its own, so that it outlives this one, with its output in the log.
+    """Start a process in its own session, so that it outlives this process. Its output goes to the log.
 
     Raises:
-        OSError: it cannot be started, or the log cannot be written.
+        OSError: the process cannot be started, or the log cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
@@ -93,7 +93,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
         (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    # Python ignores these two; a program that inherited that would not notice a closed pipe.
+    # Python ignores these two signals. A program that inherited this would not notice a closed pipe.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawnp(
         argv[0], list(argv), environment, file_actions=actions, setsid=True, setsigdef=defaults, setsigmask=[]
@@ -101,7 +101,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
 
 
 def reap(pid: int) -> int | None:
-    """Collect an ended child's exit code (negative: the signal); None if it is alive or not a child of this process."""
+    """Collect the exit code of an ended child (negative: the signal); None if it is alive or not our child."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -120,7 +120,7 @@ def listening_addresses() -> set[str]:
         for line in lines:
             _, local, _, state, *_ = line.split()
             if state == "0A":
-                # The last four bytes of an IPv6 address hold the IPv4 address it stands for.
+                # The last four bytes of an IPv4-mapped IPv6 address are the IPv4 address.
                 raw = bytes.fromhex(local.split(":")[0][-8:])
                 found.add(".".join(str(byte) for byte in reversed(raw)))
     return found

