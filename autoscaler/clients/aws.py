@@ -291,7 +291,7 @@ class Aws:
         except self._unreadable as error:
             # botocore's parsers raise these errors for an answer that is not from AWS, such as a login page.
             raise AnswerError(
-                f"{self._name(call.service)}: {call.operation}: an answer that cannot be read: {one_line(repr(error))}"
+                f"{self._name(call.service)}: {call.operation}: the answer cannot be read: {one_line(repr(error))}"
             ) from error
         finally:
             self._thread.call = None

@@ -373,7 +373,7 @@ def refusal(request: Request, code: int, message: str, server: str, after: float
             if unauthorized:
                 return ForbiddenError(f"this needs {request}: see deploy/kubernetes for the Role (403: {message})")
             return ForbiddenError(
-                f"{request} was denied, not for lack of a permission: see the admission policy, webhook, quota or "
+                f"{request} was denied, but no permission is missing: see the admission policy, webhook, quota or "
                 f"proxy that denies it (403: {message})"
             )
         case 404:

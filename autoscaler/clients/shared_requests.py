@@ -69,7 +69,7 @@ class Pause:
         """Raise PausedError during the pause."""
         left = self._until - time.monotonic()
         if left > 0:
-            raise PausedError(f"{self._why}; it asked for no request before {math.ceil(left)} s from now (Retry-After)")
+            raise PausedError(f"{self._why}; it asked to wait another {math.ceil(left)} s (Retry-After)")
 
 
 def _pause(retry_after: str) -> float:

@@ -1,1 +1,1 @@
-"""What finds the members of a fleet."""
+"""Plug-ins that find the members of a fleet."""

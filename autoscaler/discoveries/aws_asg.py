@@ -1,4 +1,4 @@
-"""Discovery `aws-asg`: the EC2 Auto Scaling groups of a region that have given tags."""
+"""Discovery `aws-asg`: the EC2 Auto Scaling groups of a region with given tags."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PAGE = 100  # groups in one answer: AWS's limit
 
 @dataclass(frozen=True, kw_only=True)
 class AwsAsg:
-    """The EC2 Auto Scaling groups of a region that have given tags.
+    """The EC2 Auto Scaling groups of a region with given tags.
 
     Attributes:
         region: AWS region, such as `eu-central-1`.
-        tags: tags (key -> value) that a group must have, all of them.
+        tags: tags (key -> value); a group must have all of them.
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
-        endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
-        timeout: time for one answer of AWS, which has 100 groups, retries included. Default 5s.
+        endpoint_url: one address for all AWS services, such as LocalStack's. Default: AWS's, or boto3's settings.
+        timeout: time-out for one answer of AWS with up to 100 groups, including retries. Default 5s.
     """
 
     packages: ClassVar[tuple[str, ...]] = ("boto3",)
@@ -54,7 +54,7 @@ class AwsAsg:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
-        """Share the client of the region. Nothing is sent before the first `members`.
+        """Use the shared client of the region. The first `members` sends the first request.
 
         Raises:
             PluginError: boto3 is not installed.
@@ -75,7 +75,7 @@ class _Live:
         }
 
     async def members(self) -> Sequence[Member]:
-        """All of them, by name; one that is being deleted is none. Raises EdgeError."""
+        """All groups in the order of their names, without those being deleted. Raises EdgeError."""
         groups = await self._aws.pages(
             "autoscaling", "DescribeAutoScalingGroups", self._parameters, "AutoScalingGroups"
         )

@@ -1,4 +1,4 @@
-"""Finds the members of a fleet in a folder: one YAML or JSON file each."""
+"""Discovery `files`: the files of a folder, one YAML or JSON file for each member of a fleet."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class Files:
-    """Finds one member for each file of a folder, which has values as a mapping of YAML or JSON.
+    """The files of a folder. Each file is a member, and contains its values as a YAML or JSON mapping.
 
     Attributes:
-        path: a folder, of which the files `*.yaml`, `*.yml` and `*.json` are read, or a pattern of files in one, such
-            as `jobs/*.yaml`. Hidden files are not read.
+        path: a folder whose files `*.yaml`, `*.yml` and `*.json` are read, or a pattern of files in a folder, such as
+            `jobs/*.yaml`. Hidden files are not read.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("name", "values")
@@ -33,19 +33,19 @@ class Files:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Folder]:  # noqa: ARG002 - files need no client
-        """Connect."""
+        """Yield the folder. The first `members` reads it."""
         yield _Folder(self.path)
 
 
 class _Folder:
-    """The files of a folder, each read once until it changes."""
+    """The files of a folder. A file is read again only after a change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read: dict[Path, tuple[tuple[int, int, int], Member]] = {}
 
     async def members(self) -> Sequence[Member]:
-        """The members of all files at present. Raises RefusedError if the folder cannot be listed."""
+        """The members of all current files. Raises RefusedError if the folder cannot be listed."""
         return await asyncio.to_thread(self._members)
 
     def _members(self) -> Sequence[Member]:
@@ -54,7 +54,7 @@ class _Folder:
             try:
                 stat = file.stat()
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # the file was removed after the folder was listed
             except OSError as error:
                 self._read[file] = (0, 0, 0), _unreadable(file, f"{file} cannot be read: {error.strerror}")
                 continue
@@ -64,7 +64,7 @@ class _Folder:
                 self._read[file] = before
             elif S_ISREG(stat.st_mode):
                 self._read[file] = state, _member(file)
-            else:  # reading a pipe waits for whoever writes it
+            else:  # do not read a pipe: that would block until a process writes to it
                 self._read[file] = state, _unreadable(file, f"{file} is not a regular file")
         return [member for _, member in self._read.values()]
 

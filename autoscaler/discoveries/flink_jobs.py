@@ -19,11 +19,11 @@ class FlinkJobs:
 
     Attributes:
         url: address of the JobManager's REST endpoint, such as http://jobmanager:8081.
-        timeout: time for one answer, retries included. Default 3s.
-        username: user for basic authentication, where a proxy asks for it. Default: none.
+        timeout: time-out for one answer, including retries. Default 3s.
+        username: user for basic authentication, if a proxy requires it. Default: none.
         password: the user's password.
         token: bearer token, instead of user and password. Default: none.
-        ca_file: PEM file with the certificates that sign the server's. Default: those of the system.
+        ca_file: PEM file with the CA certificates for the server's certificate. Default: those of the system.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("id", "name", "state")
@@ -39,7 +39,7 @@ class FlinkJobs:
         self._server()
 
     def _server(self) -> FlinkParameters:
-        """The JobManager, whose client sources and engines with equal parameters share. Raises ParameterError."""
+        """The JobManager. Sources and engines with equal parameters share its client. Raises ParameterError."""
         return FlinkParameters(
             url=self.url,
             timeout=self.timeout,
@@ -51,7 +51,7 @@ class FlinkJobs:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
-        """Share the client of the JobManager. Nothing is sent before the first `members`."""
+        """Use the shared client of the JobManager. The first `members` sends the first request."""
         yield _Live(await self._server().api(shared))
 
 
@@ -60,10 +60,10 @@ class _Live:
     client: FlinkApi
 
     async def members(self) -> Sequence[Member]:
-        """All of them in the order of their start. Raises EdgeError.
+        """All jobs that have not ended, in the order of their start. Raises EdgeError.
 
-        A job that is started again has another id and the same name, so the name identifies it. Of several with one
-        name it identifies the oldest; the others have their id behind it.
+        A restarted job has a new id and the same name, so the name is the member's id. If several jobs have the same
+        name, the oldest one gets the name, and the others get the name followed by their job id.
         """
         found: dict[str, Member] = {}
         jobs = [job for job in await self.client.jobs() if not job.ended]

@@ -1,7 +1,7 @@
-"""Discovery `kubernetes`: the objects of one resource that a label selector matches.
+"""Discovery `kubernetes`: the objects of one resource type that a label selector matches.
 
-Each namespace costs one list and one watch, which fleets with the same selector share; a question is answered from
-memory. Of an object only what a template can name is kept.
+Each namespace costs one list and one watch, which fleets with the same selector share. `members` answers from memory.
+Only the fields that a template can name are kept of an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESOURCES = {
     "statefulsets": Resource("apps", "v1", "statefulsets"),
     "flinkdeployments": Resource("flink.apache.org", "v1beta1", "flinkdeployments"),
 }
-# The whole object once more, as the client wrote it: no template can use it, and it is most of an object's memory.
+# This annotation repeats the whole object as kubectl applied it. No template can use it, and it needs the most memory.
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -40,23 +40,22 @@ _SELECTOR = re.compile(rf"({_REQUIREMENT}(,{_REQUIREMENT})*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
-    """The objects of one resource on Kubernetes, chosen by their labels.
+    """The Kubernetes objects of one resource type, selected by their labels.
 
-    It shares its client with targets of equal `kubeconfig`, `context`, `timeout` and `max_age`.
+    The discovery shares its client with targets that have equal `kubeconfig`, `context`, `timeout` and `max_age`.
 
     Attributes:
-        resource: their type: `deployments`, `statefulsets`, `flinkdeployments`, or another one as group, version and
-            plural, such as `sparkoperator.k8s.io/v1beta2/sparkapplications`. Default `deployments`.
-        selector: label selector as of kubectl, such as `autoscale=streaming` or `team in (a, b),!test`.
+        resource: type of the objects: `deployments`, `statefulsets`, `flinkdeployments`, or group, version and plural
+            of another type, such as `sparkoperator.k8s.io/v1beta2/sparkapplications`. Default `deployments`.
+        selector: label selector in kubectl's syntax, such as `autoscale=streaming` or `team in (a, b),!test`.
             Default: all objects.
-        namespaces: the namespaces that are searched, one list and one watch for each. Default: that of the kubeconfig's
-            context, or of the pod the daemon runs in.
-        all: whether all namespaces are searched, by one list and one watch, which needs a ClusterRole.
-            Default false.
-        kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere what kubectl would use
-            (KUBECONFIG, `~/.kube/config`).
-        context: context of the kubeconfig. Default: its current one.
-        timeout: time for the first list, retries included. Default 5s.
+        namespaces: the namespaces to search, with one list and one watch for each. Default: that of the kubeconfig's
+            context, or of the daemon's pod.
+        all: whether to search all namespaces, with one list and one watch, which needs a ClusterRole. Default false.
+        kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere the kubeconfig that kubectl
+            would use (KUBECONFIG, `~/.kube/config`).
+        context: context of the kubeconfig. Default: its current context.
+        timeout: time-out for the first list, including retries. Default 5s.
         max_age: when a watch has received nothing for this long, the members count as unknown. Default 1m.
     """
 
@@ -95,12 +94,12 @@ class Kubernetes:
 
     @property
     def what(self) -> Resource:
-        """The resource as the API's addresses name it."""
+        """The resource type as API paths name it."""
         return Resource.parse(self.resource) or RESOURCES[self.resource]
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
-        """Share the client and the watches of the API server. It does not wait for them.
+        """Use the shared client and watches of the API server, without waiting for the first list.
 
         Raises:
             PluginError: the package is not installed, or there are no credentials.
@@ -112,7 +111,7 @@ class Kubernetes:
     async def lease(
         self, shared: Shared, keep: Callable[[Json], Json]
     ) -> AsyncIterator[tuple[Api, Sequence[Collection]]]:
-        """The client, and a collection of each namespace whose objects are reduced by `keep`; raises as `connect`."""
+        """Yield the client, and one collection per namespace with objects reduced by `keep`. Raises like `connect`."""
         access = Access(self.kubeconfig, self.context, self.timeout.total_seconds(), self.max_age.total_seconds())
         watches = await shared_watches(shared, access)
         namespaces = ("",) if self.all else sorted(self.namespaces) or (watches.api.namespace,)
@@ -131,19 +130,19 @@ class Found:
         self.collections = collections
 
     async def members(self) -> Sequence[Member]:
-        """All of them, by namespace and name; one that is being deleted is none.
+        """All objects by namespace and name, without those being deleted.
 
         Raises:
             UnavailableError: a watch has received nothing for longer than `max_age`.
-            RefusedError: access to a namespace is denied, or there is no such resource.
-            AnswerError: the selector is not accepted, or something else than an API server answers.
+            RefusedError: access to a namespace is denied, or there is no such resource type.
+            AnswerError: the API server does not accept the selector, or the server is not an API server.
         """
         await asyncio.gather(*(collection.attempted() for collection in self.collections))
         found: list[Member] = []
         for collection in self.collections:
             await collection.fresh()
             if isinstance(collection.error, RefusedError):
-                # Of a resource that is gone, a collection keeps nothing: that is not a fleet without members.
+                # If the resource type was removed, the collection is empty. That must not look like an empty fleet.
                 raise collection.error.with_traceback(None)
             kept = collection.objects
             found += [kept[key]["member"] for key in sorted(kept) if kept[key]["member"] is not None]
@@ -151,7 +150,7 @@ class Found:
 
 
 def keep_member(found: Json) -> Json:
-    """Reduce an object to its member. Strings that many objects have are kept once."""
+    """Reduce an object to its member. Strings that many objects share are interned to save memory."""
     metadata = found["metadata"]
     name, namespace = str(metadata["name"]), intern(str(metadata.get("namespace", "")))
     annotations = _strings(metadata.get("annotations"))
@@ -171,7 +170,7 @@ def keep_member(found: Json) -> Json:
 
 
 def _strings(found: Json | None) -> dict[str, str]:
-    """Labels or annotations. Raises TypeError when they are not strings."""
+    """Labels or annotations with interned keys. Raises TypeError when a value is not a string."""
     texts = {intern(key): value for key, value in (found or {}).items()}
     if not all(isinstance(value, str) for value in texts.values()):
         raise TypeError("labels and annotations are strings")

@@ -1,4 +1,4 @@
-"""Discovery `prometheus`: the values that a label has in the result of a query."""
+"""Discovery `prometheus`: the values of a label in the result of a query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoscaler.clients.shared_requests import one_line
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, Discovery, Member, Secret, Shared
 
-SHARE = 0.95  # of the time-out, for the server: it then says itself that it took too long
+SHARE = 0.95  # of the time-out, for the server, so that the server reports the time-out itself
 
 
 class _Sample(Answer):
@@ -39,18 +39,18 @@ class _Result(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Prometheus:
-    """The values that a label has in the result of a query to Prometheus, or to what speaks its API.
+    """The values of a label in the result of a query to Prometheus, or to a server with the same API.
 
     Attributes:
-        url: the server's address, `http://` or `https://`, with the path prefix if it has one.
-        query: a PromQL expression that gives an instant vector; the label is in each of its samples.
+        url: the server's address, `http://` or `https://`, with its path prefix if it has one.
+        query: a PromQL expression for an instant vector; each of its samples must have the label.
         label: name of the label.
         username: user for basic authentication. Default: none.
         password: the user's password.
         token: bearer token, instead of user and password. Default: none.
-        ca_file: PEM file with the certificates that sign the server's. Default: those of the system.
-        headers: further HTTP headers, such as `X-Scope-OrgID`. They are not secret: they are shown in logs.
-        timeout: time for one answer, retries included. Default 5s.
+        ca_file: PEM file with the CA certificates for the server's certificate. Default: those of the system.
+        headers: further HTTP headers, such as `X-Scope-OrgID`. They must not have secrets, because logs show them.
+        timeout: time-out for one answer, including retries. Default 5s.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("value", "labels")
@@ -90,7 +90,7 @@ class Prometheus:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
-        """Share the client of the server. Nothing is sent before the first `members`."""
+        """Use the shared client of the server. The first `members` sends the first request."""
         yield _Live(self, await _Api.open(shared, self._endpoint()))
 
 
@@ -98,7 +98,7 @@ class _Api(JsonClient):
     expected = "an instant vector of Prometheus's API"
 
     def describe_error(self, body: bytes) -> str | None:
-        """Prometheus's own words."""
+        """The error message of Prometheus."""
         try:
             return one_line(json.loads(body)["error"])
         except (ValueError, TypeError, LookupError, RecursionError):
@@ -113,10 +113,10 @@ class _Live:
         self._where = f"{plugin.url}: query {one_line(plugin.query, 200)!r}"
 
     async def members(self) -> Sequence[Member]:
-        """One for each value, in order. `labels` are those that all samples with this value have in common.
+        """One member for each value, in order. `labels` are the labels that all samples with the value have in common.
 
         Raises:
-            AnswerError: a sample has no such label, or the answer may be partial (Thanos with a store down).
+            AnswerError: a sample lacks the label, or the answer may be partial (Thanos with a store down).
             EdgeError: there is no answer.
         """
         answer = await self._client.get(self._path, _Result)
@@ -132,7 +132,7 @@ class _Live:
                 has = one_line(", ".join(sample.metric)) or "none"
                 raise AnswerError(
                     f"{self._where}: a sample has no label {self._label!r}, but {has}; "
-                    f'leave such samples out, as by {self._label}!="" in the query'
+                    f'exclude such samples, for example with {self._label}!="" in the query'
                 )
             labels = {name: text for name, text in sample.metric.items() if name != "__name__"}
             known = common.get(value, labels)

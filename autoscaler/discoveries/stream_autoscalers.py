@@ -1,7 +1,8 @@
-"""Discovery `stream-autoscalers`: the custom resources StreamAutoscaler, each with the cluster that it describes.
+"""Discovery `stream-autoscalers`: the custom resources StreamAutoscaler, each of which describes a cluster.
 
-Who may create such a resource need not be who runs the daemon. So a resource can scale what is in its own namespace
-only, with the daemon's access to Kubernetes, and its spec can neither read the daemon's environment nor name files.
+The person who creates such a resource may not be the person who runs the daemon. Therefore a resource can scale only
+objects in its own namespace, with the daemon's access to Kubernetes. Its spec can neither read the daemon's environment
+nor name files.
 """
 
 from __future__ import annotations
@@ -25,25 +26,24 @@ from autoscaler.ports import Discovery, Member, MemberStatus, Shared
 RESOURCE = Resource(GROUP, VERSION, PLURAL)
 READY = "Ready"
 
-_OURS = ("kubeconfig", "context")  # parameters of a target that are the discovery's
+_OURS = ("kubeconfig", "context")  # parameters that a target takes from the discovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAutoscalers:
-    """The custom resources StreamAutoscaler: each describes a cluster in its `spec`, and its `status` is written.
+    """The custom resources StreamAutoscaler: each describes a cluster in its `spec`; the daemon writes its `status`.
 
     Attributes:
-        namespaces: the namespaces that are searched, one list and one watch for each. Default: that of the kubeconfig's
-            context, or of the pod the daemon runs in.
-        all: whether all namespaces are searched, by one list and one watch, which needs a ClusterRole.
-            Default false.
-        selector: label selector as of kubectl. Default: all resources.
-        allow: types of targets that a spec may have. One of type `kubernetes` is always in the namespace of the
-            resource, and by default has `watch: namespace`. Default: only that type.
-        kubeconfig: path of a kubeconfig, for the targets too. Default: in a pod its service account, elsewhere what
-            kubectl would use (KUBECONFIG, `~/.kube/config`).
-        context: context of the kubeconfig. Default: its current one.
-        timeout: time for one request, retries included. Default 5s.
+        namespaces: the namespaces to search, with one list and one watch for each. Default: that of the kubeconfig's
+            context, or of the daemon's pod.
+        all: whether to search all namespaces, with one list and one watch, which needs a ClusterRole. Default false.
+        selector: label selector in kubectl's syntax. Default: all resources.
+        allow: types of targets that a spec may have. A target of type `kubernetes` is always in the namespace of the
+            resource, and has `watch: namespace` by default. Default: only this type.
+        kubeconfig: path of a kubeconfig, also for the targets. Default: in a pod its service account, elsewhere the
+            kubeconfig that kubectl would use (KUBECONFIG, `~/.kube/config`).
+        context: context of the kubeconfig. Default: its current context.
+        timeout: time-out for one request, including retries. Default 5s.
         max_age: when a watch has received nothing for this long, the members count as unknown. Default 1m.
     """
 
@@ -80,7 +80,7 @@ class StreamAutoscalers:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Discovery]:
-        """Share the client and the watches of the API server. It does not wait for them.
+        """Use the shared client and watches of the API server, without waiting for the first list.
 
         Raises:
             PluginError: the package is not installed, or there are no credentials.
@@ -89,12 +89,12 @@ class StreamAutoscalers:
             yield Live(api, collections, dry_run=getattr(shared, "dry_run", False))
 
     def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
-        """What the annotations of a resource order, and what is wrong with them."""
+        """The controls in the annotations of a resource, and a sentence for each invalid one."""
         annotations = member.values.get("annotations")
         return read_controls(annotations if isinstance(annotations, Mapping) else {}, f"{PLURAL} {member.id}")
 
     def keep(self, found: Json) -> Json:
-        """Reduce a resource to its member, and to what its status is written with."""
+        """Reduce a resource to its member and the fields needed to write its status."""
         kept, metadata = keep_member(found), found["metadata"]
         member = kept["member"]
         if member is not None:
@@ -122,16 +122,16 @@ class StreamAutoscalers:
             return {"template": spec}
         for key in _OURS:
             if key in target:
-                return {"problem": f"spec.target.{key}: must be left out: access is that of the discovery"}
+                return {"problem": f"spec.target.{key}: must be left out: the target uses the discovery's access"}
         if target.get("namespace", namespace) != namespace:
             return {"problem": f"spec.target.namespace: must be left out: the target is in {namespace}"}
         ours = {key: getattr(self, key) for key in _OURS if getattr(self, key)}
-        # One watch for all of them, unless the spec has its own.
+        # By default all targets in a namespace share one watch.
         return {"template": {**spec, "target": {"watch": "namespace", **target, **ours, "namespace": namespace}}}
 
 
 class Live(Found):
-    """The members as the watches have shown them; their status and Events are written."""
+    """The members as the watches have shown them, with methods that write their status and Events."""
 
     def __init__(self, api: Api, collections: Sequence[Collection], *, dry_run: bool) -> None:
         super().__init__(collections)
@@ -140,10 +140,10 @@ class Live(Found):
         self._reported: dict[str, MemberStatus] = {}
 
     async def report(self, member: str, status: MemberStatus) -> None:
-        """Write the status of a resource, and an Event for a rescale, a problem or its end.
+        """Write the status of a resource, and an Event when a rescale happens or a problem starts or ends.
 
         Raises:
-            EdgeError: it cannot be written now.
+            EdgeError: the status or the Event cannot be written now.
         """
         namespace, _, name = member.partition("/")
         found = self._find((namespace, name))
@@ -155,13 +155,13 @@ class Live(Found):
             await self._api.call(request, body={"status": _status(status, found)})
             for event in _events(self._reported.get(member), status, found):
                 await self._api.call(Request("create", EVENTS, namespace), body=event)
-        except NotFoundError:  # it was deleted meanwhile
+        except NotFoundError:  # the resource was deleted meanwhile
             self._reported.pop(member, None)
         else:
             self._reported[member] = status
 
     def _find(self, key: Key) -> Json | None:
-        """What is kept of a resource; None if it is gone or being deleted."""
+        """The reduced resource; None if it does not exist or is being deleted."""
         found = next((each.objects[key] for each in self.collections if key in each.objects), None)
         return None if found is None or found["member"] is None else found
 
@@ -192,7 +192,7 @@ def _status(status: MemberStatus, found: Json) -> Json:
 
 
 def _events(before: MemberStatus | None, status: MemberStatus, found: Json) -> Sequence[Json]:
-    """The Events of a change. Without a status before, what the resource shows already is none."""
+    """The Events of a change. Without an earlier status, compare with the status that the resource already shows."""
     made: list[tuple[str, str, str]] = []
     known_at = found["rescaled_at"] if before is None else before.rescaled_at and format_time(before.rescaled_at)
     if status.rescaled_at is not None and format_time(status.rescaled_at) != known_at:

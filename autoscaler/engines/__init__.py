@@ -1,1 +1,1 @@
-"""Engines: the state of the schedulers inside jobs."""
+"""Plug-ins that read the state of a job and of its scheduler."""

@@ -1,4 +1,4 @@
-"""Flink as an engine: the state of a job, the deadlines of its scheduler, and what the doctor finds."""
+"""Engine `flink`: the state of a job, the deadlines of its scheduler, and the checks of `autoscaler doctor`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import Finding, RefusedError, Severity, Shared, Worker
 from autoscaler.schedulers.flink_durations import seconds
 
-MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
+MARGIN = 60.0  # seconds for a worker's start and registration, for deploying tasks and for restoring state
 MAX_HEARTBEAT = 30.0
 MAX_CHECKPOINT_INTERVAL = 60.0
 MAX_STABILIZATION = 20.0
 MAX_DELAY = 86400.0
-JITTER = 1.1  # of the exponential delay, by default
+JITTER = 1.1  # the largest factor of the exponential delay's default jitter
 
 log = logging.getLogger("autoscaler.engines")
 
@@ -43,13 +43,13 @@ class Flink(FlinkParameters):
 
     Attributes:
         url: the JobManager's REST address, such as http://jobmanager:8081.
-        job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
+        job: the job's name, which stays the same over restarts, or its id; default: the only job that runs.
         window: time over which the source averages; default 30s. The engine does not use it.
-        timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
-        username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
+        timeout: time-out for all requests of a status together; each single request gets 45 % of it; default 3s.
+        username: user for basic authentication, if a proxy in front of the JobManager requires it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
-        ca_file: PEM file with the certificates that sign the server's; default: those of the system.
+        ca_file: PEM file with the CA certificates for the server's certificate; default: those of the system.
     """
 
     window: timedelta = timedelta(seconds=30)
@@ -61,12 +61,12 @@ class Flink(FlinkParameters):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:
-        """Open it. Nothing is sent before the first `describe`."""
+        """Open the engine. The first `describe` sends the first request."""
         yield FlinkEngine(await self.api(shared), self)
 
 
 class FlinkEngine:
-    """The live engine. It names its workers, and cannot drain them."""
+    """The connected engine. It names its workers but cannot drain them."""
 
     def __init__(self, api: FlinkApi, parameters: Flink) -> None:
         self._api = api
@@ -85,13 +85,13 @@ class FlinkEngine:
             facts = await self._facts(line)
             numbers = await self._numbers(facts.job)
         if self._examined != (line.jid, line.state):
-            # One that starts shows neither vertices nor checkpoints yet.
+            # Examine the job again after a change of its state: a starting job has no vertices or checkpoints yet.
             self._examined = line.jid, line.state
             self._warn(facts)
         return status(facts, numbers)
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
+        """Find settings that make scaling ineffective or dangerous. Raises EdgeError when they cannot be read."""
         async with self._parameters.in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None or line.ended:
@@ -99,12 +99,12 @@ class FlinkEngine:
             return examine(await self._facts(line))
 
     async def workers(self) -> Sequence[Worker]:
-        """The TaskManagers registered now; one costs as many as it has slots in use."""
+        """The TaskManagers that are registered now. The cost of a TaskManager is its number of slots in use."""
         async with self._parameters.in_time():
             return [worker(known) for known in await self._api.taskmanagers()]
 
     async def drain(self, worker: Worker) -> None:
-        """Flink has no way to empty a TaskManager: stopped by SIGTERM it frees its slots at once."""
+        """Refuse: Flink cannot drain a TaskManager. On SIGTERM a TaskManager releases its slots at once."""
         raise RefusedError(
             f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, it then returns its slots "
             "at once and the job continues from its latest checkpoint"
@@ -132,7 +132,7 @@ class FlinkEngine:
         )
 
     async def _numbers(self, job: Job) -> Mapping[str, float]:
-        """The job's own counters, or none while those that are there are of a run before."""
+        """The job's restart counters; empty while Flink still has the metrics of an earlier run."""
         if await self._api.metrics_age(job) is None:
             return {}
         return await self._api.job_metrics(job.jid, ("numRestarts", "fullRestarts"))
@@ -158,13 +158,13 @@ class FlinkEngine:
 
 
 def worker(known: TaskManager) -> Worker:
-    """A TaskManager as a worker. Its id begins with its host, or is its pod's name."""
+    """A TaskManager as a worker. Its id starts with its host, or is the name of its pod."""
     names = {known.host, known.id, known.id.rpartition(":")[0]}
     return Worker(known.id, frozenset(name for name in names if name), float(known.slots - known.free))
 
 
 # ----------------------------------------------------------------------------------------------------------
-# how the job is
+# the state of the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +172,11 @@ class Facts:
     """The facts about a job that has not ended.
 
     Attributes:
-        line: the job in the list of all: its state is the newest there is; `job` may be 3 s older.
-        slots: slots of all TaskManagers.
-        others: other jobs that are not over.
+        line: the job in the list of all jobs. Its state is the newest; the state in `job` may be 3 s older.
+        slots: number of slots of all TaskManagers.
+        others: number of other jobs that have not ended.
         settings: the JobManager's settings, without Flink's defaults.
-        checkpointing: how the job checkpoints, or None when it does not.
+        checkpointing: the job's checkpoint settings, or None when it does not checkpoint.
     """
 
     line: JobLine
@@ -192,24 +192,24 @@ class Facts:
 
     @property
     def reactive(self) -> bool:
-        """Whether the job takes all the slots there are."""
+        """Whether the job runs in Reactive Mode and takes all slots."""
         return self.settings.get("scheduler-mode", "").strip().lower() == "reactive"
 
     @property
     def adaptive(self) -> bool:
-        """Whether the job is run by the adaptive scheduler."""
+        """Whether the adaptive scheduler runs the job."""
         if self.job.scheduler is not None:
             return self.job.scheduler == "Adaptive"
         return self.reactive or self.settings.get("jobmanager.scheduler", "").strip().lower() == "adaptive"
 
     @property
     def interval(self) -> float | None:
-        """Seconds between checkpoints, or None when none are taken by themselves."""
+        """Seconds between checkpoints, or None when there are no periodic checkpoints."""
         return None if self.checkpointing is None else self.checkpointing.periodic
 
 
 def status(facts: Facts, numbers: Mapping[str, float]) -> EngineStatus:
-    """Put together what a job that is not over shows. Times are those of the JobManager's clock."""
+    """The status of a job that has not ended. Times are on the JobManager's clock."""
     job = facts.job
     state = job_state(facts)
     used = slots_of(job.vertices, _parallelism)
@@ -220,7 +220,7 @@ def status(facts: Facts, numbers: Mapping[str, float]) -> EngineStatus:
     done = None if latest is None else max(latest.acknowledged, latest.triggered)
     return EngineStatus(
         job=state,
-        # Where several jobs may share the slots, free ones are not yet assigned.
+        # Only in Reactive Mode all slots belong to the job. Otherwise other jobs may take the free ones.
         slots=facts.slots if facts.reactive else used,
         parallelism=used,
         max_parallelism=most if most > 0 else None,
@@ -236,14 +236,14 @@ def _time(millis: int) -> datetime:
 
 
 def _parallelism(vertex: Vertex) -> int:
-    """What it has; before its first tasks are deployed Flink shows what it may have."""
+    """The vertex's parallelism, or 0 before its first tasks are deployed: until then Flink shows its upper bound."""
     return vertex.parallelism if any(vertex.tasks.values()) and vertex.start > 0 else 0
 
 
 def slots_of(vertices: Sequence[Vertex], count: Callable[[Vertex], int]) -> int:
-    """Slots for some number of subtasks by vertex: vertices of one slot sharing group share them.
+    """The slots needed if each vertex has `count` subtasks. Vertices in one slot sharing group share their slots.
 
-    Flink before 1.20 does not report the groups; there all vertices are taken to be in one, as is the default.
+    Flink before 1.20 does not report the groups; then all vertices are assumed to be in one group, the default.
     """
     groups: dict[str | None, int] = {}
     for vertex in vertices:
@@ -252,7 +252,7 @@ def slots_of(vertices: Sequence[Vertex], count: Callable[[Vertex], int]) -> int:
 
 
 def job_state(facts: Facts) -> JobState:
-    """The state of a job that is not over; it runs only when all its tasks do."""
+    """The state of a job that has not ended. It is RUNNING only when all its tasks run."""
     state, job = facts.line.state, facts.job
     ran = job.since("RUNNING") is not None or (facts.checkpoints is not None and facts.checkpoints.counts.restored > 0)
     if state == "RUNNING":
@@ -270,23 +270,23 @@ def job_state(facts: Facts) -> JobState:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# how long its scheduler takes
+# the deadlines of its scheduler
 
 PREFIX = "jobmanager.adaptive-scheduler."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What a version of Flink waits for, in seconds; from the defaults in its `JobManagerOptions` and its like.
+    """The default waits of a Flink version, in seconds, from its `JobManagerOptions` and similar classes.
 
     Attributes:
-        cooldown: between two rescales.
-        stabilization: after the first change of the slots, while they are fewer than wished. In Reactive Mode they
-            always are.
+        cooldown: wait between two rescales.
+        stabilization: wait after the first change of the slots, while there are fewer slots than desired. In Reactive
+            Mode there are always fewer.
         at_checkpoint: whether a rescale waits for the next completed checkpoint.
-        submission: before the tasks are deployed, likewise while slots are fewer than wished; 0 in Reactive Mode.
-        restart: the restart strategy of a job that checkpoints and names none.
-        longest: of the exponential delay.
+        submission: wait before tasks are deployed, while there are fewer slots than desired; 0 in Reactive Mode.
+        restart: restart strategy of a job that checkpoints and does not set one.
+        longest: longest pause of the exponential delay.
     """
 
     cooldown: float = 0.0
@@ -302,16 +302,16 @@ TIMINGS: tuple[tuple[tuple[int, int], Timing], ...] = (
     ((1, 19), Timing(cooldown=30.0)),
     ((1, 0), Timing(restart="fixed-delay", longest=300.0)),
 )
-"""From which version on what holds, the newest first."""
+"""(first version, its waits), the newest first."""
 
 
 def timing(facts: Facts) -> Timing:
-    """The defaults of the job's version."""
+    """The default waits of the cluster's Flink version."""
     return next(known for since, known in TIMINGS if facts.version >= since)
 
 
 def setting(settings: Mapping[str, str], default: float, *keys: str) -> float:
-    """The first of these durations that is set and can be read, in seconds."""
+    """The first of these durations that is set and valid, in seconds; else the default."""
     for key in keys:
         value = seconds(settings[key]) if key in settings else None
         if value is not None:
@@ -333,14 +333,14 @@ def cooldown(facts: Facts) -> float:
 
 
 def stabilization(facts: Facts) -> float:
-    """Seconds that a running job waits for slots to stay as they are."""
+    """Seconds that a running job waits until the number of slots is stable."""
     if facts.version < (2, 0):
         return 0.0
     return setting(facts.settings, timing(facts).stabilization, PREFIX + "executing.resource-stabilization-timeout")
 
 
 def submission(facts: Facts) -> float:
-    """Seconds that a job which starts or restarts waits for more slots."""
+    """Seconds that a starting or restarting job waits for more slots."""
     default = 0.0 if facts.reactive else timing(facts).submission
     keys = (PREFIX + "submission.resource-stabilization-timeout",) if facts.version >= (2, 0) else ()
     return setting(facts.settings, default, *keys, PREFIX + "resource-stabilization-timeout")
@@ -360,12 +360,12 @@ def checkpoint_wait(facts: Facts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What happens after a failure.
+    """A restart strategy.
 
     Attributes:
         kind: `none`, `fixed-delay`, `failure-rate` or `exponential-delay`.
         delay: the longest pause before the job restarts, in seconds.
-        attempts: restarts after which the job fails for good; None: it never does by their number.
+        attempts: number of restarts after which the job fails for good; None: no limit.
     """
 
     kind: str
@@ -374,7 +374,7 @@ class Restart:
 
 
 def restart(facts: Facts) -> Restart:
-    """The job's restart strategy: its own where it is reported, else the cluster's, else the version's default."""
+    """The job's restart strategy: its own if Flink reports it, else the cluster's, else the version's default."""
     execution = facts.config.execution
     own = (execution.restart_strategy or "").lower() if execution else ""
     if "deactivated" in own:
@@ -404,7 +404,7 @@ def restart(facts: Facts) -> Restart:
 
 
 def _attempts(text: str | None) -> int | None:
-    """How many, or None for Flink's largest number."""
+    """The number of attempts, or None (no limit) for Flink's largest number or an unreadable text."""
     return int(text) if text and text.isdecimal() and int(text) < 2**31 - 1 else None
 
 
@@ -415,16 +415,16 @@ def _described_delay(text: str, pattern: str) -> float:
 
 
 def deadlines(facts: Facts) -> dict[Phase, timedelta]:
-    """How long each phase of a rescale may take by the job's own settings, with a margin for starting and deploying.
+    """The longest duration of each phase of a rescale by the job's settings, plus a margin for starts and deployment.
 
-    A killed worker's slots stay until its heartbeat runs out; the job, that fails and restarts meanwhile, comes back
-    only after its restart delay.
+    After a worker is killed, Flink lists its slots until the heartbeat times out. Meanwhile the job fails and restarts,
+    and it runs again only after its restart delay.
     """
     after_failure = min(restart(facts).delay, MAX_DELAY)
     absorbing = cooldown(facts) + stabilization(facts) + checkpoint_wait(facts) + submission(facts) + after_failure
     registering = heartbeat(facts)
     if not facts.reactive:
-        registering += absorbing  # what it counts there is slots in use
+        registering += absorbing  # outside Reactive Mode the status counts only slots in use
     found = {
         Phase.REGISTERED: registering,
         Phase.ABSORBED: absorbing,
@@ -449,7 +449,7 @@ def _no_job(parameters: Flink, line: JobLine | None) -> Finding:
 
 
 def checkpointing(facts: Facts) -> Iterator[Finding]:
-    """Without checkpoints every rescale begins from scratch."""
+    """Without checkpoints, every rescale starts the job from scratch."""
     if facts.interval is None:
         yield Finding(
             Severity.ERROR,
@@ -462,7 +462,7 @@ def checkpointing(facts: Facts) -> Iterator[Finding]:
 
 
 def restarting(facts: Facts) -> Iterator[Finding]:
-    """Without restarts the loss of a worker ends the job."""
+    """Without restarts, the loss of a worker ends the job."""
     strategy = restart(facts)
     if strategy.kind == "none":
         why = " (the default of a job without checkpoints)" if facts.interval is None else ""
@@ -477,21 +477,21 @@ def restarting(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "restart strategy",
-            f"{strategy.kind}, which gives up (attempts, or failures in its interval: see its settings)",
-            "a worker that is killed fails the job again and again until its heartbeat times out, and a few failures "
+            f"{strategy.kind}, which gives up after a number of attempts, or of failures in an interval",
+            "a killed worker makes the job fail again and again until its heartbeat times out, and a few failures "
             "within a minute end the job permanently",
             "set restart-strategy.type: exponential-delay, which does not give up",
         )
 
 
 def mode(facts: Facts) -> Iterator[Finding]:
-    """Only a reactive job takes new slots."""
+    """Only a job in Reactive Mode uses new slots by itself."""
     if facts.job.kind == "BATCH":
         yield Finding(
             Severity.ERROR,
             "batch job",
             "the job is a batch job, which Flink runs with a parallelism of its own choice",
-            "it reads what there is and ends: lag and arrivals have no meaning, and slots come and go with its stages",
+            "it reads the existing data and ends: lag and arrivals have no meaning, and each stage uses other slots",
             "do not scale it with this autoscaler; see Flink's adaptive batch scheduler",
         )
     elif facts.reactive:
@@ -518,15 +518,15 @@ def mode(facts: Facts) -> Iterator[Finding]:
 
 
 def heartbeats(facts: Facts) -> Iterator[Finding]:
-    """A killed worker stops the job until its heartbeat runs out."""
+    """A killed worker stops the job until its heartbeat times out."""
     limit = heartbeat(facts)
     if limit > MAX_HEARTBEAT:
         yield Finding(
             Severity.WARNING,
             "heartbeat.timeout",
             f"a TaskManager counts as dead only after {limit:g} s without a heartbeat",
-            f"one that is killed stops the job for 10 to 20 s where its host refuses connections, and for {limit:g} s "
-            "where the host is gone: until then the job restarts on its slots and fails again",
+            f"a killed TaskManager stops the job for 10 to 20 s if its host refuses connections, and for {limit:g} s "
+            "if the host is gone: until then the job restarts on the lost slots and fails again",
             "set heartbeat.interval: 3 s and heartbeat.timeout: 15 s, and stop TaskManagers by SIGTERM",
         )
 
@@ -541,8 +541,8 @@ def slow_absorption(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             PREFIX + "executing.resource-stabilization-timeout",
             f"the job uses new slots only {wait:g} s after the first of them has registered",
-            "in Reactive Mode it always waits that long, as it never has all the slots it would use",
-            "set it to the time in which the workers of one rescale all come up, such as 10 s",
+            "in Reactive Mode the job always waits that long, because it never has all the slots that it could use",
+            "set it to the time in which all workers of one rescale register, such as 10 s",
         )
     if facts.version < (1, 19):
         yield Finding(
@@ -555,7 +555,7 @@ def slow_absorption(facts: Facts) -> Iterator[Finding]:
 
 
 def checkpoint_times(facts: Facts) -> Iterator[Finding]:
-    """What lies between two checkpoints is done again after each rescale."""
+    """After each rescale, the job repeats its work since the last checkpoint."""
     interval = facts.interval
     if interval is None or facts.checkpointing is None:
         return
@@ -576,7 +576,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "duration of checkpoints",
             f"the last one took {latest.duration / 1000:.0f} s, longer than the {interval:g} s between two",
-            "one is always in progress, and a rescale goes back to one that is older than the interval",
+            "a checkpoint is always in progress, and a rescale goes back to a checkpoint older than the interval",
             f"set execution.checkpointing.incremental: true{aligned}, or a longer interval",
         )
     counts = None if facts.checkpoints is None else facts.checkpoints.counts
@@ -585,36 +585,36 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "failed checkpoints",
             f"{counts.failed} checkpoints have failed and none has completed",
-            "a rescale begins from scratch",
+            "a rescale starts the job from scratch",
             "find the reason in Flink's web UI; do not scale this job before one completes",
         )
 
 
 def availability(facts: Facts) -> Iterator[Finding]:
-    """Without high availability the loss of the JobManager loses the job's state."""
+    """Without high availability, the loss of the JobManager loses the job's state."""
     kind = facts.settings.get("high-availability.type", facts.settings.get("high-availability", "none")).lower()
     memory = facts.checkpointing is not None and facts.checkpointing.storage == "JobManagerCheckpointStorage"
     if kind == "none":
         yield Finding(
             Severity.WARNING,
             "high-availability.type",
-            "the JobManager keeps its state in its memory alone" + (", its checkpoints too" if memory else ""),
-            "when it is lost, the job starts from scratch, whatever checkpoints there were",
+            "the JobManager keeps its state only in its memory" + (", and its checkpoints too" if memory else ""),
+            "when it is lost, the job starts from scratch, even if there were checkpoints",
             "set high-availability.type: kubernetes (or zookeeper) with high-availability.storageDir, and "
-            "execution.checkpointing.dir, on storage that outlives it",
+            "execution.checkpointing.dir, on storage that outlives the JobManager",
         )
     elif memory:
         yield Finding(
             Severity.WARNING,
             "execution.checkpointing.dir",
             "checkpoints are kept in the JobManager's memory",
-            "they are lost with it, and large state does not fit",
+            "they are lost with the JobManager, and large state does not fit",
             "set execution.checkpointing.dir (before Flink 1.20: state.checkpoints.dir)",
         )
 
 
 def uneven_slots(facts: Facts) -> Iterator[Finding]:
-    """Slots per replica is one number."""
+    """`slots_per_replica` is one number, so all TaskManagers need the same number of slots."""
     counts = sorted({known.slots for known in facts.taskmanagers})
     if len(counts) > 1:
         yield Finding(
@@ -627,7 +627,7 @@ def uneven_slots(facts: Facts) -> Iterator[Finding]:
 
 
 def unused_slots(facts: Facts) -> Iterator[Finding]:
-    """Slots beyond the key groups do nothing."""
+    """Slots above the maximum parallelism are never used."""
     most = slots_of(facts.job.vertices, lambda vertex: vertex.max_parallelism)
     if facts.reactive and 0 < most < facts.slots:
         yield Finding(
@@ -641,13 +641,13 @@ def unused_slots(facts: Facts) -> Iterator[Finding]:
 
 
 def min_increase(facts: Facts) -> Iterator[Finding]:
-    """Small steps may be ignored."""
+    """Flink before 2.0 may ignore small increases."""
     least = facts.settings.get(PREFIX + "min-parallelism-increase", "1").strip()
     if least != "1" and facts.version < (2, 0):
         yield Finding(
             Severity.WARNING,
             PREFIX + "min-parallelism-increase",
-            f"the job goes up only by {least} slots or more at a time",
+            f"the job scales up only by {least} slots or more at a time",
             "a smaller step is never absorbed, and its workers stay empty",
             f"set {PREFIX}min-parallelism-increase: 1",
         )
@@ -675,16 +675,15 @@ def metrics(facts: Facts) -> Iterator[Finding]:
 
 
 def shared_cluster(facts: Facts) -> Iterator[Finding]:
-    """On a session cluster the slots are shared."""
+    """On a session cluster, jobs share the slots."""
     if facts.others:
         yield Finding(
             Severity.WARNING,
             "session cluster",
             f"{facts.others} other {'job shares' if facts.others == 1 else 'jobs share'} the TaskManagers",
             "their load shows in the workers' metrics, and a target that removes TaskManagers restarts them too",
-            "give the job an application cluster of its own, or scale it by the target flink-requirements, "
-            "which removes "
-            "none",
+            "give the job an application cluster of its own, or scale it with the target flink-requirements, "
+            "which removes no TaskManagers",
         )
 
 

@@ -1,4 +1,4 @@
-"""Spark as an engine: the state of a streaming query or of batch jobs, and what the doctor finds in their settings."""
+"""Engine `spark`: the state of a streaming query or of batch jobs, and the checks of `autoscaler doctor`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autoscaler.ports import EdgeError, Finding, RefusedError, Severity, Shared,
 WIDEST_STAGE_KEPT = 60.0
 SLOW_DRAIN = 5.0
 SHUFFLE_COST = 1e6
-"""What shuffle files add to the cost of a worker: more than any number of tasks."""
+"""Shuffle files add this to the cost of a worker: more than any number of tasks."""
 
 ENDED = {"FINISHED": JobState.STOPPED, "KILLED": JobState.STOPPED, "FAILED": JobState.FAILED}
 
@@ -42,9 +42,9 @@ log = logging.getLogger("autoscaler.engines")
 
 @dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
-    """A Spark Structured Streaming query or batch jobs, on a standalone cluster, with `autoscaler.injob.report(spark)`.
+    """A Spark Structured Streaming query or batch jobs, on a standalone cluster.
 
-    The source `spark` has the same parameters.
+    The job calls `autoscaler.injob.report(spark)`. The source `spark` has the same parameters.
 
     Attributes:
         app: the application's name or id; a name survives a restart of the driver.
@@ -54,19 +54,19 @@ class Spark(SparkParameters):
         batch: whether the application runs batch jobs instead of streaming queries; default false.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
-        timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
+        timeout: time-out for all requests of a status together; each single request gets 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkEngine]:
-        """Open it. Nothing is sent before the first `describe`."""
+        """Open the engine. The first `describe` sends the first request."""
         yield SparkEngine(SparkApi(shared, self), self)
 
 
 class SparkEngine:
-    """The live engine."""
+    """The connected engine."""
 
     def __init__(self, api: SparkApi, parameters: SparkParameters) -> None:
         self._api = api
@@ -78,7 +78,7 @@ class SparkEngine:
         """The state of the job. Raises EdgeError when the driver or the Master cannot be reached."""
         if self._parameters.batch:
             work = await self._work()
-            # What registers is absorbed: tasks that wait go to the slots that there are.
+            # Registered slots count as used, because Spark gives waiting tasks to any free slot.
             return (
                 EngineStatus(job=JobState.IDLE)
                 if work is None
@@ -108,8 +108,8 @@ class SparkEngine:
     async def workers(self) -> Sequence[Worker]:
         """The Master's workers that may hold work: alive, or draining with executors of the application still on them.
 
-        The cost of one is the number of its cores in use and of tasks that run on it now. With `batch`, it is far above
-        that of all others if shuffle files are on its disks that may still be read.
+        The cost of a worker is the number of its cores in use plus the number of its running tasks. With `batch`, it is
+        far higher if the worker has shuffle files on disk that may still be read.
 
         Raises:
             RefusedError: no Master is configured.
@@ -129,7 +129,7 @@ class SparkEngine:
         return workers(master, executors)
 
     async def drain(self, worker: Worker) -> None:
-        """Decommission a worker, and with it all others on its host: running tasks finish, none fails. Idempotent.
+        """Decommission a worker, and with it all workers on its host. Running tasks finish, no task fails. Idempotent.
 
         Raises:
             RefusedError: the Master or the application runs without decommissioning.
@@ -150,11 +150,11 @@ class SparkEngine:
         await self._api.decommission(hosts[0] if hosts else "")
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
+        """Find settings that make scaling ineffective or dangerous. Raises EdgeError when they cannot be read."""
         batch, app = self._parameters.batch, self._parameters.app
         master = await self._api.master()
         active = not batch or master is None or active_application(master, app, self._parameters.master) is not None
-        # Between batch jobs there is no driver to ask, and the cluster can be examined all the same.
+        # Between batch jobs there is no driver to poll, but the cluster can still be examined.
         report = (await self._api.report()).value if active else None
         run = None if batch or report is None else find_run(report, self._parameters.query)
         deadline = time.monotonic() + self._parameters.timeout.total_seconds()
@@ -180,7 +180,7 @@ class SparkEngine:
         )
 
     async def _work(self) -> Work | None:
-        """What a batch application does, taken into account; None when none is active."""
+        """The work of the batch application, after an update of the memory; None when no application is active."""
         fetched = await self._api.work()
         if fetched.value is None:
             self._memory = Memory()
@@ -189,7 +189,7 @@ class SparkEngine:
         return fetched.value
 
     async def _partitions(self, run: Run | None, deadline: float) -> int | None:
-        """Tasks of the widest stage of the query seen in the last minute, or None when none can be seen."""
+        """The tasks of the query's widest stage in the last minute, or None if no stage was seen."""
         if run is None:
             return None
         now = time.monotonic()
@@ -221,7 +221,7 @@ class SparkEngine:
 
 @dataclass(slots=True)
 class WidestStage:
-    """The widest stage seen recently, kept for polls at which none runs."""
+    """The widest stage of the last minute, remembered for polls at which no stage runs."""
 
     run: str = ""
     seen: dict[int, float] = field(default_factory=dict)
@@ -229,22 +229,22 @@ class WidestStage:
 
     @property
     def value(self) -> int | None:
-        """Its tasks, or None."""
+        """The number of its tasks, or None."""
         return max(self.seen, default=None)
 
     def note(self, tasks: int, now: float) -> None:
-        """Take one stage into account."""
+        """Record the number of tasks of a stage."""
         self.seen[tasks] = now
 
     def forget(self, run: str, now: float) -> None:
-        """Drop what is of another run or too old."""
+        """Drop stages of another run and old stages."""
         if run != self.run:
             self.run, self.seen, self.searched = run, {}, float("-inf")
         self.seen = {tasks: at for tasks, at in self.seen.items() if now - at <= WIDEST_STAGE_KEPT}
 
 
 def status(report: Report, run: Run | None, executors: Sequence[Executor], partitions: int | None) -> EngineStatus:
-    """Put together what a running application shows. Times are those of the driver's clock."""
+    """The status of a running application. Times are on the driver's clock."""
     live = [executor for executor in executors if executor.active]
     slots = sum(executor.slots for executor in live)
     parallelism = sum(executor.slots for executor in live if executor.tasks)
@@ -256,7 +256,7 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
         job=job_state(run),
         slots=slots,
         parallelism=parallelism,
-        # A stage that reads the source may be wider than the state; then more slots still help it.
+        # A stage that reads the source may have more tasks than the state has partitions, and can use more slots.
         max_parallelism=None if state is None else max(state, partitions or 0),
         partitions=partitions,
         running_since=datetime.fromtimestamp(run.started, UTC),
@@ -266,13 +266,13 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
 
 
 def workers(master: Master, executors: Sequence[Executor], holding: frozenset[str] = frozenset()) -> list[Worker]:
-    """The workers that may hold work, by what the Master and the driver show. `holding`: hosts with needed files."""
+    """The workers that may hold work, from the Master and the driver. `holding`: hosts with needed shuffle files."""
     found = []
     for worker in master.workers:
         here = [executor for executor in executors if executor.active and executor.host == worker.host]
-        # A decommissioned Worker stays registered until its process is stopped: what counts is its executors.
+        # A decommissioned Worker stays registered until its process stops, so look at its executors.
         if worker.state == "ALIVE" or (worker.state == "DECOMMISSIONED" and here):
-            # The driver counts a task before it takes the one before off.
+            # The driver counts a new task before it subtracts the previous one.
             tasks = sum(min(executor.running, executor.slots) for executor in here)
             hosts = {worker.host, urlsplit(worker.ui).hostname}
             cost = worker.used + tasks + (SHUFFLE_COST if worker.host in holding else 0.0)
@@ -281,7 +281,7 @@ def workers(master: Master, executors: Sequence[Executor], holding: frozenset[st
 
 
 def job_state(run: Run) -> JobState:
-    """The state of a query's run in an application that is alive."""
+    """The state of a query's run in a running application."""
     if run.terminated is None:
         return JobState.RUNNING
     return JobState.FAILED if run.exception else JobState.STOPPED
@@ -293,19 +293,19 @@ def job_state(run: Run) -> JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the doctor examines.
+    """The facts that the doctor examines.
 
     Attributes:
         settings: settings of the application in the report; a missing one has its default.
         run: the run of the query, or None.
-        master: what the Master shows, or None when it is not configured.
-        executors: executors, dead ones included.
+        master: the Master's state, or None when no Master is configured.
+        executors: executors, including dead ones.
         partitions: tasks of the widest stage, or None when unknown.
         master_settings: settings of the Master, or None when they cannot be seen and are not declared.
         worker_settings: settings of the Workers, or None when they are not declared; they cannot be seen.
-        unreadable: why settings of the Master could not be read.
+        unreadable: why the settings of the Master could not be read.
         batch: whether the application runs batch jobs.
-        active: whether it is active; else its settings and executors are unknown.
+        active: whether the application is active; otherwise its settings and executors are unknown.
     """
 
     settings: Mapping[str, str]
@@ -321,7 +321,7 @@ class Facts:
 
 
 def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[str, str] | None:
-    """What is seen, completed by what the configuration declares; None when there is neither."""
+    """The settings that were read, completed by those in the configuration; None when there are neither."""
     if seen is None and not declared:
         return None
     stated = dict(setting.split("=", 1) for setting in declared)
@@ -333,7 +333,7 @@ def _is_true(settings: Mapping[str, str], key: str) -> bool:
 
 
 def locality(facts: Facts) -> Iterator[Finding]:
-    """State keeps tasks where it is, so new workers get nothing to do."""
+    """With a locality wait, stateful tasks stay on executors that hold their state, so new workers get no tasks."""
     if facts.run is None or not facts.run.progress or facts.run.progress[-1].state_partitions is None:
         return
     general = facts.settings.get("spark.locality.wait")
@@ -353,21 +353,21 @@ def locality(facts: Facts) -> Iterator[Finding]:
 
 
 def decommission(facts: Facts) -> Iterator[Finding]:
-    """A worker can be taken away without failed tasks only if all three sides take part: here, the application."""
+    """For a drain without failed tasks, application, Master and Workers need this setting. Here: the application."""
     key = "spark.decommission.enabled"
     if not _is_true(facts.settings, key):
         yield Finding(
             Severity.ERROR,
             "decommissioning (application)",
             f"the application runs without {key}=true",
-            "an executor on a worker that is drained stays registered: the driver sends it nothing more while it "
-            "holds its memory; a drain never ends and tasks are lost when the worker is stopped at last",
+            "an executor on a drained worker stays registered: the driver sends it no more tasks, but it keeps its "
+            "memory; a drain never ends, and tasks are lost when the worker is finally stopped",
             f"start the job with {key}=true",
         )
 
 
 def decommission_cluster(facts: Facts) -> Iterator[Finding]:
-    """The other two sides: the Master and its Workers."""
+    """The same for the Master and its Workers."""
     key = "spark.decommission.enabled"
     if facts.master is not None and facts.master_settings is None:
         yield Finding(
@@ -391,8 +391,8 @@ def decommission_cluster(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.INFO,
             "decommissioning (workers)",
-            f"whether the Workers run with {key}=true cannot be seen: Spark shows a Worker's settings nowhere",
-            "without it a Worker that is asked to drain ignores it, and stopping it fails its running task",
+            f"whether the Workers run with {key}=true cannot be seen: Spark does not show the settings of a Worker",
+            "without it, a Worker ignores the request to drain, and stopping it fails its running task",
             f"check SPARK_WORKER_OPTS, and declare it: worker_conf: [{key}=true]",
         )
     elif not _is_true(facts.worker_settings, key):
@@ -400,13 +400,13 @@ def decommission_cluster(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "decommissioning (workers)",
             f"the Workers are declared to run without {key}=true",
-            "a Worker that is asked to drain ignores it, and stopping it fails its running task",
+            "a Worker ignores the request to drain, and stopping it fails its running task",
             f"start the Workers with SPARK_WORKER_OPTS=-D{key}=true",
         )
 
 
 def slow_drain(facts: Facts) -> Iterator[Finding]:
-    """Moving blocks off a drained executor makes it wait for the next check."""
+    """A drained executor that moves its blocks waits for the next check of their migration."""
     interval = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
     moving = facts.settings.get("spark.storage.decommission.enabled", "false").strip().lower() == "true"
     if (
@@ -431,7 +431,7 @@ def slow_drain(facts: Facts) -> Iterator[Finding]:
 
 
 def core_limit(facts: Facts) -> Iterator[Finding]:
-    """A limit of cores makes more workers useless."""
+    """Workers beyond a limit of cores are useless."""
     have = sum(executor.slots for executor in facts.executors if executor.active)
     limit = facts.settings.get("spark.cores.max")
     where, remedy = "spark.cores.max", "start the job without spark.cores.max"
@@ -450,7 +450,7 @@ def core_limit(facts: Facts) -> Iterator[Finding]:
 
 
 def timeouts(facts: Facts) -> Iterator[Finding]:
-    """Workers send four heartbeats within their own time-out; the Master judges them by its own."""
+    """Workers send four heartbeats in their own time-out, but the Master uses its own time-out to declare them dead."""
     key = "spark.worker.timeout"
     if facts.master_settings is None:
         if facts.master is not None:
@@ -489,14 +489,14 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.INFO,
             key,
-            "the Master takes a worker for dead after 60 s (the default)",
+            "the Master declares a worker dead after 60 s (the default)",
             "a hung worker stops the query for about 73 s, against 13 s with 10 s on both sides",
             f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if workers hang",
         )
 
 
 def unused_slots(facts: Facts) -> Iterator[Finding]:
-    """Slots beyond the tasks of a batch do nothing."""
+    """Slots beyond the number of tasks of a batch are never used."""
     slots = sum(executor.slots for executor in facts.executors if executor.active)
     if facts.partitions is not None and facts.partitions < slots:
         yield Finding(
@@ -510,7 +510,7 @@ def unused_slots(facts: Facts) -> Iterator[Finding]:
 
 
 def real_time(facts: Facts) -> Iterator[Finding]:
-    """Real-time mode holds a fixed number of slots."""
+    """A query in real-time mode holds a fixed number of slots."""
     if facts.run is not None and (facts.run.trigger or "").startswith("RealTimeTrigger"):
         yield Finding(
             Severity.ERROR,
@@ -523,7 +523,7 @@ def real_time(facts: Facts) -> Iterator[Finding]:
 
 
 def retries(facts: Facts) -> Iterator[Finding]:
-    """The Master gives an application up after some lost executors."""
+    """The Master ends an application after a number of lost executors."""
     key = "spark.deploy.maxExecutorRetries"
     if facts.master_settings is None:
         if facts.master is not None:
@@ -553,14 +553,14 @@ def dynamic(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "spark.dynamicAllocation.enabled",
             "Spark adds and removes executors of this application itself",
-            "it counts idle time, which a micro-batch query never has: it holds executors forever, or kills and "
-            "re-creates them between batches, and the autoscaler mistakes that for lost workers",
+            "it removes executors after an idle time, which a micro-batch query never has: it holds executors forever, "
+            "or kills and re-creates them between batches, and the autoscaler mistakes this for lost workers",
             "start the job with spark.dynamicAllocation.enabled=false",
         )
 
 
 def idle_workers(facts: Facts) -> Iterator[Finding]:
-    """A worker that got no executor."""
+    """A worker without an executor does no work."""
     if facts.master is None or not any(executor.active for executor in facts.executors):
         return
     empty = [worker.id for worker in facts.master.workers if worker.state == "ALIVE" and worker.used == 0]
@@ -576,7 +576,7 @@ def idle_workers(facts: Facts) -> Iterator[Finding]:
 
 
 def no_lag(facts: Facts) -> Iterator[Finding]:
-    """Lag and arrivals need a source that reports its newest offset."""
+    """The metrics lag and arrivals need a source that reports its newest offset."""
     last = facts.run.progress[-1] if facts.run is not None and facts.run.progress else None
     for source in last.sources if last else ():
         if source.latest is None:
@@ -591,33 +591,33 @@ def no_lag(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_files(facts: Facts) -> Iterator[Finding]:
-    """Shuffle files go with the worker that holds them, and the tasks that wrote them run again."""
+    """When a worker is lost, so are its shuffle files, and the tasks that wrote them run again."""
     if keeps_files(facts.settings) and not migrates(facts.settings):
         unset = [key for key, default in MIGRATION.items() if not _is_true({key: default, **facts.settings}, key)]
         yield Finding(
             Severity.WARNING,
             "shuffle files",
             f"they are lost with the worker that holds them (not true: {', '.join(unset)})",
-            "workers that hold files of a running job are kept until it ends (the metric shuffle_workers), and where "
-            "one is lost its tasks run again",
+            "workers that hold files of a running job are kept until it ends (the metric shuffle_workers), and if "
+            "one is lost, its tasks run again",
             f"start the job with {', '.join(f'{key}=true' for key in MIGRATION)} and "
-            "spark.storage.decommission.replicationReattemptInterval=3s, so that a drained worker hands its files on",
+            "spark.storage.decommission.replicationReattemptInterval=3s, so that a drained worker moves its files",
         )
 
 
 def dynamic_batch(facts: Facts) -> Iterator[Finding]:
-    """Two controllers of one cluster, or a cluster whose machines Spark itself asks for."""
+    """Dynamic allocation and the autoscaler must not control the same cluster."""
     better = (
-        "where Spark asks for its machines itself (YARN, Kubernetes), its dynamic allocation is the better choice, "
-        "without this cluster here"
+        "if Spark requests its machines itself (YARN, Kubernetes), its dynamic allocation is the better choice; "
+        "do not configure this cluster here"
     )
     where = facts.settings.get("spark.master", "")
     if where.startswith(("yarn", "k8s")):
         yield Finding(
             Severity.WARNING,
             "spark.master",
-            f"the application runs on {where}, where Spark asks for its executors itself",
-            "workers that are added here are used only if they happen to be where Spark looks for them",
+            f"the application runs on {where}, where Spark requests its executors itself",
+            "workers that the autoscaler adds are used only if Spark happens to request executors on them",
             f"use spark.dynamicAllocation.enabled=true: {better}",
         )
     elif _is_true(facts.settings, "spark.dynamicAllocation.enabled"):
@@ -625,14 +625,14 @@ def dynamic_batch(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "spark.dynamicAllocation.enabled",
             "Spark adds and removes executors of this application itself",
-            "the two work against each other: it gives back executors of workers that are paid for, and the autoscaler "
-            "takes them for lost ones; new workers get an executor only when it asks for one",
+            "Spark and the autoscaler work against each other: Spark releases executors of workers that you pay for, "
+            "and the autoscaler mistakes them for lost workers; new workers stay empty until Spark requests executors",
             f"start the job with spark.dynamicAllocation.enabled=false; {better}",
         )
 
 
-def inactive(facts: Facts) -> Iterator[Finding]:  # noqa: ARG001 - as all checks
-    """Between batch jobs only the cluster can be examined."""
+def inactive(facts: Facts) -> Iterator[Finding]:  # noqa: ARG001 - all checks have the same signature
+    """Between batch jobs, only the cluster can be examined."""
     yield Finding(
         Severity.INFO,
         "application",

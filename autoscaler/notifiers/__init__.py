@@ -1,1 +1,1 @@
-"""Receivers of notifications."""
+"""Plug-ins that send notifications."""

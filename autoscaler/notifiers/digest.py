@@ -1,4 +1,4 @@
-"""Several notifications as one text, for receivers that are read by people."""
+"""Several notifications as one text, for receivers that people read."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ MAX_LINES = 20
 
 
 def digest(notifications: Sequence[Notification]) -> str:
-    """Their texts, the first ones of many, each on its own line."""
+    """The texts of the notifications, one per line: at most `MAX_LINES`, then the number of the others."""
     return "\n".join(first_of([each.text for each in notifications], MAX_LINES))

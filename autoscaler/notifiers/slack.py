@@ -1,4 +1,4 @@
-"""Notifier `slack`: an incoming webhook of Slack, or of what understands the same, such as Mattermost."""
+"""Notifier `slack`: an incoming webhook of Slack, or of a compatible service such as Mattermost."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Slack:
     """Posts to an incoming webhook of Slack, Mattermost, Rocket.Chat or Discord (`/slack` at the end of its URL).
 
     Attributes:
-        url: of the incoming webhook; who knows it can post, so it is a secret.
-        ca_file: PEM file with the certificates that sign the receiver's. Default: those of the system.
-        timeout: time for one answer. Default 10s.
+        url: address of the incoming webhook. It is a secret, because everybody who knows it can post.
+        ca_file: PEM file with the CA certificates for the receiver's certificate. Default: those of the system.
+        timeout: time-out for one answer. Default 10s.
     """
 
     url: Secret
@@ -37,16 +37,16 @@ class Slack:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Notifier]:
-        """Share the HTTP client. Nothing is sent yet."""
+        """Use the shared HTTP client. This sends nothing."""
         yield Live(await JsonClient.open(shared, self._endpoint()))
 
 
 class Live:
-    """A live incoming webhook."""
+    """A connected incoming webhook."""
 
     def __init__(self, client: JsonClient) -> None:
         self._client = client
 
     async def send(self, notifications: Sequence[Notification]) -> None:
-        """Post them as one message. A name such as `<!channel>` is text, and calls nobody."""
+        """Post the notifications as one message. A mention such as `<!channel>` is escaped and notifies nobody."""
         await self._client.send("", {"text": escape(digest(notifications), quote=False)})

@@ -23,11 +23,11 @@ class Sns:
     """Publishes to a topic of Amazon SNS, with `kind`, `severity` and `cluster` as attributes for filter policies.
 
     Attributes:
-        topic: its ARN, such as `arn:aws:sns:eu-central-1:123456789012:autoscaler`.
-        profile: a profile of `~/.aws/config`. Default: credentials as boto3 finds them.
+        topic: ARN of the topic, such as `arn:aws:sns:eu-central-1:123456789012:autoscaler`.
+        profile: a profile of `~/.aws/config`. Default: the credentials that boto3 finds.
         role: ARN of a role to assume. Default: none.
         endpoint_url: another address of SNS. Default: that of the region.
-        timeout: time for one call, retries included. Default 10s.
+        timeout: time-out for one call, including retries. Default 10s.
     """
 
     packages: ClassVar[tuple[str, ...]] = ("boto3",)
@@ -46,12 +46,12 @@ class Sns:
         self._place()
 
     def _place(self) -> Place:
-        """Where it is. Raises ParameterError."""
+        """The region and the identity. Raises ParameterError."""
         return Place(self.topic.split(":")[3], self.profile, self.role, self.endpoint_url, self.timeout)
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Notifier]:
-        """Share the client of the region.
+        """Use the shared client of the region.
 
         Raises:
             PluginError: boto3 is not installed.
@@ -63,14 +63,14 @@ class Sns:
 
 
 class Live:
-    """A live topic."""
+    """A connected topic."""
 
     def __init__(self, aws: Aws, topic: str) -> None:
         self._aws = aws
         self._topic = topic
 
     async def send(self, notifications: Sequence[Notification]) -> None:
-        """Publish them as one message."""
+        """Publish the notifications as one message."""
         last = notifications[-1]
         several = len(notifications) > 1
         subject = f"{len(notifications)} notifications" if several else f"{last.cluster}: {last.kind.value}"

@@ -1,4 +1,4 @@
-"""Notifier `webhook`: CloudEvents 1.0 by HTTP POST, in structured mode."""
+"""Notifier `webhook`: CloudEvents 1.0 with HTTP POST, in structured mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import Notification, Notifier, Secret, Shared
 
 TYPE = "internal.reactive-autoscaler."
-"""What the type of an event begins with; its kind follows, or `digest`."""
+"""The prefix of an event's type; the kind of the notification follows, or `digest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class Webhook:
     """Posts each notification as a CloudEvent 1.0: JSON, `application/cloudevents+json`.
 
     Attributes:
-        url: where it is posted to; any 2xx is success. What it has after `?` is sent too.
+        url: address to post to, which may have a query. Any answer 2xx is a success.
         token: sent as `Authorization: Bearer <token>`. Default: none.
         source: the `source` of the events, a URI reference that names this daemon. Default `autoscaler`.
-        ca_file: PEM file with the certificates that sign the receiver's. Default: those of the system.
-        timeout: time for one answer. Default 10s.
+        ca_file: PEM file with the CA certificates for the receiver's certificate. Default: those of the system.
+        timeout: time-out for one answer. Default 10s.
     """
 
     url: Secret
@@ -52,13 +52,13 @@ class Webhook:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Notifier]:
-        """Share the HTTP client. Nothing is sent yet."""
+        """Use the shared HTTP client. This sends nothing."""
         client = await JsonClient.open(shared, self._endpoint())
         yield Live(client, "".join(self.url.partition("?")[1:]), self.source)
 
 
 class Live:
-    """A live webhook."""
+    """A connected webhook."""
 
     def __init__(self, client: JsonClient, query: str, source: str) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class Live:
         self._source = source
 
     async def send(self, notifications: Sequence[Notification]) -> None:
-        """Post them as one event; several as one of the type `digest`, with the list in its `data`."""
+        """Post one notification as an event, or several as one event of the type `digest` with a list in its `data`."""
         last = notifications[-1]
         one = len(notifications) == 1
         event = {

@@ -262,7 +262,7 @@ def _offered(track: Track) -> float:
         grows = track.grown(lambda sample: sample.pending)
         if not math.isnan(grows):
             return max(0.0, rate + grows)
-        why, error = f"how its lag grows needs two polls, and this was the first at {name!r}", NotYetError
+        why, error = f"the growth of its lag needs two polls, and this was the first at {name!r}", NotYetError
     if _load(track) < UNSATURATED:
         return rate  # the source is not saturated, so it reads all records that arrive
     raise error(
@@ -427,7 +427,7 @@ def capacity(snapshot: Snapshot, query: FlinkQuery) -> float:
     )
     names = [snapshot.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
     if names:
-        raise AnswerError(f"what the job could process is unknown: {', '.join(names)} cannot be measured")
+        raise AnswerError(f"the capacity of the job is unknown: {', '.join(names)} cannot be measured")
     return _finite(found.rate, "the capacity of the job")
 
 
@@ -479,7 +479,7 @@ def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
         # The sample's count leaves out subtasks of a source that have ended.
         needed[vertex.id] = dataflow.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
-        raise AnswerError("no vertex reports what it could process")
+        raise AnswerError("no vertex reports the rate that it could process")
     return needed
 
 

@@ -165,7 +165,7 @@ class Query:
                 parser.parse(expression or "0")
             except ValueError as error:
                 message = f"does not parse as PromQL: {error}"
-                yield key, f"{message}; ignore this if the server takes more, as VictoriaMetrics does"
+                yield key, f"{message}; ignore this if the server accepts more than PromQL, as VictoriaMetrics does"
 
     @cached_property
     def over(self) -> timedelta:

@@ -136,11 +136,11 @@ class Spark(SparkParameters):
         """Raise ParameterError for a streaming metric of a batch application, or the other way round."""
         if self.batch and query.metric in set(Metric):
             message = (
-                f"{query.metric} is of streaming queries, and the source has batch: true; use {', '.join(BatchMetric)}"
+                f"{query.metric} is for streaming queries, but the source has batch: true; use {', '.join(BatchMetric)}"
             )
             raise ParameterError("metric", message)
         if not self.batch and query.metric in set(BatchMetric):
-            message = f"{query.metric} is of batch applications; give the source batch: true"
+            message = f"{query.metric} is for batch applications; give the source batch: true"
             raise ParameterError("metric", message)
 
 
@@ -187,7 +187,7 @@ class SparkSource:
         )
         value = METRICS[metric](snapshot)
         if not math.isfinite(value.value) or value.value < 0:
-            raise AnswerError(f"{run.label}: {metric} came out as {value.value}")
+            raise AnswerError(f"{run.label}: the computed {metric} is {value.value}, expected 0 or more")
         return Reading(value.value, now - timedelta(seconds=fetched.age + max(0.0, report.now - value.at)))
 
     async def _collect_batch(self, metric: BatchMetric, now: datetime) -> Reading:
@@ -206,7 +206,7 @@ class SparkSource:
         except EdgeError as error:
             if not self._blind:
                 log.warning(
-                    "the driver's UI cannot be reached; metrics come from the report alone",
+                    "the driver's UI cannot be reached; metrics come only from the report",
                     extra={"app": self._api.parameters.app, "error": str(error)},
                 )
             self._blind = str(error)

@@ -189,8 +189,8 @@ def position(batch: Batch, what: str) -> int:
         name = silent.description if silent else "the query"
         raise AnswerError(
             f"{what} is unknown: {name} does not report its newest offset; "
-            "use a source that does (Kafka, or a Python data source with reportLatestOffset), or have the job count "
-            "what waits: report(spark, waiting=...)"
+            "use a source that does (Kafka, or a Python data source with reportLatestOffset), or let the job count "
+            "the waiting records: report(spark, waiting=...)"
         )
     return head
 
@@ -228,9 +228,8 @@ def arrivals(snapshot: Snapshot) -> Value:
     known = batches(snapshot)
     if snapshot.run.once:
         raise AnswerError(
-            f"{snapshot.run.label} reads what was there when it started and ends ({snapshot.run.trigger}), so "
-            "the rate of "
-            "arrivals cannot be seen; use a processing-time trigger"
+            f"{snapshot.run.label} reads the data that exists at its start and ends ({snapshot.run.trigger}), so its "
+            "rate of arrivals is unknown; use a processing-time trigger"
         )
     points = _points(known)
     check_unit(known)
@@ -294,13 +293,13 @@ def lag(snapshot: Snapshot) -> Value:
     position(last, "lag")
     check_unit(known)
     if last.left is None:
-        raise AnswerError("lag is unknown: a source does not report up to where it has read")
+        raise AnswerError("lag is unknown: a source does not report the offset up to which it has read")
     waiting = is_idle(snapshot, last)
     pause = paused_at(snapshot, last)
     if pause is not None and not waiting:
         raise AnswerError(
-            f"{snapshot.run.label} had nothing to do {snapshot.now - pause:.0f} s ago and has now; "
-            "how much waits is not known before a batch has ended"
+            f"{snapshot.run.label} was idle {snapshot.now - pause:.0f} s ago and is not idle now; "
+            "its lag is unknown until a batch has ended"
         )
     quiet = snapshot.now - last.end
     trusted = max(MIN_TRUSTED, TRUSTED_WINDOWS * snapshot.window, TRUSTED_BATCHES * max(b.length for b in known))
@@ -308,7 +307,7 @@ def lag(snapshot: Snapshot) -> Value:
         what = "a batch is running" if snapshot.working else "no batch is seen running and the query is not idle"
         raise AnswerError(
             f"{snapshot.run.label} has completed no batch for {quiet:.0f} s ({what}; its longest took "
-            f"{max(b.length for b in known):.0f} s): it is stuck, and its lag can no longer be guessed"
+            f"{max(b.length for b in known):.0f} s): it is stuck, and its lag can no longer be estimated"
         )
     try:
         rate = arrivals(snapshot).value
@@ -449,9 +448,9 @@ def saturation(snapshot: Snapshot) -> Value:
         busy += full * took
     if unknown > UNSEEN_SHARE * span:
         raise UnseenBacklogError(
-            f"{snapshot.run.label}: its batches follow each other at once, and whether they leave work behind is "
-            "unknown: a source does not report its newest offset; use a processing-time trigger, or have the job "
-            "count what waits: report(spark, waiting=...)"
+            f"{snapshot.run.label}: its batches follow each other at once, and whether they leave a backlog is "
+            "unknown: a source does not report its newest offset; use a processing-time trigger, or let the job "
+            "count the waiting records: report(spark, waiting=...)"
         )
     return Value(min(1.0, busy / span), chosen.until)
 

@@ -1,7 +1,7 @@
 """Fakes, virtual time and contract tests for plug-in authors.
 
 `PolicyContract`, `SourceContract`, `EngineContract`, `TargetContract` and `DiscoveryContract` are test classes to
-inherit; see `autoscaler.testing.contracts`. They need pytest, so they are imported only when they are asked for.
+inherit; see `autoscaler.testing.contracts`. They need pytest, so this package imports them only at first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Contract tests that the author of a plug-in inherits: what the daemon relies on, checked without the daemon.
+"""Contract tests for authors of plug-ins. They check the behaviour that the daemon relies on, without the daemon.
 
-Inherit the class for your kind of plug-in and override its fixtures; pytest then runs everything in it on your
-plug-in. For a policy pytest is all you need:
+Inherit the class for your kind of plug-in and override its fixtures. Then pytest runs all its tests on your plug-in.
+For a policy, you need only pytest:
 
     import pytest
     from autoscaler.testing import PolicyContract
@@ -13,10 +13,10 @@ plug-in. For a policy pytest is all you need:
             return Weekend(replicas=2)
 
         @pytest.fixture
-        def metrics(self):  # names of the metrics it cannot do without; default: its attribute `metrics`
+        def metrics(self):  # names of the metrics that the policy requires; default: its attribute `metrics`
             return ()
 
-A source, engine, target or discovery lives on an event loop, so these need pytest-asyncio as well:
+Sources, engines, targets and discoveries run on an event loop, so their tests also need pytest-asyncio:
 
     import pytest
     import pytest_asyncio
@@ -36,9 +36,9 @@ A source, engine, target or discovery lives on an event loop, so these need pyte
         def unreachable(self):
             return Mine(url="http://127.0.0.1:1", token=Secret("hunter2"))
 
-This module imports pytest and nothing else of the package imports this module, so pytest stays a tool of tests.
+This module imports pytest. No other module of the package imports this module, so only tests need pytest.
 """
-# ruff: noqa: S101 - these are tests, though they are shipped; each assertion states what was expected
+# ruff: noqa: S101 - these are shipped tests; each assertion says what was expected
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ROLES = ("lag", "arrivals", "throughput", "saturation", "utilization")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 INTERVAL = timedelta(seconds=15)
 LARGEST = 1.7976931348623157e308
-MOST = 1_000_000  # the core takes a larger size for a mistake
+MOST = 1_000_000  # the core treats a larger size as an error
 
 _NUMBERS = (0.0, 1e-300, 0.01, 0.5, 0.95, 1.0, 17.0, 1e4, 1e9, 1e300, LARGEST, -1.0, -LARGEST)
 _SIZES = (0, 1, 2, 3, 7, 50, 1000)
@@ -109,7 +109,7 @@ _LIMITS = (Limits(0, 1), Limits(0, 10), Limits(1, 4), Limits(2, 100), Limits(5, 
 
 
 def _on_a_loop() -> pytest.MarkDecorator:
-    """Marked for those who run pytest-asyncio in its strict mode; where the mark is unknown, it is not there."""
+    """The mark that pytest-asyncio needs in strict mode. If pytest does not know the mark, skip the test."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", pytest.PytestUnknownMarkWarning)
         try:
@@ -122,7 +122,7 @@ on_a_loop = _on_a_loop()
 
 
 class LocalShared:
-    """What plug-ins share, for one test: opened at first use, closed when its context is left."""
+    """The shared objects of plug-ins for one test: opened at first use, closed at the end of the context."""
 
     def __init__(self) -> None:
         self._live: dict[Hashable, Any] = {}
@@ -135,24 +135,24 @@ class LocalShared:
         await self._stack.aclose()
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Return the live object under `key`, opening it if there is none yet."""
+        """Return the object under `key`. Open it if there is none yet."""
         if key not in self._live:
             self._live[key] = await self._stack.enter_async_context(factory())
         return self._live[key]  # type: ignore[no-any-return]
 
 
 def views(metrics: Sequence[str], count: int = 200, seed: int = 2026) -> list[View]:
-    """Views as the daemon may show them, the same ones each time: typical, empty, extreme and odd.
+    """Views as the daemon may pass them to a policy: typical, empty, extreme and odd. They are the same at each call.
 
-    Metrics are finite or absent, as the core removes what cannot be trusted; the past is raw and holds NaN,
-    infinities and gaps. Sizes may be outside the limits, as they are after a change of the configuration.
+    Metrics are finite or missing, because the core removes untrusted values. The past is raw: it has NaN, infinities
+    and gaps. Sizes may be outside the limits, as after a change of the configuration.
 
     Args:
-        metrics: names to give values besides the well-known ones.
-        count: how many views.
-        seed: another seed gives others.
+        metrics: names of metrics to generate in addition to the well-known ones.
+        count: number of views.
+        seed: seed of the random generator.
     """
-    chance = random.Random(seed)  # noqa: S311 - a table that is the same each time, not a secret
+    chance = random.Random(seed)  # noqa: S311 - repeatable test data, not a secret
     names = tuple(dict.fromkeys((*metrics, *ROLES)))
     return [_view(chance, names) for _ in range(count)]
 
@@ -194,16 +194,16 @@ def _view(chance: random.Random, names: Sequence[str]) -> View:
 
 
 def days(metrics: Sequence[str], count: int = 1200) -> list[View]:
-    """Views of one cluster in the order of time: what a policy that learns sees in a life. The same ones each time.
+    """Views of one cluster in the order of time, for policies that learn. They are the same at each call.
 
-    The load rises and falls between a little and more than there is room for, the size follows it through some 600
-    sizes, each change followed by a warm-up; metrics go missing, and there are gaps of hours.
+    The load varies between 30 % and 150 % of the capacity. The size goes through about 600 sizes, and each change
+    starts a warm-up. Some metrics are missing, and there are gaps of hours.
 
     Args:
-        metrics: names to give values besides the well-known ones.
-        count: how many views.
+        metrics: names of metrics to generate in addition to the well-known ones.
+        count: number of views.
     """
-    chance = random.Random(count)  # noqa: S311 - likewise
+    chance = random.Random(count)  # noqa: S311 - as above
     names = tuple(dict.fromkeys((*metrics, *ROLES)))
     limits = Limits(1, 600)
     spec = ClusterSpec(name="contract", limits=limits, policies=(), metrics=names)
@@ -320,7 +320,7 @@ def _without(view: View, names: Sequence[str]) -> View:
 
 
 def _check_parameters(plugin: object) -> None:
-    """What every plug-in is: a frozen, hashable dataclass, equal where its parameters are, and described."""
+    """Check that a plug-in is a frozen, hashable dataclass, equal by its parameters, with a docstring for each."""
     cls = type(plugin)
     assert dataclasses.is_dataclass(plugin), f"{cls.__name__} is not a dataclass, expected @dataclass(frozen=True)"
     frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
@@ -350,7 +350,7 @@ def _override(what: str) -> NoReturn:
 
 
 class PolicyContract:
-    """What a policy must do. Override `policy`, and `metrics` unless the policy has an attribute of that name."""
+    """The contract of a policy. Override `policy`, and `metrics` unless the policy has an attribute `metrics`."""
 
     @pytest.fixture
     def policy(self) -> Policy:
@@ -359,7 +359,7 @@ class PolicyContract:
 
     @pytest.fixture
     def metrics(self, policy: Policy) -> Sequence[str]:
-        """Names of the metrics without which it must not ask for fewer replicas."""
+        """Names of the metrics without which the policy must not ask for fewer replicas."""
         names = getattr(policy, "metrics", None)
         if names is None:
             _override("metrics (names of the metrics the policy cannot do without)")
@@ -367,30 +367,30 @@ class PolicyContract:
 
     @pytest.fixture
     def views(self, metrics: Sequence[str]) -> Sequence[View]:
-        """What it is shown. Override it to add cases of your own."""
+        """The views that the policy evaluates. Override this fixture to add your own cases."""
         return views(metrics)
 
     def test_it_is_a_frozen_dataclass_with_described_parameters(self, policy: Policy) -> None:
-        """Its fields are its parameters."""
+        """The fields of the dataclass are the parameters of the policy."""
         _check_parameters(policy)
 
     def test_it_can_be_sent_to_another_process(self, policy: Policy) -> None:
-        """A back-test runs it elsewhere."""
+        """A back-test runs the policy in other processes."""
         assert pickle.loads(pickle.dumps(policy)) == policy, "expected an equal policy after pickling"  # noqa: S301 - our own
 
     def test_its_lookback_is_a_time(self, policy: Policy) -> None:
-        """`lookback`, if it has one, states how much of the past it needs."""
+        """The optional attribute `lookback` says how much of the past the policy needs."""
         lookback = getattr(policy, "lookback", timedelta(0))
         assert isinstance(lookback, timedelta), f"lookback is {lookback!r}, expected a timedelta"
         assert lookback >= timedelta(0), f"lookback is {lookback}, expected 0 or more"
 
     def test_it_answers_every_view(self, policy: Policy, views: Sequence[View]) -> None:
-        """It raises nothing, and what it answers makes sense."""
+        """The policy raises no error, and its recommendations are valid."""
         for view in views:
             _check_recommendation(policy.evaluate(view), view)
 
     def test_the_same_view_gets_the_same_answer(self, policy: Policy, views: Sequence[View]) -> None:
-        """Or a replay would not show what happened."""
+        """Otherwise a replay would not repeat the recorded decisions."""
         first = [policy.evaluate(view) for view in views]
         other = copy.deepcopy(policy)
         for view, answer in reversed(list(zip(views, first, strict=True))):
@@ -398,10 +398,10 @@ class PolicyContract:
             assert other.evaluate(view) == answer, f"an equal policy gives another answer: {view}"
 
     def test_it_changes_nothing(self, policy: Policy, views: Sequence[View]) -> None:
-        """Neither what it is shown nor itself."""
+        """The policy changes neither the view nor itself."""
         itself = copy.deepcopy(policy)
         for view in views:
-            before = pickle.dumps(view)  # bytes, as a NaN in the past is not equal to itself
+            before = pickle.dumps(view)  # compare bytes, because a NaN in the past is not equal to itself
             policy.evaluate(view)
             assert pickle.dumps(view) == before, "the view was changed"
         assert policy == itself, "the policy was changed"
@@ -409,9 +409,9 @@ class PolicyContract:
     def test_it_reads_neither_clock_nor_chance_nor_the_world(
         self, policy: Policy, views: Sequence[View], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Time arrives only as `view.now`; everything else as the view's other fields."""
+        """A policy gets the time only from `view.now`, and everything else from the view's other fields."""
         for view in views[:20]:
-            policy.evaluate(view)  # so that what it imports late is there
+            policy.evaluate(view)  # lets the policy do its late imports
 
         with _nothing_but_the_view(monkeypatch):
             for view in views:
@@ -420,7 +420,7 @@ class PolicyContract:
     def test_without_its_metrics_it_never_asks_for_less(
         self, policy: Policy, metrics: Sequence[str], views: Sequence[View]
     ) -> None:
-        """What is missing is not zero, whatever was learned before."""
+        """A missing metric is not zero, whatever the policy has learned before."""
         gaps = [(name,) for name in metrics] + ([tuple(metrics)] if metrics else [])
         learn = getattr(policy, "learn", None)
         memories = _memories(learn, views) if learn else [{}] * len(views)
@@ -432,9 +432,9 @@ class PolicyContract:
                 _check_no_fewer(policy.evaluate(shown), view, f"without {', '.join(gap)}")
 
     def test_what_it_learns_can_be_kept(self, policy: Policy, metrics: Sequence[str], views: Sequence[View]) -> None:
-        """`learn`, if it has one, gives a bounded number of finite numbers by name, and takes them back.
+        """The optional method `learn` returns a bounded number of finite numbers by name, and accepts them again.
 
-        It is shown what it has kept before, at first nothing; and, after an upgrade, what another version has kept.
+        It gets its earlier result, at first an empty one. After an upgrade it gets the result of another version.
         """
         learn = _optional(policy, "learn")
 
@@ -453,7 +453,7 @@ class PolicyContract:
                     learned(view, {**half, "of.another.version": -1.0})
 
     def test_it_learns_the_same_from_the_same(self, policy: Policy, views: Sequence[View]) -> None:
-        """Without a change to what it is shown or to itself: a replay has to learn the same."""
+        """The method `learn` changes neither the view nor the policy, so that a replay learns the same."""
         learn = _optional(policy, "learn")
         itself = copy.deepcopy(policy)
         other: Any = copy.deepcopy(policy)
@@ -469,7 +469,7 @@ class PolicyContract:
     def test_it_learns_from_neither_clock_nor_chance_nor_the_world(
         self, policy: Policy, views: Sequence[View], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nor does it evaluate what it has learned with them."""
+        """The same holds when the policy evaluates a view with a learned memory."""
         learn = _optional(policy, "learn")
         _memories(learn, views[:20])
         with _nothing_but_the_view(monkeypatch):
@@ -477,9 +477,9 @@ class PolicyContract:
                 policy.evaluate(dataclasses.replace(view, memory=memory))
 
     def test_it_asks_for_no_fewer_at_first_sight(self, policy: Policy, views: Sequence[View]) -> None:
-        """If it `stabilizes`, the cluster has no stabilization window: it needs one of its own."""
+        """If a policy `stabilizes`, the cluster has no stabilization window, so the policy needs its own."""
         if not getattr(policy, "stabilizes", False):
-            pytest.skip("this policy leaves it to the guards not to go down too soon")
+            pytest.skip("this policy relies on the guards, which delay scale-downs")
         learn: Callable[[View], Mapping[str, float]] | None = getattr(policy, "learn", None)
         for view in views:
             shown = dataclasses.replace(view, memory={})
@@ -487,11 +487,11 @@ class PolicyContract:
             _check_no_fewer(answer, view, "at first sight")
 
     def test_the_bounds_it_allows_are_bounds(self, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`allow`, if it has one, gives bounds at every time of a year, the same ones for the same time."""
+        """The optional method `allow` returns bounds at every time of a year, and the same bounds for the same time."""
         allow = _optional(policy, "allow")
         itself = copy.deepcopy(policy)
         other: Any = copy.deepcopy(policy)
-        # 7 h 13 min: every hour and minute of the day, and every day of the week, comes by.
+        # Steps of 7 h 13 min reach every hour of the day, every minute of an hour and every day of the week.
         times = [START + number * timedelta(hours=7, minutes=13) for number in range(1215)]
         cases = [(now, _LIMITS[number % len(_LIMITS)]) for number, now in enumerate(times)]
         allow(*cases[0])
@@ -518,7 +518,7 @@ def _optional(policy: Policy, method: str) -> Callable[..., Any]:
 
 
 def _memories(learn: Callable[[View], Mapping[str, float]], views: Sequence[View]) -> list[Mapping[str, float]]:
-    """What it has learned before each view from those before."""
+    """The memory before each view, learned from the views before it."""
     found: list[Mapping[str, float]] = [{}]
     for view in views[:-1]:
         found.append(learn(dataclasses.replace(view, memory=found[-1])))
@@ -527,7 +527,7 @@ def _memories(learn: Callable[[View], Mapping[str, float]], views: Sequence[View
 
 @contextmanager
 def _nothing_but_the_view(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No clock, no chance, no file and no network."""
+    """Forbid the clock, random numbers, files and the network."""
 
     def forbidden(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a policy may use nothing but the view")
@@ -601,24 +601,24 @@ async def _connected(plugin: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - any k
 
 
 class _EdgeContract:
-    """What sources, engines, targets and discoveries have in common."""
+    """The common contract of sources, engines, targets and discoveries."""
 
     patience: float = 10.0
-    """Seconds after which an edge counts as hung; a plug-in's own `timeout` plus a second takes precedence."""
+    """Seconds after which a call counts as hung; a plug-in's own `timeout` plus a second takes precedence."""
 
     @pytest.fixture
     def plugin(self) -> Any:  # noqa: ANN401 - any kind of plug-in
-        """A plug-in whose server answers; a target that may be scaled to the `sizes`."""
+        """A plug-in whose server answers. A target must accept the `sizes`."""
         _override("plugin")
 
     @pytest.fixture
-    def unreachable(self) -> Any:  # noqa: ANN401 - likewise
+    def unreachable(self) -> Any:  # noqa: ANN401 - as above
         """A plug-in with an address where no server listens."""
         _override("unreachable")
 
     @pytest.fixture
     def secrets(self, plugin: object) -> Sequence[str]:
-        """Strings that must not be shown. Default: the parameters of type `Secret`."""
+        """Strings that must not appear in any text. Default: the parameters of type `Secret`."""
         return _secrets(plugin)
 
     def _limit(self, plugin: object) -> float:
@@ -626,17 +626,17 @@ class _EdgeContract:
         return timeout.total_seconds() + 1.0 if isinstance(timeout, timedelta) else self.patience
 
     def test_it_is_a_frozen_dataclass_with_described_parameters(self, plugin: object) -> None:
-        """Its fields are its parameters; equal ones are connected once."""
+        """The fields of the dataclass are its parameters. Equal plug-ins share one connection."""
         _check_parameters(plugin)
 
     def test_its_text_shows_no_secret(self, plugin: object, secrets: Sequence[str]) -> None:
-        """It is written to logs."""
+        """The daemon writes plug-ins to logs."""
         _check_secret(secrets, repr(plugin), "repr")
         _check_secret(secrets, str(plugin), "str")
 
     @on_a_loop
-    async def test_it_leaves_no_task_behind(self, plugin: Any) -> None:  # noqa: ANN401 - likewise
-        """What `connect` began ends with its context."""
+    async def test_it_leaves_no_task_behind(self, plugin: Any) -> None:  # noqa: ANN401 - as above
+        """All tasks that `connect` starts end with its context."""
         before = asyncio.all_tasks()
         async with asyncio.timeout(self.patience), _connected(plugin):
             pass
@@ -644,8 +644,8 @@ class _EdgeContract:
         assert not left, f"tasks still run: {left}"
 
     @on_a_loop
-    async def test_it_can_be_connected_again(self, plugin: Any) -> None:  # noqa: ANN401 - likewise
-        """A reload does that."""
+    async def test_it_can_be_connected_again(self, plugin: Any) -> None:  # noqa: ANN401 - as above
+        """A reload connects a plug-in again."""
         async with LocalShared() as shared:
             for _ in range(2):
                 async with asyncio.timeout(self.patience), plugin.connect(shared):
@@ -653,7 +653,7 @@ class _EdgeContract:
 
     async def _fails_in_time(
         self,
-        plugin: Any,  # noqa: ANN401 - likewise
+        plugin: Any,  # noqa: ANN401 - as above
         use: Callable[[Any], Any],
         secrets: Sequence[str],
     ) -> None:
@@ -668,21 +668,21 @@ class _EdgeContract:
 
 
 class SourceContract(_EdgeContract):
-    """What a metric source must do. Override `plugin`, `query` and `unreachable`."""
+    """The contract of a metric source. Override `plugin`, `query` and `unreachable`."""
 
     @pytest.fixture
     def query(self) -> object:
-        """A query that `plugin` can answer, of the plug-in's `Query`."""
+        """A query that `plugin` can answer, an instance of the plug-in's `Query`."""
         _override("query")
 
     def test_its_query_is_a_frozen_dataclass(self, plugin: SourcePlugin, query: object) -> None:
-        """Its fields are the keys of a metric in the configuration."""
+        """The fields of the query are the keys of a metric in the configuration."""
         assert isinstance(query, plugin.Query), f"{query!r} is not of the type {plugin.Query.__name__}"
         _check_parameters(query)
 
     @on_a_loop
     async def test_a_reading_is_finite_and_has_the_time_it_was_true(self, plugin: SourcePlugin, query: object) -> None:
-        """A naive time or a NaN would stop the decision."""
+        """A time without a zone or a NaN would stop the decision."""
         async with _connected(plugin) as source:
             reading = await asyncio.wait_for(source.collect(query, _now()), self._limit(plugin))
         assert isinstance(reading, Reading), f"{reading!r} is not a Reading"
@@ -691,7 +691,7 @@ class SourceContract(_EdgeContract):
 
     @on_a_loop
     async def test_many_may_ask_at_once(self, plugin: SourcePlugin, query: object) -> None:
-        """All clusters that name it share one source."""
+        """All clusters that use a source share it."""
         async with _connected(plugin) as source:
             now = _now()
             readings = await asyncio.gather(*(source.collect(query, now) for _ in range(20)))
@@ -699,7 +699,7 @@ class SourceContract(_EdgeContract):
 
     @on_a_loop
     async def test_a_caller_that_gives_up_does_not_affect_others(self, plugin: SourcePlugin, query: object) -> None:
-        """A cluster's time-out cancels its own request only."""
+        """The time-out of a cluster must cancel only its own request."""
         async with _connected(plugin) as source:
             impatient = asyncio.create_task(source.collect(query, _now()))
             await asyncio.sleep(0)
@@ -713,16 +713,16 @@ class SourceContract(_EdgeContract):
     async def test_an_unreachable_server_is_an_edge_error_in_time(
         self, unreachable: SourcePlugin, query: object, secrets: Sequence[str]
     ) -> None:
-        """Never a made-up value, and no secret in the message."""
+        """The source never invents a value, and the message has no secret."""
         await self._fails_in_time(unreachable, lambda source: source.collect(query, _now()), secrets)
 
 
 class EngineContract(_EdgeContract):
-    """What an engine must do. Override `plugin` and `unreachable`."""
+    """The contract of an engine. Override `plugin` and `unreachable`."""
 
     @on_a_loop
     async def test_its_status_makes_sense(self, plugin: EnginePlugin) -> None:
-        """Counts are whole and not negative, times are aware; None where they are unknown."""
+        """Counts are whole numbers of 0 or more, times have a time zone, and unknown values are None."""
         async with _connected(plugin) as engine:
             status = await asyncio.wait_for(engine.describe(), self.patience)
         assert isinstance(status, EngineStatus), f"{status!r} is not an EngineStatus"
@@ -739,14 +739,14 @@ class EngineContract(_EdgeContract):
     async def test_an_unreachable_engine_is_an_edge_error_in_time(
         self, unreachable: EnginePlugin, secrets: Sequence[str]
     ) -> None:
-        """Not a status that seems healthy."""
+        """The engine must not return a status that seems healthy."""
         await self._fails_in_time(unreachable, lambda engine: engine.describe(), secrets)
 
 
 class TargetContract(_EdgeContract):
-    """What a target must do. Override `plugin`, and `unreachable` if it has an address.
+    """The contract of a target. Override `plugin`, and `unreachable` if the target has an address.
 
-    The tests scale it: give it something that may be scaled.
+    The tests scale the target, so `plugin` must point to something that may be scaled.
     """
 
     @pytest.fixture
@@ -756,7 +756,7 @@ class TargetContract(_EdgeContract):
 
     @pytest.fixture
     def sizes(self) -> Sequence[int]:
-        """Sizes that are requested one after the other."""
+        """The sizes that the tests request one after the other."""
         return (2, 3, 1)
 
     async def _scaled(self, target: ScaleTarget, size: int, times: int = 1) -> None:
@@ -782,14 +782,14 @@ class TargetContract(_EdgeContract):
 
     @on_a_loop
     async def test_a_size_asked_for_is_the_size_it_shows(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
-        """That is how a rescale is confirmed."""
+        """The daemon confirms a rescale by this size."""
         async with _connected(plugin) as target:
             for size in sizes:
                 await self._scaled(target, size)
 
     @on_a_loop
     async def test_asking_twice_is_asking_once(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
-        """A size, never a difference."""
+        """A request is a size, not a difference."""
         async with _connected(plugin) as target:
             await self._scaled(target, sizes[0], times=3)
             await target.scale(sizes[0])
@@ -797,7 +797,7 @@ class TargetContract(_EdgeContract):
 
     @on_a_loop
     async def test_describing_changes_nothing(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
-        """It is called at every tick."""
+        """The daemon calls `describe` at every tick."""
         async with _connected(plugin) as target:
             await self._scaled(target, sizes[0])
             for _ in range(3):
@@ -805,7 +805,7 @@ class TargetContract(_EdgeContract):
 
     @on_a_loop
     async def test_a_negative_size_is_refused_and_changes_nothing(self, plugin: TargetPlugin) -> None:
-        """With a ValueError or an EdgeError."""
+        """The target raises a ValueError or an EdgeError."""
         async with _connected(plugin) as target:
             before = (await target.describe()).desired
             with pytest.raises((ValueError, EdgeError)):
@@ -816,7 +816,7 @@ class TargetContract(_EdgeContract):
     async def test_an_unreachable_target_is_an_edge_error_in_time(
         self, unreachable: TargetPlugin | None, sizes: Sequence[int], secrets: Sequence[str]
     ) -> None:
-        """Neither a size nor a silent success."""
+        """The target must neither return a size nor ignore the failure."""
         if unreachable is None:
             pytest.skip("this target has no address that could be unreachable")
         await self._fails_in_time(unreachable, lambda target: target.describe(), secrets)
@@ -824,10 +824,10 @@ class TargetContract(_EdgeContract):
 
 
 class DiscoveryContract(_EdgeContract):
-    """What a discovery must do. Override `plugin`, whose system has two members or more, and `unreachable`."""
+    """The contract of a discovery. Override `plugin`, whose system has two members or more, and `unreachable`."""
 
     async def _members(self, discovery: Discovery, plugin: DiscoveryPlugin) -> dict[str, Member]:
-        """One answer: id -> member."""
+        """Call `members` and check the answer. Returns id -> member."""
         found = await asyncio.wait_for(discovery.members(), self._limit(plugin))
         for member in found:
             assert isinstance(member, Member), f"{member!r} is not a Member"
@@ -840,7 +840,7 @@ class DiscoveryContract(_EdgeContract):
         return {member.id: member for member in found}
 
     def test_its_variables_are_names(self, plugin: DiscoveryPlugin) -> None:
-        """A template is checked against them before there is a member."""
+        """The configuration checks a template against these names before there is a member."""
         names = plugin.variables
         assert isinstance(names, tuple), f"variables is {names!r}, expected a tuple"
         assert names, "variables is empty: a template could name nothing"
@@ -848,7 +848,7 @@ class DiscoveryContract(_EdgeContract):
 
     @on_a_loop
     async def test_each_member_has_an_id_of_its_own_and_all_variables(self, plugin: DiscoveryPlugin) -> None:
-        """Values are strings, or mappings of strings."""
+        """The values of a member are strings, or mappings of strings."""
         async with _connected(plugin) as discovery:
             members = await self._members(discovery, plugin)
         for member in members.values():
@@ -861,7 +861,7 @@ class DiscoveryContract(_EdgeContract):
 
     @on_a_loop
     async def test_two_answers_agree(self, plugin: DiscoveryPlugin) -> None:
-        """Also over a new connection: a member is the same for as long as it is the same thing."""
+        """A member stays the same as long as its object is the same, also over a new connection."""
         async with _connected(plugin) as discovery:
             first, second = await self._members(discovery, plugin), await self._members(discovery, plugin)
         async with _connected(plugin) as discovery:
@@ -870,7 +870,7 @@ class DiscoveryContract(_EdgeContract):
 
     @on_a_loop
     async def test_a_caller_that_gives_up_does_not_affect_others(self, plugin: DiscoveryPlugin) -> None:
-        """Fleets may share a discovery, and each has a time-out."""
+        """Several fleets may share a discovery, and each has its own time-out."""
         async with _connected(plugin) as discovery:
             impatient = asyncio.create_task(discovery.members())
             await asyncio.sleep(0)
@@ -883,5 +883,5 @@ class DiscoveryContract(_EdgeContract):
     async def test_an_unreachable_system_is_an_edge_error_in_time(
         self, unreachable: DiscoveryPlugin, secrets: Sequence[str]
     ) -> None:
-        """No members would be a fleet that has gone."""
+        """An empty list of members would mean that the whole fleet is gone."""
         await self._fails_in_time(unreachable, lambda discovery: discovery.members(), secrets)

@@ -1,7 +1,7 @@
-"""Live sources, engines, targets and discoveries in memory, with scripted values, failures and delays, for tests.
+"""Sources, engines, targets and discoveries in memory, with scripted values, failures and delays, for tests.
 
-Each is a live object and, through `Fake`, a plug-in that connects to it. Delays are `asyncio.sleep`, so in a
-virtual-time loop they cost nothing.
+Each class is a connected object. `Fake` wraps it into a plug-in that connects to it. Delays use `asyncio.sleep`, so
+they cost no real time in a virtual-time loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Value = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class FakeQuery:
-    """A metric of a `FakeSource`, by its name."""
+    """The name of a metric of a `FakeSource`."""
 
     metric: str
 
@@ -32,10 +32,10 @@ class FakeSource:
     """A source whose values are set by the test.
 
     Attributes:
-        values: metric name -> a value, or a function of the time that gives one (or a whole `Reading`).
-        failures: metric name -> the error it raises.
-        delay: seconds every collect takes.
-        asked: metric name -> how often it was asked for.
+        values: metric name -> a value, or a function of the time that returns a value or a whole `Reading`.
+        failures: metric name -> the error that `collect` raises.
+        delay: seconds that every `collect` takes.
+        asked: metric name -> number of calls of `collect`.
     """
 
     Query: ClassVar[type] = FakeQuery
@@ -46,7 +46,7 @@ class FakeSource:
     asked: dict[str, int] = field(default_factory=dict)
 
     async def collect(self, query: FakeQuery, now: datetime) -> Reading:
-        """Answer what is scripted."""
+        """Return the scripted value, or raise the scripted error."""
         self.asked[query.metric] = self.asked.get(query.metric, 0) + 1
         if self.delay:
             await asyncio.sleep(self.delay)
@@ -61,12 +61,12 @@ class FakeSource:
 
 @dataclass
 class FakeEngine:
-    """An engine that shows what the test sets.
+    """An engine whose status is set by the test.
 
     Attributes:
-        status: what it shows.
-        failure: the error it raises instead.
-        delay: seconds an answer takes.
+        status: the status to return.
+        failure: the error to raise instead.
+        delay: seconds that `describe` takes.
     """
 
     status: EngineStatus = field(default_factory=lambda: EngineStatus(job=JobState.RUNNING))
@@ -74,7 +74,7 @@ class FakeEngine:
     delay: float = 0.0
 
     async def describe(self) -> EngineStatus:
-        """Answer what is scripted."""
+        """Return the scripted status, or raise the scripted error."""
         if self.delay:
             await asyncio.sleep(self.delay)
         if self.failure is not None:
@@ -88,16 +88,16 @@ class FakeTarget:
 
     Attributes:
         desired: the requested size.
-        ready: replicas that are up.
+        ready: number of ready replicas.
         startup: seconds until `ready` follows `desired`.
         failure: the error that `describe` raises.
         scale_failure: the error that `scale` raises.
-        accepts_failing: whether a failing `scale` takes effect all the same (the answer was lost).
-        delay: seconds `describe` takes.
-        scale_delay: seconds `scale` takes.
-        requests: every size asked for, oldest first.
-        scaling: calls of `scale` that have begun and not ended.
-        remarks, floor, ceiling, controls: what it shows besides.
+        accepts_failing: whether a `scale` that raises still takes effect, as if its answer was lost.
+        delay: seconds that `describe` takes.
+        scale_delay: seconds that `scale` takes.
+        requests: all requested sizes, oldest first.
+        scaling: number of calls of `scale` that are in progress.
+        remarks, floor, ceiling, controls: the other fields of the status.
     """
 
     desired: int = 1
@@ -116,7 +116,7 @@ class FakeTarget:
     controls: tuple[Control, ...] = ()
 
     async def describe(self) -> TargetStatus:
-        """Answer what there is."""
+        """Return the current status, or raise the scripted error."""
         if self.delay:
             await asyncio.sleep(self.delay)
         if self.failure is not None:
@@ -124,7 +124,7 @@ class FakeTarget:
         return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling, self.controls)
 
     async def scale(self, replicas: int) -> None:
-        """Take the size."""
+        """Record the requested size and set it, or raise the scripted error."""
         self.scaling += 1
         try:
             if self.scale_delay:
@@ -144,13 +144,13 @@ class FakeTarget:
 
 @dataclass
 class FakeDiscovery:
-    """A discovery that finds what the test sets.
+    """A discovery whose members are set by the test.
 
     Attributes:
-        found: what it finds.
-        failure: the error it raises instead.
-        delay: seconds an answer takes.
-        asked: how often it was asked.
+        found: the members to return.
+        failure: the error to raise instead.
+        delay: seconds that `members` takes.
+        asked: number of calls of `members`.
     """
 
     found: Sequence[Member] = ()
@@ -159,7 +159,7 @@ class FakeDiscovery:
     asked: int = 0
 
     async def members(self) -> Sequence[Member]:
-        """Answer what is scripted."""
+        """Return the scripted members, or raise the scripted error."""
         self.asked += 1
         if self.delay:
             await asyncio.sleep(self.delay)
@@ -170,13 +170,13 @@ class FakeDiscovery:
 
 @dataclass(frozen=True, eq=False)
 class Fake(Generic[T]):
-    """A plug-in that connects to a given live object. Two fakes are never equal.
+    """A plug-in that connects to a given object. Two fakes are never equal.
 
     Attributes:
-        live: what `connect` gives.
-        failures: errors raised by the first attempts to connect, one each.
-        opened: one entry per connection opened.
-        closed: one entry per connection closed.
+        live: the object that `connect` yields.
+        failures: the errors of the first attempts to connect, one for each attempt.
+        opened: loop time of each opened connection.
+        closed: loop time of each closed connection.
     """
 
     Query: ClassVar[type] = FakeQuery
@@ -189,7 +189,7 @@ class Fake(Generic[T]):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[T]:
-        """Give the live object."""
+        """Yield the object `live`, or raise the next of the `failures`."""
         del shared
         if self.failures:
             raise self.failures.pop(0)

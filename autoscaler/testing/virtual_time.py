@@ -1,7 +1,7 @@
-"""An event loop whose time jumps to the next timer when nothing is ready: hours of ticks in milliseconds.
+"""An event loop whose time jumps to the next timer when nothing is ready. Hours of ticks take milliseconds.
 
-Work in the loop's executor (`asyncio.to_thread`, `run_in_executor`) and data on sockets are waited for in real time,
-with the virtual clock standing still; only waiting itself costs nothing.
+The loop waits in real time for work in its executor (`asyncio.to_thread`, `run_in_executor`) and for data on sockets.
+The virtual clock stands still during that time. Only timers cost no real time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 """Default start of a virtual wall clock."""
 
 _PATIENCE = 30.0
-"""Real seconds that work outside the loop may take before it counts as hung."""
+"""Real seconds after which work outside the loop counts as hung."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Polls for what is ready; where the loop would sleep, it moves the loop's time instead."""
+    """Returns what is ready now. Where the loop would sleep, the selector advances the loop's time instead."""
 
     loop: VirtualTimeLoop
 
@@ -44,10 +44,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop with virtual time. `time()` begins at 0.
+    """An event loop with virtual time. `time()` starts at 0.
 
     Attributes:
-        outside: jobs that run in an executor at the moment.
+        outside: number of jobs that run in an executor now.
     """
 
     def __init__(self) -> None:
@@ -62,18 +62,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual
 
     def advance(self, seconds: float) -> None:
-        """Move the time forward."""
+        """Advance the virtual time."""
         self._virtual += seconds
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Like the base class; the clock stands still until the job has ended."""
+        """Like the base class, but the clock stands still until the job has ended."""
         self.outside += 1
         future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._came_back)
         return future
 
     async def shutdown_default_executor(self, *args: float | None) -> None:
-        """Like the base class; the thread that waits for the executor's is outside the loop as well."""
+        """Like the base class, but the thread that joins the executor's threads also counts as outside the loop."""
         self.outside += 1
         try:
             await super().shutdown_default_executor(*args)
@@ -85,11 +85,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class WallClock:
-    """A wall clock that follows the running loop's time and can be set, like a real one.
+    """A wall clock that follows the running loop's time and can be set, like a real clock.
 
     Attributes:
-        start: what it shows when the loop's time is 0.
-        set_by: how far it has been set; change it to make the clock jump.
+        start: the clock's time when the loop's time is 0.
+        set_by: the offset by which the clock was set; change it to make the clock jump.
     """
 
     def __init__(self, start: datetime = START) -> None:
@@ -97,7 +97,7 @@ class WallClock:
         self.set_by = timedelta(0)
 
     def __call__(self) -> datetime:
-        """The time now, aware."""
+        """The current time, with a time zone."""
         return self.start + self.set_by + timedelta(seconds=asyncio.get_running_loop().time())
 
 
@@ -111,7 +111,7 @@ Script = Mapping[float, Callable[[], object]]
 
 
 async def play(script: Script) -> None:
-    """Do things at given times of the loop: seconds -> what to do."""
+    """Call functions at given times of the loop: seconds -> function."""
     loop = asyncio.get_running_loop()
     for at in sorted(script):
         await asyncio.sleep(max(0.0, at - loop.time()))

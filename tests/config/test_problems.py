@@ -500,8 +500,8 @@ clusters:
 @pytest.mark.parametrize(
     ("batch", "metric", "problem"),
     [
-        ("false", "pending_tasks", "pending_tasks is of batch applications; give the source batch: true"),
-        ("true", "lag", "lag is of streaming queries, and the source has batch: true; use pending_tasks, "),
+        ("false", "pending_tasks", "pending_tasks is for batch applications; give the source batch: true"),
+        ("true", "lag", "lag is for streaming queries, but the source has batch: true; use pending_tasks, "),
     ],
 )
 def test_a_metric_of_spark_is_of_batch_jobs_or_of_queries(

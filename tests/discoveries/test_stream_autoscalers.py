@@ -99,11 +99,11 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
         ),
         (
             {"target": {"type": "kubernetes", "name": "db", "kubeconfig": "/root/.kube/config"}},
-            ": spec.target.kubeconfig: must be left out: access is that of the discovery",
+            ": spec.target.kubeconfig: must be left out: the target uses the discovery's access",
         ),
         (
             {"target": {"type": "kubernetes", "name": "db", "context": "other"}},
-            ": spec.target.context: must be left out: access is that of the discovery",
+            ": spec.target.context: must be left out: the target uses the discovery's access",
         ),
         (
             {"metrics": {"lag": {"source": "prom", "query": "${API_TOKEN}"}}},

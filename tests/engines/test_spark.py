@@ -249,7 +249,7 @@ BATCH: dict[str, Any] = {**GOOD, "settings": MIGRATES, "run": None, "partitions"
             "warning",
             "spark.dynamicAllocation.enabled",
             "itself",
-            "=false; where Spark asks for its machines itself (YARN, Kubernetes)",
+            "=false; if Spark requests its machines itself (YARN, Kubernetes)",
         ),
         (
             {"settings": {**MIGRATES, "spark.master": "k8s://https://api:6443"}},

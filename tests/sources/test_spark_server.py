@@ -594,7 +594,7 @@ async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilizat
         with pytest.raises(UnavailableError):
             await source.collect(SparkQuery("utilization"), NOW)
     assert [record.message for record in caplog.records].count(
-        "the driver's UI cannot be reached; metrics come from the report alone"
+        "the driver's UI cannot be reached; metrics come only from the report"
     ) == 1
     with pytest.raises(AnswerError, match=r"has no UI \(spark.ui.enabled=false\)"):
         await rig.collect("utilization", driver=None)
@@ -615,7 +615,7 @@ async def test_a_long_batch_without_spark_jobs_is_not_taken_for_a_pause(
     assert (await rig.collect("lag", driver=driver)).value == 0
     report_query(rig).update(working=True)
     rig.forget()
-    with pytest.raises(AnswerError, match="had nothing to do 8 s ago and has now"):
+    with pytest.raises(AnswerError, match="was idle 8 s ago and is not idle now"):
         await rig.collect("lag", driver=driver)
     report_query(rig).update(idle=None)
     rig.forget()
@@ -801,8 +801,8 @@ async def test_the_doctor_examines_a_batch_application(batch: Rig) -> None:
 @pytest.mark.parametrize(
     ("batch", "metric", "message"),
     [
-        (True, "lag", "lag is of streaming queries, and the source has batch: true; use pending_tasks, "),
-        (False, "job_time", "job_time is of batch applications; give the source batch: true"),
+        (True, "lag", "lag is for streaming queries, but the source has batch: true; use pending_tasks, "),
+        (False, "job_time", "job_time is for batch applications; give the source batch: true"),
     ],
 )
 def test_a_metric_of_the_other_kind_is_refused(batch: bool, metric: str, message: str) -> None:

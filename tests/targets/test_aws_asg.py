@@ -252,7 +252,7 @@ async def test_a_missing_read_permission_does_not_stop_scaling(
     async with connected(AwsAsg(group=proxy.moto.group(3), **parameters)) as target:
         assert (await target.describe()).desired == 3
         findings = await target.diagnose()
-    assert "not all of it can be read" in findings[-1].problem
+    assert "some details of the group cannot be read" in findings[-1].problem
     assert "autoscaling:Describe" in findings[-1].problem
     assert any(record.name == "autoscaler.targets" for record in caplog.records)
 

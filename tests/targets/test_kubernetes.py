@@ -1193,7 +1193,7 @@ async def test_a_size_read_after_a_conflict_is_shown_before_the_watch_has_it(clu
             (
                 Refusal(403, "Forbidden", text),
                 RefusedError,
-                "scale named tm .* was denied, not for lack of a permission",
+                "scale named tm .* was denied, but no permission is missing",
             )
             for text in (
                 'admission webhook "limits.example.com" denied the request: at most 5',

@@ -392,7 +392,7 @@ class Groups:
         return await self._remark(group.name, detail, until, self._refresh, wanted=group.unsettled)
 
     async def failed_launch(self, group: Group, until: float) -> str | None:
-        """Why AWS could not start an instance at the last attempt, or None. Limited to one request in 60 s per group."""
+        """Why AWS could not start an instance at the last attempt, or None. At most one request per group in 60 s."""
         detail = self._members[group.name].activity
         wanted = group.count("InService", "Pending") < group.desired
         return await self._remark(group.name, detail, until, self._activity, wanted=wanted)

@@ -270,7 +270,7 @@ class Target:
                 Finding(
                     Severity.INFO,
                     name,
-                    f"not all of it can be read: {'; '.join(self._groups.unreadable.values())}",
+                    f"some details of the group cannot be read: {'; '.join(self._groups.unreadable.values())}",
                     "scaling policies, scheduled actions or instance refreshes that change the size are not noticed",
                     "allow the Describe actions of deploy/aws/policy.json",
                 )

@@ -423,7 +423,7 @@ class Target:
                 return 0
             raise AnswerError(
                 f"the scale subresource of {self._label} has no selector of its pods: its controller sets it later; if "
-                "it never does, set ready_path to where it shows how many replicas are ready"
+                "it never does, set ready_path to the path of the number of ready replicas"
             )
         if self._pods is None or self._pods.scope.labels != self._selector:
             scope = Scope(resource=PODS, keep=pods.keep_pod, namespace=self._key[0], labels=self._selector)

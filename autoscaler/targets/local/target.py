@@ -100,7 +100,7 @@ class Local:
             wrong = "cores" if self.cores < 1 else "slots"
             raise ParameterError(wrong, f"must be 1 or more, not {min(self.cores, self.slots)}")
         if not _MEMORY.fullmatch(self.memory):
-            raise ParameterError("memory", f"must be megabytes or gigabytes as 768m or 2g, not {self.memory!r}")
+            raise ParameterError("memory", f"must be megabytes or gigabytes such as 768m or 2g, not {self.memory!r}")
         for name in ("worker_timeout", "grace", "drain", "backoff", "max_backoff", "timeout"):
             if getattr(self, name) <= timedelta(0):
                 raise ParameterError(name, "must be above 0s")
