@@ -299,7 +299,7 @@ class Aws:
             raise AnswerError(f"{self._name(call.service)}: {call.operation} was answered with {type(answer).__name__}")
         return answer
 
-    def _client(self, service: str, mode: str) -> Any:  # noqa: ANN401 - boto3 makes its classes while it runs
+    def _client(self, service: str, mode: str) -> Any:  # noqa: ANN401 - boto3 creates its classes at run time
         with self._lock:
             client = self._clients.get((service, mode))
             if client is None:

@@ -70,7 +70,7 @@ class JobLine(Answer):
 
 
 class JobLines(Answer):
-    """All jobs the JobManager remembers."""
+    """All jobs that the JobManager remembers."""
 
     jobs: tuple[JobLine, ...]
 
@@ -383,7 +383,7 @@ class FlinkApi(JsonClient):
         return (await self.get("/taskmanagers", TaskManagers)).taskmanagers
 
     async def cluster_config(self) -> dict[str, str]:
-        """The JobManager's settings: what it was started with, without Flink's defaults."""
+        """The settings that the JobManager was started with, without Flink's defaults."""
         settings = await self.get("/jobmanager/config", list[Setting], fresh=SETTINGS_KEPT)
         return {setting.key: setting.value for setting in settings}
 

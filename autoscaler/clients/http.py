@@ -90,7 +90,7 @@ class Fetched(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since it arrived."""
+        """Seconds since the answer arrived."""
         return max(0.0, time.monotonic() - self.at)
 
 
@@ -127,7 +127,7 @@ class Endpoint:
         ca_file: PEM file with the CA certificates that the server's certificate must be signed by. Default: those of
             the system.
         verify: whether the server's certificate is verified.
-        timeout: time for one answer, retries included.
+        timeout: time-out for one answer, including retries.
         attempts: how often a read is attempted while the server is unavailable. A write is attempted once.
         max_bytes: a larger answer is an error.
         follow_redirects: whether GET and PUT follow redirects. POST never does: it would become a GET.
@@ -344,7 +344,7 @@ class JsonClient:
         text = body[:1000].decode(errors="replace").strip()
         return None if text.startswith("<") else one_line(text, SHOWN) or None
 
-    def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
+    def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - subclasses use it
         """Whether a retry is useless. `reason` is the result of `describe_error`."""
         return status < 500 and status not in {408, 429}  # noqa: PLR2004 - HTTP
 

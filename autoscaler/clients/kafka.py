@@ -88,7 +88,7 @@ class KafkaClient:
         self._topics: dict[str, _Topic] = {}
         self._coordinators: dict[str, Address] = {}
         self._requests: dict[tuple[str, Isolation], _SnapshotRequest] = {}
-        self._tasks: set[asyncio.Task[TopicSnapshot | EdgeError]] = set()  # also of requests that a newer one replaced
+        self._tasks: set[asyncio.Task[TopicSnapshot | EdgeError]] = set()  # includes replaced requests
         self._metadata_batches = _Batches(self._request_metadata)
         self._group_batches: dict[str, _Batches[Partitions, dict[int, int | None]]] = {}
         self._leader_batches: dict[tuple[Address, int, int], _Batches[Partitions, dict[int, int]]] = {}

@@ -271,7 +271,7 @@ class SparkApi:
         return await self._fetch(url, "/json/", Master, "a Spark Master")
 
     async def master_settings(self) -> dict[str, str] | None:
-        """The settings the Master was started with, or None when it does not show them (Spark before 4.0)."""
+        """The settings that the Master was started with, or None when it does not show them (Spark before 4.0)."""
         if self.parameters.master is None:
             return None
         return read_settings(await (await self._client(self.parameters.master)).text("/environment/"))

@@ -83,7 +83,7 @@ class Memory:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has run for some seconds."""
+        """Whether nothing has run for `IDLE_AFTER` seconds."""
         return self.quiet_since is not None and self.at - self.quiet_since >= IDLE_AFTER
 
     @property
@@ -126,7 +126,7 @@ def observe(memory: Memory, work: Work, at: float) -> Memory:
     quiet = memory.quiet_since
     if work.jobs or work.stages:
         quiet = None
-    elif quiet is None or tasks != memory.tasks:  # or something has run between the two polls
+    elif quiet is None or tasks != memory.tasks:  # tasks have run between the two polls
         quiet = at
     active = {(stage.number, stage.attempt): _cost(stage) for stage in work.stages}
     gone = [cost for key, cost in memory.active.items() if key not in active]

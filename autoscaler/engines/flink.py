@@ -532,7 +532,7 @@ def heartbeats(facts: Facts) -> Iterator[Finding]:
 
 
 def slow_absorption(facts: Facts) -> Iterator[Finding]:
-    """Flink 2 waits before it uses new slots."""
+    """Flink 2 waits before it uses new slots; Flink before 1.19 restarts for each of them."""
     if not facts.reactive:
         return
     wait = stabilization(facts)

@@ -122,7 +122,7 @@ class Query:
         return hash((described, self.period, self.scale, self.delay))
 
     def __str__(self) -> str:
-        """What is requested, for messages."""
+        """The metric or the expression, for messages."""
         if self.expression:
             return f"expression {one_line(self.expression)!r}"
         where = ", ".join(f"{name}={value}" for name, value in self.dimensions.items())

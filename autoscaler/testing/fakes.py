@@ -84,7 +84,7 @@ class FakeEngine:
 
 @dataclass(kw_only=True)
 class FakeTarget:
-    """A target that starts and stops replicas in no time, or after `startup` seconds.
+    """A target that starts and stops replicas at once, or after `startup` seconds.
 
     Attributes:
         desired: the requested size.

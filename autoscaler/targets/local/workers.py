@@ -44,8 +44,8 @@ class SparkWorkers:
     """Workers of a Spark standalone cluster.
 
     Attributes:
-        home: the Spark installation.
-        java: the Java, as a JAVA_HOME.
+        home: directory of the Spark installation.
+        java: the JAVA_HOME to use.
         master: address of the Master.
         cores: cores of a worker.
         memory: memory that a worker offers its executors.
@@ -107,8 +107,8 @@ class FlinkTaskManagers:
     On SIGTERM a TaskManager disconnects from the JobManager, which releases its slots, so no drain is needed.
 
     Attributes:
-        home: the Flink installation.
-        java: the Java, as a JAVA_HOME.
+        home: directory of the Flink installation.
+        java: the JAVA_HOME to use.
         conf: the directory of `config.yaml`.
         sizes: memory of a TaskManager, as options of its JVM and settings.
         page: client of the JobManager; None: a TaskManager counts as registered when its process is alive.
