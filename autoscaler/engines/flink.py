@@ -491,7 +491,7 @@ def mode(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "batch job",
             "the job is a batch job, which Flink runs with a parallelism of its own choice",
-            "it reads the existing data and ends: lag and arrivals have no meaning, and each stage uses other slots",
+            "it reads the existing data and ends: lag and arrivals have no meaning, and each stage needs other slots",
             "do not scale it with this autoscaler; see Flink's adaptive batch scheduler",
         )
     elif facts.reactive:

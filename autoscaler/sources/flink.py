@@ -125,7 +125,7 @@ class FlinkSource:
             snapshot = await self._snapshot(metric, now)
         value = METRICS[metric](snapshot, query)
         if not math.isfinite(value) or value < 0:
-            raise AnswerError(f"job {snapshot.job.name!r}: the computed {metric} is {value}, expected 0 or more")
+            raise AnswerError(f"job {snapshot.job.name!r}: {metric} is {value}, expected a finite number >= 0")
         known = parts(snapshot, query) if metric is Metric.VERTICES else {}
         over = timedelta(seconds=averaging_span(snapshot) if metric in RATE_METRICS else 0.0)
         at = now - timedelta(seconds=max(0.0, time.monotonic() - snapshot.at))

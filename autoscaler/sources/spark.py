@@ -187,7 +187,7 @@ class SparkSource:
         )
         value = METRICS[metric](snapshot)
         if not math.isfinite(value.value) or value.value < 0:
-            raise AnswerError(f"{run.label}: the computed {metric} is {value.value}, expected 0 or more")
+            raise AnswerError(f"{run.label}: {metric} is {value.value}, expected a finite number >= 0")
         return Reading(value.value, now - timedelta(seconds=fetched.age + max(0.0, report.now - value.at)))
 
     async def _collect_batch(self, metric: BatchMetric, now: datetime) -> Reading:
