@@ -322,7 +322,7 @@ class JsonClient:
         self._kept.clear()
 
     async def share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
-        """Call `ask` once for all callers with the same key: while it is pending and for `fresh` seconds after it."""
+        """Call `ask` once for all callers with this key, while the call is pending and for `fresh` seconds after it."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now >= kept.until:
