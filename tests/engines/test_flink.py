@@ -446,7 +446,7 @@ def test_a_good_job_has_no_finding() -> None:
             "unaligned",
         ),
         (checkpoints(completed=None), "error", "failed checkpoints", "3 checkpoints have failed", "web UI"),
-        (without("high-availability.type"), "warning", "high-availability.type", "its memory alone", "storageDir"),
+        (without("high-availability.type"), "warning", "high-availability.type", "only in its memory", "storageDir"),
         (
             good(checkpointing=facts().checkpointing),
             "warning",

@@ -105,7 +105,7 @@ async def test_at_the_first_poll_flinks_own_mean_over_a_minute_is_used(rig: Rig)
     reported = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
     assert await rig.value("throughput") == pytest.approx(reported)
     assert await rig.value("saturation") == pytest.approx(1.0)
-    with pytest.raises(AnswerError, match="how its lag grows needs two polls"):
+    with pytest.raises(AnswerError, match="the growth of its lag needs two polls"):
         await rig.collect("arrivals")
 
 
