@@ -1,1 +1,1 @@
-"""Traces: recorded observations and decisions, how they are written and read, and replayed."""
+"""Traces of recorded observations and decisions: writing, reading and replaying them."""

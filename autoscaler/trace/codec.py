@@ -1,7 +1,7 @@
-"""Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a string.
+"""Writes records and states as JSON, and validates them when it reads them. NaN and infinities become strings.
 
-A line of the trace format has what is out of the usual: an empty list or text is not written, and of a guard that let
-the size pass only the name is.
+A line of the trace format omits the usual values: an empty list or text is not written, and of a guard that did not
+change the size only the name is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autoscaler.trace.verdict_trail import restored, shortened
 
 _T = TypeVar("_T")
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
-_SELDOM = ConfigDict(defer_build=True)  # what most daemons never use takes no memory
+_SELDOM = ConfigDict(defer_build=True)  # built at the first use: most daemons never need these models
 
 _STORED = {
     "watched_since": "since",
@@ -30,18 +30,18 @@ _STORED = {
     "last_missed": "missed",
     "override_times": "overruled",
 }
-"""Fields of a state whose keys in a stored state are others."""
+"""Field of a state -> its key in a stored state, if that differs."""
 
 
 def _words(text: object) -> list[str]:
     if not isinstance(text, str):
-        raise ValueError("must be names with a space between them")  # noqa: TRY004 - what pydantic takes for a problem
+        raise ValueError("must be names with a space between them")  # noqa: TRY004 - pydantic reports ValueError only
     return text.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision(Decision):
-    """A decision with its trail in short.
+    """A decision with its shortened trail.
 
     Attributes:
         guards: the names of all guards in their order, written with a space between them; empty: `verdicts` has the
@@ -98,7 +98,7 @@ VERSION = 1
 """Version of the trace format."""
 
 TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""The range of times in a sound state. A clock that has not been set yet shows 1970, and what was before is older."""
+"""The range of plausible times. A clock that is not set yet shows 1970, and earlier events are older than that."""
 
 
 def dump_record(record: Record) -> bytes:
@@ -122,14 +122,14 @@ def load_record(text: bytes | str) -> Record:
 
 
 def check_times(times: Iterable[datetime | None]) -> None:
-    """Raise ValueError if one of the times of a record or a state is one with which the core cannot calculate."""
+    """Raise ValueError if the core cannot calculate with one of the times of a record or a state."""
     for time in times:
         if time is not None and (time.tzinfo is None or not TIMES[0] <= time < TIMES[1]):
             raise ValueError(f"it has the time {time.isoformat()}, expected one from {TIMES[0].year} on, with its zone")
 
 
 def call_failure(record: Record, newer: Record | None) -> str | None:
-    """Why the scale call of a decision failed, as the record after it has it, or None."""
+    """Why the scale call of a decision failed, according to the record after it; None: it did not fail."""
     return newer.failed or None if newer is not None and record.decision.rescale else None
 
 
@@ -138,7 +138,7 @@ def _fields(decision: Decision) -> dict[str, Any]:
 
 
 def dump_state(state: ClusterState) -> bytes:
-    """A state as JSON, without the past, which is in the records."""
+    """A state as JSON, without its past, which the records have."""
     return _state.to_json(_State.model_construct(state), exclude={"past"}, by_alias=True, warnings=False)
 
 
@@ -149,7 +149,7 @@ def load_state(text: bytes | str) -> ClusterState:
 
 
 def _sound(learned: Learned) -> Learned:
-    """Without what is no finite number: it would spoil all that is learned on top of it, and is learned anew."""
+    """Drop numbers that are not finite: they would spoil everything learned from them. They are learned again."""
     finite = math.isfinite
     return Learned(
         {size: seen for size, seen in learned.capacity.items() if finite(seen.rate)},
@@ -175,7 +175,7 @@ def dump_control(stored: StoredControl) -> bytes:
 
 
 def load_control(identity: int, text: bytes | str) -> StoredControl:
-    """Read it back. Raises ValueError with one line that says what is wrong."""
+    """Read a manual control back. Raises ValueError with one line that says what is wrong."""
     return replace(_load(_StoredControl, text), id=identity)
 
 
@@ -185,12 +185,12 @@ def dump_audit(entry: AuditEntry) -> bytes:
 
 
 def load_audit(text: bytes | str) -> AuditEntry:
-    """Read it back. Raises ValueError with one line that says what is wrong."""
+    """Read an entry of the audit back. Raises ValueError with one line that says what is wrong."""
     return _load(_AuditEntry, text)
 
 
 def to_json(thing: Observation | Decision | ClusterState | StoredControl | AuditEntry) -> object:
-    """The same as JSON values, for the API. By way of the text, as only that knows how to write an infinity."""
+    """Convert to JSON values for the API. This goes through JSON text, because only text writes infinities."""
     if isinstance(thing, ClusterState):
         return json.loads(dump_state(thing))
     return json.loads(_SHOWN[type(thing)].model_construct(thing).model_dump_json(warnings=False))
@@ -205,7 +205,7 @@ _SHOWN: Mapping[type, type[RootModel[Any]]] = {
 
 
 def _load(model: type[RootModel[_T]], text: bytes | str) -> _T:
-    """What a model reads. Raises ValueError with one line that says what is wrong."""
+    """Read JSON by a model. Raises ValueError with one line that says what is wrong."""
     try:
         return model.model_validate_json(text).root
     except ValidationError as error:
@@ -213,7 +213,7 @@ def _load(model: type[RootModel[_T]], text: bytes | str) -> _T:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where the first of its problems is, and what it is, in one line."""
+    """The place and the message of the first problem, in one line."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where}: {problem['msg']}" if where else str(problem["msg"])

@@ -1,7 +1,7 @@
 """Traces: observations and decisions, one record a line, as in a daemon's history and from `simulate --record`.
 
-A file that a daemon is still writing may end in the middle of a line: a line that cannot be read is reported, and the
-rest is read.
+A file that a daemon is still writing may end in the middle of a line. A line that cannot be read is reported, and the
+reading continues.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autoscaler.ports import Record
 from autoscaler.trace.codec import check_times, load_record
 
 SUFFIX = ".jsonl"
-"""How the name of a trace ends, in a directory of them..."""
+"""The suffix of a trace file in a directory..."""
 
 COMPRESSED_SUFFIX = f"{SUFFIX}.gz"
-"""... and that of one that was compressed afterwards."""
+"""... and of a trace file that was compressed afterwards."""
 
 _NAME = "%Y-%m-%dT%H"
 _PIECE = 1 << 20
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message has the place and what was expected."""
+    """A trace cannot be read; the message has the place and the expected content."""
 
 
 def file_name(at: datetime) -> str:
@@ -38,12 +38,12 @@ def file_name(at: datetime) -> str:
 
 
 def files(path: Path) -> list[Path]:
-    """The files of a trace, oldest first: one, or all in a directory whose names end with `.jsonl` or `.jsonl.gz`.
+    """The files of a trace, oldest first: one file, or all files `*.jsonl` and `*.jsonl.gz` of a directory.
 
-    A file that exists both compressed and plain with the same content is taken once.
+    A file that exists both compressed and plain with the same content is used once.
 
     Raises:
-        TraceError: there is none.
+        TraceError: there is no file.
     """
     if not path.is_dir():
         if not path.exists():
@@ -59,11 +59,11 @@ def files(path: Path) -> list[Path]:
 
 
 def _is_copy(packed: Path, plain: set[Path]) -> bool:
-    """Whether the plain file exists as well, as briefly while a daemon compresses it."""
+    """Whether the plain file with the same content exists too, as it does while a daemon compresses it."""
     file = packed.with_suffix("")
     try:
         return file in plain and same_content(file, packed)
-    except FileNotFoundError:  # it is gone now
+    except FileNotFoundError:  # the plain file is gone now
         plain.discard(file)
         return False
     except OSError as error:
@@ -95,15 +95,15 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def read(path: Path, complain: Callable[[str], object] = _refuse) -> Iterator[Record]:
-    """The records of a file, or of all in a directory, in their order.
+    """The records of a file, or of all files of a directory, in their order.
 
     Args:
         path: the file or directory.
         complain: receives `file:line: message` for each line that is not a record; reading continues with the next.
-            By default the first one is an error.
+            By default, the first such line raises TraceError.
 
     Raises:
-        TraceError: nothing is there, or a file cannot be read.
+        TraceError: there is no file, or a file cannot be read.
     """
     for file in files(path):
         yield from _read_file(file, complain)
@@ -114,13 +114,13 @@ def read_back(
 ) -> Iterator[Record]:
     """The records of one cluster in a daemon's history until a time, the newest first. `complain` is as in `read`.
 
-    The directory has a file, or several, for each hour. Only those that are needed are read.
+    The directory has one or more files for each hour. Only the files that are needed are read.
 
     Raises:
-        TraceError: nothing is there, or a file cannot be read.
+        TraceError: there is no file, or a file cannot be read.
     """
     last = None if until is None else file_name(until).removesuffix(SUFFIX)
-    # Most lines are of other clusters: they are skipped before they are parsed, which takes long.
+    # Most lines are about other clusters: skip them before parsing, which is slow.
     name = f'"{cluster}"'.encode()
     for hour, of_hour in groupby(reversed(files(path)), key=lambda file: _place(file)[0]):
         if last is not None and hour > last:
@@ -135,7 +135,7 @@ def read_back(
 
 
 def _read_file(file: Path, complain: Callable[[str], object], containing: bytes = b"") -> Iterator[Record]:
-    """The records of a file whose lines contain something."""
+    """The records of a file whose lines contain the given bytes."""
     try:
         with _opened(file) as lines:
             for number, line in enumerate(lines, 1):
@@ -151,7 +151,7 @@ def _opened(file: Path) -> BinaryIO:
         try:
             return file.open("rb")
         except FileNotFoundError:
-            # A daemon has compressed it since the directory was listed.
+            # A daemon has compressed the file since the directory was listed.
             packed = file.with_name(f"{file.name}.gz")
             if not file.name.endswith(SUFFIX) or not packed.exists():
                 raise

@@ -1,6 +1,6 @@
 """Profiles as JSON files, one for each cluster, validated when they are read.
 
-Spark's workers, which write them, have only the packages that Spark needs: pydantic is imported for reading only.
+Spark's workers write profiles, and have only the packages that Spark needs: pydantic is imported only for reading.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSO
     if isinstance(thing, Mapping):
         return {key: _plain(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        # Nearly all of a profile is a week of rates. If one is not finite, neither is their sum.
+        # The fast path for the rates of a week, which are nearly all of a profile. One infinity makes the sum infinite.
         if set(map(type, thing)) == {float} and math.isfinite(sum(thing)):
             return [float(f"{value:.{_DIGITS}g}") for value in thing]
         return [_plain(value) for value in thing]

@@ -1,8 +1,8 @@
 """The open loop: what a configuration would have decided about recorded observations.
 
-Every decision sees the recorded sizes: one that differs has no effect on the next, since its effect on the cluster is
-unknown (`simulate` models it). A recorded rescale counts as the configuration's own: its phases are learned, its
-cooldown runs.
+Every decision sees the recorded sizes. A different decision has no effect on the next one, because its effect on the
+cluster is unknown (`simulate` models it). A recorded rescale counts as the configuration's own: its phases are learned,
+and its cooldown runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
 
 GAP = 2.5
-"""Intervals after which a decision does not count as held: no daemon was running."""
+"""After a gap of more intervals no daemon was running: the decision before the gap holds for one interval only."""
 
 
 def decide_again(
@@ -36,7 +36,7 @@ def decide_again(
 ) -> tuple[ClusterState, Decision]:
     """Decide about a record.
 
-    The state is that after the record before this one, or `ClusterState()` at first.
+    `state` is the state after the previous record, or `ClusterState()` for the first one.
 
     Returns:
         The state after the recorded request, and the decision that would have been made.
@@ -54,7 +54,7 @@ def decide_again(
 
 
 def _not_asked(before: ClusterState, after: ClusterState) -> ClusterState:
-    """Without the request of this step: an earlier one that is in progress stays."""
+    """Withdraw the request of this step. An earlier request that is in progress stays."""
     after = call_withheld(after)
     if after.rescale is not None and not after.rescale.confirmed:
         # Requested and not confirmed: the withdrawn request had replaced it.
@@ -63,7 +63,7 @@ def _not_asked(before: ClusterState, after: ClusterState) -> ClusterState:
 
 
 def _asked(after: ClusterState, record: Record) -> ClusterState:
-    """With the recorded request, as if this configuration had made it."""
+    """Add the recorded request, as if this configuration had made it."""
     decision, observation = record.decision, record.observation
     shown = decision.current if observation.desired is None else observation.desired
     return replace(
@@ -82,8 +82,8 @@ class FirstDifference:
     """The first difference between two decisions.
 
     Attributes:
-        stage: `policy NAME`, `combine`, the guard's name, or `size` where not even the present size is the same.
-        recorded, replayed: what it decided, as sentences.
+        stage: `policy NAME`, `combine`, the guard's name, or `size` if not even the present size is the same.
+        recorded, replayed: what this stage decided, as sentences.
     """
 
     stage: str
@@ -94,7 +94,7 @@ class FirstDifference:
 def first_difference(recorded: Decision, anew: Decision) -> FirstDifference | None:
     """The first difference between two decisions about one observation; None if the sizes are the same.
 
-    Another text for the same size does not count.
+    A different text for the same size does not count.
     """
     if recorded.current != anew.current:
         return FirstDifference("size", f"was {recorded.current}", f"was {anew.current}")
@@ -161,12 +161,12 @@ class Difference:
     """A period in which every decision would have been higher, or every one lower, than recorded.
 
     Attributes:
-        record, decision: at its beginning: as recorded, and what would have been decided.
+        record, decision: the first recorded decision of the period, and the decision in its place.
         until: when the decisions agreed again, went the other way, or ended.
         decisions: their number.
         recorded, replayed: least and greatest size decided.
         hours: replica-hours beyond those recorded; below 0: fewer.
-        first: what differed first, where it began.
+        first: the first difference at the beginning of the period.
     """
 
     record: Record
@@ -185,13 +185,13 @@ class Comparison:
 
     Attributes:
         cluster: its name in the trace.
-        first, last: times of the first and the last decision compared; None: none was.
+        first, last: times of the first and the last decision compared; None: no decision was compared.
         decisions: how many were compared.
         equal: how many of them decided the same size.
         recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times
             without decisions do not count.
         rescales: changes of size that were recorded.
-        agreed: how many of them would have been made as well.
+        agreed: how many of these would have been made as well.
         others: changes of size at times when none, or another, was recorded.
         missing: metrics of the configuration that no record had.
         differences: in order.
@@ -213,7 +213,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One decision as it was recorded, and again: its size, and whether it asked for another than there was."""
+    """One decision as recorded and as replayed: the sizes, and whether they requested a change of size."""
 
     at: datetime
     recorded: int
@@ -223,16 +223,16 @@ class _Row:
 
     @property
     def way(self) -> int:
-        """1 where more would have been decided than was, -1 where fewer, 0 where the same."""
+        """1 if the replayed size is larger than the recorded one, -1 if it is smaller, 0 if they are equal."""
         return (self.replayed > self.recorded) - (self.replayed < self.recorded)
 
 
 class Replay:
-    """Replays one cluster's records one after the other, and compares.
+    """Replays one cluster's records one after the other, and compares the decisions.
 
     Args:
-        spec: of the configuration that is tried.
-        since, until: only decisions in between are compared; those before are made as well, as later ones depend on
+        spec: the spec of the configuration that is tried.
+        since, until: only decisions in between are compared. Earlier ones are also made, because later ones depend on
             them. None: all.
         decide: makes the decisions.
     """
@@ -314,6 +314,6 @@ class Replay:
 
 
 def _spans(times: Sequence[datetime], interval: timedelta) -> list[timedelta]:
-    """How long each decision held: until the next one, or one interval at a gap or after a clock change."""
+    """How long each decision held: until the next one, or for one interval at a gap or a clock change."""
     spans = [*(after - before for before, after in pairwise(times)), interval]
     return [span if timedelta(0) < span <= interval * GAP else interval for span in spans]

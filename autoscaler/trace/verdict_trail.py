@@ -1,4 +1,4 @@
-"""The verdicts of a decision in short, as they are recorded: nearly always no guard changes anything."""
+"""Shortens the verdicts of a decision for recording, because guards change nothing in nearly all decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoscaler.core.model import Reason, Verdict
 def shortened(trail: Sequence[Verdict], proposed: int) -> tuple[tuple[Reason, ...], tuple[Verdict, ...]]:
     """The names of all guards, and the verdicts of those that changed something or have a detail.
 
-    Where `restored` could not make the trail of it again, there are no names, and all verdicts.
+    If `restored` could not make the same trail of these, returns no names and all verdicts.
     """
     names = tuple([verdict.guard for verdict in trail])
     kept = tuple([one for one in trail if one.before != one.after or one.detail or one.reason is not one.guard])
@@ -20,17 +20,17 @@ def shortened(trail: Sequence[Verdict], proposed: int) -> tuple[tuple[Reason, ..
 
 
 def restored(names: Sequence[Reason], kept: Sequence[Verdict], proposed: int) -> tuple[Verdict, ...]:
-    """The trail that `shortened` has made short: a guard that has no verdict there let the size pass as it found it.
+    """Restore the trail that `shortened` has shortened. A guard without a verdict did not change the size.
 
     Raises:
-        ValueError: a guard comes twice, or has a verdict and is not named.
+        ValueError: a guard occurs twice, or has a verdict but is not named.
     """
     if not names:
         return tuple(kept)
     by_guard = {verdict.guard: verdict for verdict in kept}
     unique = set(names)
     if len(unique) < len(names) or len(by_guard) < len(kept) or not by_guard.keys() <= unique:
-        raise ValueError("verdicts: a guard has a verdict and is not among the names in guards, or one comes twice")
+        raise ValueError("verdicts: a guard has a verdict but is not among the names in guards, or occurs twice")
     trail, size = [], proposed
     for name in names:
         verdict = by_guard.get(name) or passed(name, size)

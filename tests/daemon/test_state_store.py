@@ -149,7 +149,7 @@ def test_a_line_has_what_is_out_of_the_usual() -> None:
     [
         ("rate_limit nobody", r"decision\.guards\.1: Input should be"),
         (["rate_limit"], r"decision\.guards: Value error, must be names with a space between them"),
-        ("cap", "verdicts: a guard has a verdict and is not among the names in guards"),
+        ("cap", "verdicts: a guard has a verdict but is not among the names in guards"),
         ("rate_limit rate_limit", "or one comes twice"),
     ],
 )

@@ -54,7 +54,5 @@ def test_every_trail_comes_back_from_what_was_shortened(trail: list[Verdict], pr
     ids=["a verdict of an unknown guard", "two verdicts of one", "one twice"],
 )
 def test_what_contradicts_itself_makes_no_trail(names: list[Reason], telling: list[Verdict]) -> None:
-    with pytest.raises(
-        ValueError, match="a guard has a verdict and is not among the names in guards, or one comes twice"
-    ):
+    with pytest.raises(ValueError, match="a guard has a verdict but is not among the names in guards, or occurs twice"):
         restored(names, telling, 8)
