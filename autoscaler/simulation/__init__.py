@@ -1,1 +1,1 @@
-"""Decisions without the world: a simulated cluster, offered loads, the closed loop and its score."""
+"""Simulation: a simulated cluster, offered loads, the closed loop of decisions, and its score."""

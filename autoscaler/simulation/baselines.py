@@ -1,8 +1,8 @@
 """The policies of the benchmark: common ones, published ones, and those of this project.
 
-Each is written as in a configuration file. Third-party rules run without guards (`bare`), with their own windows and
-cooldowns. Policies of this project run through `step` with all guards, as in the daemon. An oracle sees the arrivals of
-the next minutes.
+Each policy is written as in a configuration file. Third-party rules run without guards (`bare`), with their own windows
+and cooldowns. Policies of this project run through `step` with all guards, as in the daemon. An oracle sees the
+arrivals of the next minutes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Baseline:
             the plant's objective, such as 60s; `$LAG` the records that a worker at 100 % processes in `LAG_S` seconds.
         bare: whether it runs without the guards, with the limits only.
         oracle: whether it sees the future.
-        flat: whether it is shown the present arrivals as forecast, so that it expects no change.
-        policy: one that is not a plug-in, in place of `settings`.
+        flat: whether its forecast shows the present arrivals, so that it expects no change.
+        policy: a policy that is not a plug-in, instead of `settings`.
     """
 
     settings: str
@@ -59,7 +59,7 @@ class Baseline:
     policy: Policy | None = None
 
     def decide(self, load: Load, *, guarded: bool = False) -> Decide:
-        """The decider of a simulation under that load; `guarded`: with the guards in any case."""
+        """The decider of a simulation under that load. With `guarded`, the guards always apply."""
         chosen: Decide = without_guards if self.bare and not guarded else step
         if self.flat:
             return with_flat_forecast(chosen)
@@ -70,14 +70,15 @@ class Baseline:
 class BacklogCpu:
     """Google Dataflow's rule for streaming jobs, as its documentation stated it.
 
-    More when the backlog has been worth more than `behind` and the CPU above `idle` for `lasting`: as many as work the
-    backlog off within `clears`, at the present throughput of a worker. Fewer when the backlog has been worth less than
-    `calm` and the CPU below `target` for as long: as many as then have that CPU. In "Deploying a pipeline", section
-    "Autotuning features: streaming autoscaling", of cloud.google.com/dataflow/docs: "remains backlogged with workers
-    utilizing, on average, more than 20% of their CPUs, for a couple minutes ... targets clearing the backlog in
-    approximately 150 seconds after scaling up, given the current throughput per worker"; "lower than 10 seconds and
-    workers are utilizing on average less than 75% of the CPUs for a period of a couple minutes". From what on it counts
-    as a backlog stands in later editions: 15 seconds.
+    It scales up when the backlog has been worth more than `behind` seconds and the CPU has been above `idle` for
+    `lasting`: to the size that clears the backlog within `clears` seconds, at the present throughput of a worker. It
+    scales down when the backlog has been worth less than `calm` seconds and the CPU has been below `target` for
+    `lasting`: to the size that then has this CPU. Source: "Deploying a pipeline", section "Autotuning features:
+    streaming autoscaling", of cloud.google.com/dataflow/docs: "remains backlogged with workers utilizing, on average,
+    more than 20% of their CPUs, for a couple minutes ... targets clearing the backlog in approximately 150 seconds
+    after scaling up, given the current throughput per worker"; "lower than 10 seconds and workers are utilizing on
+    average less than 75% of the CPUs for a period of a couple minutes". Only later editions name the least backlog that
+    counts: 15 seconds.
     """
 
     behind: float = 15.0
@@ -115,7 +116,7 @@ class BacklogCpu:
 
 
 def _numbers(observation: Observation) -> tuple[float, float, float, float] | None:
-    """Arrivals, throughput, lag and CPU, each as one number; None: one of them is missing."""
+    """Arrivals, throughput, lag and CPU, each as one number; None if one of them is missing."""
     readings = [observation.metrics.get(name) for name in ("arrivals", "throughput", "lag", "cpu")]
     values = [reading.value for reading in readings if reading is not None]
     if len(values) < len(readings):
@@ -130,7 +131,7 @@ def _time(lag: float, throughput: float) -> float:
 
 
 LAG_S = 5.0
-"""A lag worth so many seconds of a worker's full capacity asks for one worker, where lag is divided by a threshold."""
+"""The threshold of rules that divide the lag by one, in seconds of a worker's full capacity for each worker."""
 
 BASELINES: Mapping[str, Baseline] = {
     "static": Baseline("{policies: {}, min: 18, max: 18}"),  # always what the peak needs, plus 10 %
@@ -142,7 +143,7 @@ BASELINES: Mapping[str, Baseline] = {
         "{type: flink-operator, metrics_window: 5m, stabilization_interval: 1m, scale_down_interval: 15m, "
         "restart_time: 1m}"
     ),
-    # Without 20 % on top it never drains a backlog.
+    # Without the additional 20 %, it never drains a backlog.
     "ds2": Baseline("{type: ds2, scaling_factor: 0.2, minor: 0}"),
     "daedalus": Baseline("{type: daedalus}"),
     "daedalus-oracle": Baseline("{type: daedalus, forecast: forecast}", oracle=True),
@@ -150,7 +151,7 @@ BASELINES: Mapping[str, Baseline] = {
     "adaptive-oracle": Baseline("{type: adaptive, objective: $SLO, forecast: forecast}", bare=False, oracle=True),
     "backlog-drain": Baseline("{type: backlog-drain}", bare=False),
 }
-"""The eleven of the benchmark, by name."""
+"""The eleven policies of the benchmark, by name."""
 
 
 def _without(settings: str, *, bare: bool = False, flat: bool = False) -> Baseline:
@@ -158,7 +159,7 @@ def _without(settings: str, *, bare: bool = False, flat: bool = False) -> Baseli
 
 
 ABLATIONS: Mapping[str, Baseline] = {
-    "no forecast": _without(", forecast: forecast", flat=True),  # nor a line that arrivals only swing around
+    "no forecast": _without(", forecast: forecast", flat=True),  # nor a level that arrivals swing around
     "no slack": _without(", slack: 1"),  # acts when the objective is reached, not before
     "no headroom": _without(", headroom: 0"),
     "no down_headroom": _without(", down_headroom: 0"),
@@ -168,11 +169,11 @@ ABLATIONS: Mapping[str, Baseline] = {
     "no utilization": _without(", utilization: none"),  # capacity is learned only while the job falls behind
     "no guards": _without("", bare=True),
 }
-"""`adaptive` with one rule off, as far as a parameter or what it is shown can do that."""
+"""`adaptive` with one rule off, as far as a parameter or its input can turn the rule off."""
 
 
 def without_guards(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-    """Decide as `step` does, with the limits in place of all guards: a recommendation takes effect at once."""
+    """Decide as `step` does, with the limits instead of all guards: a recommendation takes effect at once."""
     return step(spec, state, observation, _limits)
 
 
@@ -201,7 +202,7 @@ def with_forecast(decide: Decide, load: Load, start: datetime = START) -> Decide
 
 
 def with_flat_forecast(decide: Decide) -> Decide:
-    """The same decider with the metric `FORECAST` saying that arrivals stay what they are."""
+    """The same decider with a metric `FORECAST` that says that arrivals stay the same."""
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         metrics = dict(observation.metrics)

@@ -1,7 +1,7 @@
 """A simulated cluster under batch jobs: stages of tasks that wait for slots, as Spark schedules them.
 
 Tasks start first come, first served (`spark.scheduler.mode` FIFO), spread over the workers with free slots. Workers
-come with the plant's start-up, and leave when the tasks that they run have ended, as decommissioned ones do.
+join after the plant's start-up time, and leave when their running tasks have ended, as decommissioned ones do.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ METRICS = ("pending_tasks", "running_tasks", "remaining_task_time", "shuffle_wor
 """The metrics of a cluster under batch jobs, as the source `spark` calls them."""
 
 SLACK = 3600.0
-"""A run ends so many seconds after one slot would have done all tasks twice: what is not done then never is."""
+"""A run ends this many seconds after one slot would have done all tasks twice: a job not done then never will be."""
 
 GIVE_BACK = 600.0
-"""After the last job a run goes on for so many seconds at most, until the cluster has its least size."""
+"""After the last job, a run goes on until the cluster has its minimum size, but at most for this many seconds."""
 
 BACKLOG_TIMEOUT = 1.0
-"""Default of `spark.dynamicAllocation.schedulerBacklogTimeout` and of the one for a sustained backlog, seconds."""
+"""Default of `spark.dynamicAllocation.schedulerBacklogTimeout` and `sustainedSchedulerBacklogTimeout`, seconds."""
 
 IDLE_TIMEOUT = 60.0
 """Default of `spark.dynamicAllocation.executorIdleTimeout`, seconds."""
 
 
 MOST_TASKS = 1_000_000
-"""A stage has at most so many tasks."""
+"""The maximum number of tasks of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class Stage:
     Attributes:
         tasks: their number.
         task_time: how long a task takes.
-        skew: one task, at a drawn place, takes so many times as long.
-        shuffle: whether its tasks leave shuffle files that the next stage reads; those of a job's last stage do not.
-        driver_time: before it the driver works alone for so long.
+        skew: one randomly drawn task takes this many times as long.
+        shuffle: whether its tasks leave shuffle files that the next stage reads; the last stage of a job never does.
+        driver_time: how long the driver works alone before the stage.
     """
 
     tasks: int
@@ -92,8 +92,8 @@ class BatchJob:
 
     Attributes:
         stages: in their order.
-        at: when it is submitted, after the beginning.
-        name: what tables call it; empty: its number.
+        at: when it is submitted, as a time since the beginning.
+        name: its name in tables; empty: its number.
     """
 
     stages: tuple[Stage, ...]
@@ -114,12 +114,12 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What runs on a cluster. Jobs that overlap share the slots, the one submitted first comes first.
+    """The jobs of a cluster. Jobs that overlap share the slots; the job that was submitted first has priority.
 
     Attributes:
-        jobs: in any order.
+        jobs: the jobs, in any order.
         migrate: whether a worker that leaves hands its shuffle files to the others (`spark.storage.decommission.*`);
-            else they are lost, and their tasks run again when a stage needs them.
+            otherwise the files are lost, and their tasks run again when a stage needs them.
     """
 
     jobs: tuple[BatchJob, ...]
@@ -136,14 +136,14 @@ class Workload:
 
     @property
     def longest(self) -> float:
-        """A time after which all of it is done on one slot, with much to spare, seconds."""
+        """Seconds after which one slot has done all jobs, with a wide margin."""
         driver = math.fsum(stage.driver_time.total_seconds() for job in self.jobs for stage in job.stages)
         return max(job.at for job in self.jobs).total_seconds() + 2 * (self.task_seconds + driver) + SLACK
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a cluster showed at a time: seconds since the beginning, tasks, slots, and workers running or starting."""
+    """A cluster at one time: seconds since the beginning, tasks, slots, and workers running or starting."""
 
     after: float
     pending: int
@@ -154,16 +154,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRun:
-    """What became of the jobs.
+    """The result of a run.
 
     Attributes:
         times: seconds from submission to end of each job, in the workload's order; None: it was not done in time.
-        worker_seconds: of workers running or starting, until the last job has ended; after it those above the least
-            size, while they are given back.
-        finished: tasks that have ended, those included that ran again.
-        repeated: tasks that were to run again because their shuffle files were lost.
-        changes: of size that were requested.
-        samples: at each decision; empty where there is none.
+        worker_seconds: the time of workers running or starting until the last job has ended; after that only of workers
+            above the minimum size, until they are given back.
+        finished: tasks that have ended, including those that ran again.
+        repeated: tasks that had to run again because their shuffle files were lost.
+        changes: requested changes of size.
+        samples: one for each decision; empty without decisions.
     """
 
     times: tuple[float | None, ...]
@@ -190,13 +190,13 @@ class _Stage:
     """A stage as it runs.
 
     Attributes:
-        seconds: that a task takes.
-        long, skew: this task takes so many times as long.
+        seconds: seconds that a task takes.
+        long, skew: the number of the slow task, and how many times as long it takes.
         shuffle: whether its tasks leave files.
         waiting: tasks that have not been started.
-        running: how many run.
-        finished: tasks that have ended, those that ran again included.
-        spent: seconds that these took together.
+        running: the number of running tasks.
+        finished: tasks that have ended, including those that ran again.
+        spent: seconds that the finished tasks took together.
         launched: when its first task was started.
         files: task -> the worker with its shuffle files.
     """
@@ -218,7 +218,7 @@ class _Stage:
         return not self.waiting and not self.running
 
     def remaining(self, waiting: int, now: float) -> float:
-        """Seconds of slot time that so many waiting tasks and those that run need, as the source `spark` has them."""
+        """Seconds of slot time that the waiting and the running tasks need, estimated as the source `spark` does."""
         mean = self.spent / self.finished if self.finished else max(0.0, 2 * (now - self.launched))
         return (waiting + self.running / 2) * mean
 
@@ -228,12 +228,12 @@ class _Job:
     """A job as it runs.
 
     Attributes:
-        stages: in their order.
-        driver_times: seconds that the driver works before each.
-        at: when it is submitted.
-        current: the stage that it is at.
-        begins: when the driver lets that stage begin.
-        ended: when the last one was done.
+        stages: the stages in their order.
+        driver_times: seconds that the driver works before each stage.
+        at: when the job is submitted.
+        current: the number of the current stage.
+        begins: when the driver lets the current stage begin.
+        ended: when the last stage was done.
     """
 
     stages: list[_Stage]
@@ -244,7 +244,7 @@ class _Job:
     ended: float | None = None
 
     def runnable(self) -> int:
-        """The stage whose tasks can start: the current one, or one before it whose lost files it needs."""
+        """The stage whose tasks can start: the current one, or an earlier one whose lost files it needs."""
         stages, number = self.stages, self.current
         while number and stages[number].waiting and stages[number - 1].shuffle and not stages[number - 1].done:
             number -= 1
@@ -252,10 +252,9 @@ class _Job:
 
 
 class BatchCluster:
-    """One simulated cluster under a workload. `advance` it, `observe` it, `scale` it.
+    """One simulated cluster under a workload, with the methods `advance`, `observe` and `scale`.
 
-    The least size of the limits is up at the beginning, and is what it goes back to. Of the plant only the time that
-    workers take to start counts.
+    It begins with the minimum size of the limits, and goes back to it. It uses only the start-up time of the plant.
     """
 
     def __init__(self, workload: Workload, plant: PlantSpec, seed: int, limits: Limits, slots: int) -> None:
@@ -263,7 +262,7 @@ class BatchCluster:
         self._least = self.desired = limits.minimum
         self._slots = slots
         self._migrate = workload.migrate
-        # Each has its own, so that the long tasks are the same ones whoever scales the cluster.
+        # Separate generators, so that the slow tasks are the same, however the cluster is scaled.
         self._starts = Random(f"{seed} starts")  # noqa: S311 - noise of a simulation, nothing secret
         self._places = Random(f"{seed} places")  # noqa: S311
         skews = Random(f"{seed} skews")  # noqa: S311
@@ -328,7 +327,7 @@ class BatchCluster:
         return sum(stage.running for job in self._active for stage in job.stages)
 
     def advance(self, until: float) -> None:
-        """Let everything happen up to this time, seconds since the beginning."""
+        """Process all events up to this time, in seconds since the beginning."""
         while self._events and self._events[0][0] <= until:
             at, _, happens = heappop(self._events)
             self._pass(at)
@@ -347,7 +346,7 @@ class BatchCluster:
             self.pending,
             self.running,
             math.fsum(each.remaining(len(each.waiting) if each in runnable else 0, self.now) for each in stages),
-            # One at least has to stay where the others' files go to it.
+            # With migration, one worker is enough: the files of the others can move to it.
             min(1, holders) if self._migrate else holders,
             self.now - min((job.at for job in self._active), default=self.now),
         )
@@ -362,7 +361,7 @@ class BatchCluster:
         )
 
     def scale(self, size: int) -> None:
-        """Request a size. Of those that leave, the ones that are starting go first, then those with least to lose."""
+        """Request a size. Workers that are still starting leave first, then those with the least to lose."""
         if size == self.desired:
             return
         self.desired = size
@@ -374,14 +373,14 @@ class BatchCluster:
             if worker.registers < math.inf:
                 self._at(worker.registers, partial(self._register, worker))
         holders = set() if self._migrate else self._holders()
-        # Of equal ones the latest goes first.
+        # Among equal workers, the latest leaves first.
         staying.sort(key=lambda worker: (worker.up, worker in holders, worker.running, -worker.registers))
         for worker in staying[: max(0, len(staying) - size)]:
             self._release(worker)
         self._launch()
 
     def give_back_idle(self, least: int, *, tracking: bool) -> None:
-        """Release what has been idle for `IDLE_TIMEOUT`, but keep `least`, and with `tracking` those with files."""
+        """Release workers idle for `IDLE_TIMEOUT`, but keep `least` workers, and with `tracking` those with files."""
         before = self.now - IDLE_TIMEOUT
         idle = [worker for worker in self._workers if worker.up and not worker.running and worker.idle_since <= before]
         if idle and tracking:
@@ -393,7 +392,7 @@ class BatchCluster:
         self._launch()
 
     def result(self) -> BatchRun:
-        """What happened so far."""
+        """The result so far."""
         return BatchRun(
             times=tuple([None if job.ended is None else job.ended - job.at for job in self._jobs]),
             worker_seconds=self._worker_seconds,
@@ -420,7 +419,7 @@ class BatchCluster:
         self._begin(job)
 
     def _begin(self, job: _Job) -> None:
-        """The driver works on what comes before the current stage."""
+        """Begin the current stage: the driver works alone first."""
         job.begins = self.now + job.driver_times[job.current]
         self._at(job.begins, lambda: None)  # the tasks are launched after every event
 
@@ -430,7 +429,7 @@ class BatchCluster:
             worker.idle_since = self.now
 
     def _launch(self) -> None:
-        """Start what can run, one task after the other on each worker with a free slot, in a drawn order."""
+        """Start waiting tasks, one at a time on each worker with a free slot; the order of the workers is drawn."""
         waiting = [stage for stage in self._runnable() if stage.waiting]
         if not waiting:
             return
@@ -467,9 +466,9 @@ class BatchCluster:
                 break
 
     def _complete(self, job: _Job) -> None:
-        """The current stage is done: the next one begins, or the job has ended."""
+        """Complete the current stage: begin the next one, or end the job."""
         if not job.stages[job.current].shuffle:
-            # Nothing reads what the stages before it have left.
+            # Nothing reads the files of the stages before it any more.
             for stage in job.stages:
                 stage.files.clear()
         if job.current == len(job.stages) - 1:
@@ -481,7 +480,7 @@ class BatchCluster:
             self._begin(job)
 
     def _holders(self) -> set[_Worker]:
-        """Workers with shuffle files that what runs may still read."""
+        """Workers with shuffle files that a running job may still read."""
         return {worker for job in self._active for stage in job.stages for worker in stage.files.values()}
 
     def _release(self, worker: _Worker) -> None:
@@ -490,7 +489,7 @@ class BatchCluster:
             self._leave(worker)
 
     def _leave(self, worker: _Worker) -> None:
-        """A worker is gone. Its files are on others, or their tasks have to run again."""
+        """Remove a worker. Its files move to other workers, or the tasks of these files have to run again."""
         self._workers.remove(worker)
         others = [other for other in self._workers if other.up and not other.leaving] if self._migrate else []
         heirs = itertools.cycle(others)
@@ -512,11 +511,11 @@ def run(
     record: Keep | None = None,
     decide: Decide = step,
 ) -> BatchRun:
-    """Let a cluster's decisions scale a simulated one under batch jobs, until it has its least size after the last job.
+    """Let decisions scale a simulated cluster under batch jobs, until it has its minimum size after the last job.
 
     Args:
-        spec: of the cluster; the first decision is made after one interval, at the least size.
-        workload: what runs.
+        spec: the spec of the cluster; the first decision is made after one interval, at the minimum size.
+        workload: the jobs.
         plant: how long workers take to start.
         seed: of all random draws.
         record: receives the record of every decision.
@@ -545,24 +544,24 @@ def run(
 def run_dynamic_allocation(
     limits: Limits, slots: int, workload: Workload, plant: PlantSpec, seed: int, *, tracking: bool = True
 ) -> BatchRun:
-    """The same under Spark's dynamic allocation with its defaults; executors stand for workers, and start like them.
+    """Run the jobs under Spark's dynamic allocation with its defaults. Executors are workers, and start like them.
 
-    The rule of `ExecutorAllocationManager` and `ExecutorMonitor` (apache/spark, core/src/main/scala/org/apache/spark/
-    ExecutorAllocationManager.scala and scheduler/dynalloc/ExecutorMonitor.scala). The target is
-    ceil((pending + running tasks) / slots) at most. While tasks wait it grows by 1, 2, 4, 8 ... executors every
-    `BACKLOG_TIMEOUT`; the steps begin with 1 again when the queue is empty or one was cut short. A lower target
-    cancels requests only; an executor is given back when it has been idle for `IDLE_TIMEOUT`. Those above the least
-    number end with the application. Files that nothing reads any more are taken to be gone at once; Spark's cleaner
-    waits for a garbage collection of the driver.
+    This is the rule of `ExecutorAllocationManager` and `ExecutorMonitor` (apache/spark, core/src/main/scala/org/apache/
+    spark/ExecutorAllocationManager.scala and scheduler/dynalloc/ExecutorMonitor.scala). The target is at most
+    ceil((pending + running tasks) / slots). While tasks wait, it grows by 1, 2, 4, 8 ... executors every
+    `BACKLOG_TIMEOUT`. The growth begins with 1 again when the queue is empty or a step was cut short. A lower target
+    only cancels requests; an executor is given back when it has been idle for `IDLE_TIMEOUT`. Executors above the
+    minimum end with the application. Here, files that nothing reads any more are removed at once; Spark's cleaner waits
+    for a garbage collection of the driver.
 
     Args:
-        limits: minExecutors, which are also the initial ones of each application, and maxExecutors.
+        limits: minExecutors, which is also the initial number of each application, and maxExecutors.
         slots: tasks that an executor runs at a time.
-        workload: what runs.
+        workload: the jobs.
         plant: how long workers take to start.
         seed: of all random draws.
-        tracking: `spark.dynamicAllocation.shuffleTracking.enabled`: an executor with shuffle files of what runs stays.
-            Without it one stays in any case, for the others' files to go to.
+        tracking: `spark.dynamicAllocation.shuffleTracking.enabled`: an executor with shuffle files of a running job
+            stays. Without it, at least one executor stays, so that the files of the others can move to it.
     """
     cluster = BatchCluster(workload, plant, seed, limits, slots)
     target, growth, grows_at = limits.minimum, 1, math.inf

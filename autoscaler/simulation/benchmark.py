@@ -49,12 +49,12 @@ class Means:
     """The means of several runs of a policy: cost geometric, all else arithmetic.
 
     Attributes:
-        plant, scenario, policy: of which runs; of all scenarios where `scenario` is empty.
-        cost: to the optimum; None: where nothing keeps the objective there is none.
-        demand: cost to what the arrivals need at each moment.
+        plant, scenario, policy: identify the runs; an empty `scenario` means all scenarios.
+        cost: cost as a ratio to the optimum; None if there is no optimum, because no size keeps the objective.
+        demand: cost as a ratio to what the arrivals need at each moment.
         violation, p50, p99, worst, rescales_per_hour, stopped, under, over, j: as in `Score`.
-        converged: seconds, over the runs with jumps; None: there was none.
-        low, of: in how many of the scenarios the violation was below `LOW`.
+        converged: seconds, over the runs with jumps; None: no run had a jump.
+        low, of: the number of scenarios with a violation below `LOW_VIOLATION`, and of all scenarios.
     """
 
     plant: str
@@ -78,7 +78,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy in the benchmark: its name, the spec of its cluster, and what decides."""
+    """A policy in the benchmark: its name, the spec of its cluster, and the decider."""
 
     name: str
     spec: ClusterSpec
@@ -88,14 +88,14 @@ class Contender:
 def compare(contender: Contender, plant_name: str, plant: PlantSpec, load: Load, seed: int, least: float | None) -> Row:
     """The numbers of one run.
 
-    `plant_name` is what tables call the plant; `least` the cost of the optimum, worker-hours, where there is one.
+    `plant_name` is the plant's name in tables; `least` is the cost of the optimum in worker-hours, if there is one.
     """
     done = run(contender.spec, plant, load, seed, decide=contender.decide)
     return Row(plant_name, load.name, contender.name, seed, done.score(least))
 
 
 def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:
-    """The means of each policy on each plant, or on `each` scenario of it, in the order of the rows."""
+    """The means of each policy on each plant, with `each` also for each scenario, in the order of the rows."""
 
     def key(row: Row) -> tuple[str, str, str]:
         return row.plant, row.scenario if each else "", row.policy
@@ -180,7 +180,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:
-    """Where another policy has a lower J: (scenario, J of the policy, the best other, its J).
+    """The scenarios in which another policy has a lower J: (scenario, J of the policy, the best other, its J).
 
     The policies named in `without` do not count.
     """
@@ -200,12 +200,12 @@ def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) 
 
 
 def rows_json(rows: Iterable[Row]) -> list[dict[str, object]]:
-    """The rows as JSON has them."""
+    """The rows as JSON values."""
     return [asdict(row) for row in rows]
 
 
 def digest(rows: Iterable[Any]) -> str:
-    """A hash of all numbers, to the last digit, whatever the order of the rows: equal seeds give equal ones.
+    """A hash of all numbers, to the last digit, in any order of the rows: equal seeds give equal hashes.
 
     The rows are dataclasses.
     """
@@ -217,7 +217,7 @@ def digest(rows: Iterable[Any]) -> str:
 
 
 def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
-    """What later runs are compared with: the figures of a policy, and the scenarios and seeds of their means."""
+    """The figures that later runs are compared with: those of a policy, with the scenarios and seeds of the means."""
     mine = [row for row in rows if row.policy == policy]
     return {
         "policy": policy,
@@ -231,7 +231,7 @@ def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     """Figures that are worse than recorded by more than the tolerances, one line each.
 
     Raises:
-        ValueError: the recorded figures are of something else, or not figures.
+        ValueError: the recorded figures are for other scenarios, seeds or plants, or are not figures.
     """
     now = gate_figures(rows, str(before.get("policy")))
     for name in ("scenarios", "seeds"):

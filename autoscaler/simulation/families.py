@@ -1,8 +1,8 @@
-"""Families of loads, on plants and with sources of random parameters: to judge policies on what nobody tuned them for.
+"""Families of loads, plants and sources with random parameters, to judge policies on cases that nobody tuned them for.
 
-Each family is one kind of load. All parameters are drawn, within the ranges that its function names, from a seed. The
-families are split into those to develop on and those kept for the verdict, and the draws of the two differ: a figure
-of the kept ones says nothing about a load that was looked at before.
+Each family is one kind of load. Its parameters are drawn from a seed, within the ranges that its function names. The
+families are split into those to develop on and those held out for the verdict. The draws of the two differ: a figure
+of the held-out families is never about a load that someone has looked at before.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from autoscaler.simulation.loads import DAY, HOUR, Load, LoadError, Point, burst
 from autoscaler.simulation.plant import STEP, WINDOW_STEPS, PlantSpec, work
 
 Shape = Callable[[Random, int], Sequence[float]]
-"""Draws the rates of so many steps, in any unit."""
+"""Draws the rates of a number of steps, in any unit."""
 
 MINUTE = 60 / STEP
-"""Steps of a minute."""
+"""Steps in a minute."""
 
 Range = tuple[float, float]
 
@@ -33,12 +33,12 @@ def _between(dice: Random, low: float, high: float) -> float:
 
 
 def _noisy(dice: Random, rates: Sequence[float], shares: Range) -> list[float]:
-    """With noise of a share within that range, whose memory is 10 s to 5 min."""
+    """Add noise: its standard deviation is a share in the given range, its memory 10 s to 5 min."""
     return noise(rates, dice.uniform(*shares), dice.getrandbits(32), _between(dice, 10, 300))
 
 
 def season(dice: Random, steps: int) -> list[float]:
-    """Two waves, of 1 to 6 h and of a half or a third of that: lowest at 5 to 60 % of the peak, 2 to 12 % of noise."""
+    """Two waves with periods of 1 to 6 h and 1/2 or 1/3 of that; minimum 5 to 60 % of the peak; 2 to 12 % noise."""
     period = _between(dice, 1, 6) * HOUR / STEP
     low, second, faster = dice.uniform(0.05, 0.6), dice.uniform(0.0, 0.5), dice.choice((2, 3))
     phases = dice.uniform(0, 2 * math.pi), dice.uniform(0, 2 * math.pi)
@@ -51,7 +51,7 @@ def season(dice: Random, steps: int) -> list[float]:
 
 
 def trend(dice: Random, steps: int) -> list[float]:
-    """Up, down, or up and down again: once, bent, from 10 to 50 % of the peak, 2 to 12 % of noise."""
+    """One bent rise, fall, or rise and fall, between 10 to 50 % of the peak and the peak; 2 to 12 % noise."""
     low, bend = dice.uniform(0.1, 0.5), _between(dice, 0.4, 2.5)
     top = dice.choice((0.0, 1.0, dice.uniform(0.25, 0.75)))
     places = [(n + 0.5) / steps for n in range(steps)]
@@ -60,7 +60,7 @@ def trend(dice: Random, steps: int) -> list[float]:
 
 
 def shifts(dice: Random, steps: int) -> list[float]:
-    """Levels from 10 % of the peak on, each for 2 min and more, 10 to 60 min in the mean; 1 to 8 % of noise."""
+    """Levels of 10 to 100 % of the peak, each for at least 2 min and 10 to 60 min on average; 1 to 8 % noise."""
     mean = dice.uniform(10, 60)
     rates: list[float] = []
     while len(rates) < steps:
@@ -69,7 +69,7 @@ def shifts(dice: Random, steps: int) -> list[float]:
 
 
 def heavy_bursts(dice: Random, steps: int) -> list[float]:
-    """Bursts on a level base, every 15 to 90 min in the mean, and 2 to 10 % of noise.
+    """Bursts on a constant base, every 15 to 90 min on average; 2 to 10 % noise.
 
     Their heights (up to 20 times the base) and their lengths (up to an hour) have heavy tails.
     """
@@ -87,7 +87,7 @@ def heavy_bursts(dice: Random, steps: int) -> list[float]:
 
 
 def _add(rates: list[float], begin: int, high: float, rise: float, fade: float, stays: float) -> None:
-    """Add a straight rise to `high` and an exponential decay to the share of it that stays. Times are steps."""
+    """Add a linear rise to `high`, and an exponential decay to the share `stays` of it. Times are in steps."""
     for n in range(begin, len(rates)):
         since = n - begin + 1
         left = stays + (1 - stays) * math.exp(-max(0.0, since - rise) / fade)
@@ -95,7 +95,7 @@ def _add(rates: list[float], begin: int, high: float, rise: float, fade: float, 
 
 
 def on_off(dice: Random, steps: int) -> list[float]:
-    """At the peak for 2 to 20 min in the mean, at 0 to 30 % of it for 5 to 40 min; 1 to 8 % of noise."""
+    """At the peak for 2 to 20 min on average, at 0 to 30 % of it for 5 to 40 min on average; 1 to 8 % noise."""
     rates = bursts(
         steps * STEP / HOUR,
         dice.getrandbits(32),
@@ -107,9 +107,9 @@ def on_off(dice: Random, steps: int) -> list[float]:
 
 
 def launches(dice: Random, steps: int) -> list[float]:
-    """One to three launches on a level base, and 2 to 10 % of noise.
+    """One to three launches on a constant base; 2 to 10 % noise.
 
-    Each rises within 30 s to 20 min, to 1 to 20 times the base, and fades within 10 to 90 min; up to 60 % of it stays.
+    Each rises within 30 s to 20 min by 1 to 20 times the base, and fades within 10 to 90 min; up to 60 % of it stays.
     """
     rates = [dice.uniform(0.05, 0.3)] * steps
     for _ in range(dice.randint(1, 3)):
@@ -119,10 +119,10 @@ def launches(dice: Random, steps: int) -> list[float]:
 
 
 def requests(dice: Random, steps: int) -> list[float]:
-    """Single requests to a language model: half a request to 8 a second in the mean, waves of 2 to 8 h.
+    """Single requests to a language model: 0.5 to 8 requests/s on average, in waves of 2 to 8 h.
 
-    The number of tokens of a request has a heavy tail (its logarithm deviates by 0.5 to 1.5). For 5 to 60 s at a time
-    there are many or hardly any (a gamma distribution of shape 0.3 to 2).
+    The number of tokens of a request has a heavy tail (its logarithm has a standard deviation of 0.5 to 1.5). Blocks of
+    5 to 60 s have many requests or hardly any (a gamma distribution of shape 0.3 to 2).
     """
     rate, period = _between(dice, 0.5, 8), dice.uniform(2, 8) * HOUR
     deviation, bursty = dice.uniform(0.5, 1.5), dice.uniform(0.3, 2.0)
@@ -142,9 +142,9 @@ def requests(dice: Random, steps: int) -> list[float]:
 
 
 def silence(dice: Random, steps: int) -> list[float]:
-    """A wave with one or two silences of 10 to 90 min, in which nothing arrives, and 2 to 10 % of noise.
+    """A wave with one or two silences of 10 to 90 min, in which nothing arrives; 2 to 10 % noise.
 
-    Then it is back within 5 min, at 60 to 140 % of what it was. Its lowest is 40 to 100 % of its highest.
+    After a silence, it returns within 5 min to 60 to 140 % of its former level. Its minimum is 40 to 100 % of its peak.
     """
     period, phase, low = _between(dice, 2, DAY) * HOUR / STEP, dice.uniform(0, 2 * math.pi), dice.uniform(0.4, 1.0)
     rates = [low + (1 - low) * (1 + math.sin(2 * math.pi * n / period + phase)) / 2 for n in range(steps)]
@@ -158,7 +158,7 @@ def silence(dice: Random, steps: int) -> list[float]:
 
 
 def recorded(points: Sequence[Point]) -> Shape:
-    """Parts of a recorded trace, which begin at any time; of a shorter one all."""
+    """Parts of a recorded trace that begin at a random time; the whole trace if it is shorter."""
 
     def part(dice: Random, steps: int) -> Sequence[float]:
         first, last = points[0][0], points[-1][0]
@@ -186,11 +186,11 @@ FOLDS: tuple[tuple[str, ...], ...] = (
     ("silence", "shifts"),
     ("launches", "on-off"),
 )
-"""The families that each split keeps for the verdict: a slow and a quick one, and each family once."""
+"""The families that each split holds out for the verdict: a slow one and a fast one. Each family occurs once."""
 
 
 def split(fold: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The families to develop on and those kept, of a split that is numbered from 1."""
+    """The families to develop on and the held-out families of a split; splits are numbered from 1."""
     kept = FOLDS[fold - 1]
     return tuple([name for name in FAMILIES if name not in kept]), kept
 
@@ -200,7 +200,7 @@ def split(fold: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class PlantFamily:
-    """Ranges of a plant's parameters, seconds; those that all plants share are below."""
+    """Ranges of a plant's parameters in seconds; the ranges that all plants share are below."""
 
     startup: Range
     restart: Range
@@ -213,7 +213,7 @@ PLANT_FAMILIES: Mapping[str, PlantFamily] = {
     "redeploys": PlantFamily((10, 90), (40, 90)),
     "flink-2": PlantFamily((10, 120), (5, 30), flink=True),  # with its cooldown, stabilization and rescale trigger
 }
-"""The kinds of plants by name: much like `k8s`, `ec2`, `redeploy` and `flink-2.3`."""
+"""The kinds of plants by name: similar to `k8s`, `ec2`, `redeploy` and `flink-2.3`."""
 
 GAMMA: Range = (0.8, 1.0)
 SIGMA: Range = (0.01, 0.08)
@@ -222,13 +222,13 @@ CHECKPOINT: Range = (5, 120)
 MERGE: Range = (0, 60)
 IDLE: Range = (0.02, 0.2)
 SLO: Range = (0.8, 2.0)
-"""The objective, as a multiple of about what a rescale takes..."""
+"""The objective as a multiple of the approximate time of a rescale..."""
 LEAST_SLO = 60.0
-"""... but not less than this, seconds."""
+"""... but at least this many seconds."""
 
 
 def plant(dice: Random, name: str) -> PlantSpec:
-    """A plant of a kind. Its objective is one that a rescale leaves a chance to keep."""
+    """Draw a plant of a kind. Its objective is long enough that it can be kept during a rescale."""
     kind = PLANT_FAMILIES[name]
     startup, restart = round(_between(dice, *kind.startup), 1), round(_between(dice, *kind.restart), 1)
     checkpoint, merge = round(_between(dice, *CHECKPOINT), 1), round(dice.uniform(*MERGE), 1)
@@ -251,10 +251,10 @@ def plant(dice: Random, name: str) -> PlantSpec:
 
 
 def sources(dice: Random) -> Faults:
-    """Metrics as sources show them.
+    """Draw the faults of the sources.
 
-    Up to 3 % of the readings are missing, for one plant of three all of them for 1 to 5 min of every hour; they are up
-    to 30 s old, and off by up to 5 %.
+    Up to 3 % of the readings are missing; for one plant in three, all readings are missing for 1 to 5 min of every
+    hour. Readings are up to 30 s old, and have noise of up to 5 %.
     """
     gaps, late, off = round(dice.uniform(0, 0.03), 4), dice.choice((0.0, 15.0, 30.0)), round(dice.uniform(0, 0.05), 4)
     outage = ReadingFault(FaultKind.MISSING, round(dice.uniform(60, 300)))
@@ -264,7 +264,7 @@ def sources(dice: Random) -> Faults:
 # Samples
 
 WORKERS = (4, 16)
-"""So many workers at 100 % process the busiest minute of a load."""
+"""The range of the number of workers that process the busiest minute of a load at 100 %."""
 
 RATE: Range = (10, 100_000)
 """The rate of that minute, records/s."""
@@ -272,18 +272,18 @@ RATE: Range = (10, 100_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A load of a family, the plant that it is offered to, and what is seen of that.
+    """A load of a family, the plant that processes it, and the faults of the readings.
 
     Attributes:
-        family: of the load.
-        number: of the load in its family, from 0.
-        kept: whether it is for the verdict.
-        plant_family: of the plant.
-        load: what is offered.
+        family: the family of the load.
+        number: the number of the load in its family, from 0.
+        kept: whether it is held out for the verdict.
+        plant_family: the kind of the plant.
+        load: the offered load.
         plant: how the cluster behaves.
-        faults: of the readings.
-        cpu: whether what is shown as utilization is the CPU, which is busy without any record, too.
-        seed: of the simulation.
+        faults: the faults of the readings.
+        cpu: whether `utilization` shows the CPU, which is also busy without records.
+        seed: the seed of the simulation.
     """
 
     family: str
@@ -298,17 +298,17 @@ class Sample:
 
 
 def draw(family: str, number: int, seed: int, hours: float, *, kept: bool, shape: Shape | None = None) -> Sample:
-    """The sample of that number. Equal arguments give an equal one.
+    """The sample with a number. Equal arguments give equal samples.
 
-    The kinds of plants take turns, so that a family has all of them in any four of its loads.
+    The kinds of plants take turns, so that any four consecutive loads of a family have all of them.
 
     Args:
-        family: its name; `shape` may be one that is not in `FAMILIES`.
-        number: from 0.
-        seed: of all draws.
-        hours: of the load.
-        kept: whether it is for the verdict, whose draws are others.
-        shape: draws the rates; None: that of the family.
+        family: its name; with a `shape`, it may be missing in `FAMILIES`.
+        number: the number of the load, from 0.
+        seed: the seed of all draws.
+        hours: the length of the load.
+        kept: whether it is held out for the verdict, which has other draws.
+        shape: draws the rates; None: the shape of the family.
 
     Raises:
         LoadError: nothing arrives.
@@ -343,7 +343,7 @@ def draw(family: str, number: int, seed: int, hours: float, *, kept: bool, shape
 
 
 def busiest_minute(rates: Sequence[float]) -> float:
-    """The greatest mean of a minute."""
+    """The highest mean rate of a minute."""
     width = min(WINDOW_STEPS, len(rates))
     until = list(accumulate(rates, initial=0.0))
     return max(after - before for before, after in zip(until, until[width:], strict=False)) / width

@@ -1,6 +1,6 @@
 """Faults of a simulation: missing or wrong readings, failing scale calls, failing workers, restarts of the daemon.
 
-Their random draws are separate: without faults of its workers a plant behaves the same until a decision differs.
+Faults have random draws of their own: a plant without faulty workers behaves the same until a decision differs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from autoscaler.ports import Record
 from autoscaler.simulation.plant import GRID, SHARES, START, Plant, PlantSpec
 
 HOUR = 3600.0
-"""Readings are wrong once in this time, seconds."""
+"""Readings are wrong once in this period, in seconds."""
 
 TARGET, ENGINE = "target", "engine"
-"""What can be missing besides metrics: the sizes of the target, and the status of the engine."""
+"""Readings that can be missing besides metrics: the sizes of the target, and the status of the engine."""
 
 MISSING = "not answered (a fault of the simulation)"
 REFUSED = "refused (a fault of the simulation)"
@@ -36,15 +36,15 @@ RESTARTED = "the daemon was restarted before it saw the scale call confirmed"
 
 
 class FaultError(ValueError):
-    """A fault is unknown or its amount is wrong; the message lists what is expected."""
+    """A fault is unknown or its amount is wrong; the message lists the expected values."""
 
 
 class FaultKind(StrEnum):
-    """What is wrong with a reading."""
+    """How a reading is wrong."""
 
     MISSING = "missing"  # it cannot be read
-    STALE = "stale"  # value and time stay as they were
-    FROZEN = "frozen"  # its value stays as it was, its time does not
+    STALE = "stale"  # its value and its time stay the same
+    FROZEN = "frozen"  # its value stays the same, but its time advances
     NAN = "nan"  # it is not a number
     DOUBLED = "doubled"  # it is twice what it should be
 
@@ -54,7 +54,7 @@ class ReadingFault:
     """Readings that are wrong once an hour, beginning at a random moment.
 
     Attributes:
-        kind: what is wrong with them.
+        kind: how the readings are wrong.
         seconds: for how long, at most an hour.
         name: which metric, or `target` or `engine`, which can only be missing; empty: all metrics.
     """
@@ -77,14 +77,14 @@ class Faults:
     Attributes:
         readings: readings that are wrong.
         gaps: share of the readings that cannot be read, each metric for itself.
-        late: readings are so old, by their time stamps too; rounded up to polls.
+        late: the age of all readings, by their time stamps too; rounded up to polls.
         noise: standard deviation of readings, as a share of each; shares stay at most 1.
         refused: share of the scale calls that fail without effect.
         unanswered: share of the scale calls that fail although they take effect.
         half: share of the scale calls that fail after half of the change, rounded down.
-        delayed: a scale call is accepted at once and takes effect so much later.
-        crash: mean time between two crashes of a worker, 0: as the plant has it.
-        slow: share of the new workers that do only `plant.SLOW_WORKER_RATE` of the work of one.
+        delayed: the time until a scale call, which is accepted at once, takes effect.
+        crash: mean time between two crashes of a worker, 0: the value of the plant.
+        slow: share of the new workers that only do `plant.SLOW_WORKER_RATE` of a worker's work.
         never: share of the new workers that are billed and never start.
         restart: the daemon is restarted once in this time, at a random moment between two ticks, 0: never.
     """
@@ -118,7 +118,7 @@ class Faults:
             )
 
     def applied_to(self, plant: PlantSpec) -> PlantSpec:
-        """The plant with the faults of its workers."""
+        """The plant, with the faults of its workers added."""
         return replace(
             plant,
             crash_every=self.crash or plant.crash_every,
@@ -141,7 +141,7 @@ class FaultDescription:
     """A fault by its name.
 
     Attributes:
-        effect: a sentence with `{}` where the amount stands.
+        effect: a sentence with `{}` in place of the amount.
         default: the amount, unless another one is given: a duration or a percentage.
     """
 
@@ -260,7 +260,7 @@ def _duration(seconds: float) -> str:
 
 
 def restart_daemon(state: ClusterState) -> ClusterState:
-    """The state after a restart of the daemon: written and read in the format of the state store.
+    """The state after a restart of the daemon: it is written and read in the format of the state store.
 
     A scale call that was not confirmed counts as failed: the new process cannot know whether it took effect.
     """
@@ -287,7 +287,7 @@ class _Occurrences:
     begin: float = -math.inf
 
     def active(self, now: float) -> bool:
-        """Whether one is going on; times must not go back."""
+        """Whether an occurrence is in progress. The times of successive calls must not decrease."""
         while (self.number + 1) * self.period <= now:
             self.number += 1
             self.begin = self.number * self.period + self.random.random() * (self.period - self.duration)
@@ -295,7 +295,7 @@ class _Occurrences:
 
 
 class Injector:
-    """Injects faults between a plant and what decides. The cluster has the metrics, and the length of a tick.
+    """Injects faults between a plant and the decider. The spec has the metrics and the length of a tick.
 
     Raises:
         FaultError: a fault is about a metric that the cluster does not have.
@@ -312,7 +312,7 @@ class Injector:
         self._faults = faults
         self._calls = _random(seed, "calls")
         self._sources = _random(seed, "sources")
-        self._shown: deque[tuple[float, Mapping[str, Reading]]] = deque()  # metrics that are read later, and when
+        self._shown: deque[tuple[float, Mapping[str, Reading]]] = deque()  # when metrics are visible, and the metrics
         self._readings = [
             _ActiveFault(fault, _Occurrences(HOUR, fault.seconds, _random(seed, f"{number} {fault.kind} {fault.name}")))
             for number, fault in enumerate(faults.readings)
@@ -356,7 +356,7 @@ class Injector:
         return error
 
     def _late(self, observation: Observation, now: float) -> Observation:
-        """The metrics as they were so long ago; before there are any they are missing."""
+        """The metrics as they were `late` seconds ago. In the first `late` seconds, they are missing."""
         shown = self._shown
         shown.append((now + self._faults.late, observation.metrics))
         while len(shown) > 1 and shown[1][0] <= now:
@@ -373,7 +373,7 @@ class Injector:
         metrics: dict[str, Reading] = {}
         missing = dict(observation.missing)
         for name, reading in observation.metrics.items():
-            # Both are drawn in any case: one fault does not change the draws of the other.
+            # Always draw both, so that one fault does not change the draws of the other.
             gap, off = dice.random() < gaps, max(0.0, 1.0 + noise * (dice.gauss(0.0, 1.0) + GRID - GRID))
             if gap:
                 missing[name] = MISSING
@@ -389,7 +389,7 @@ class Injector:
 
 @dataclass(slots=True)
 class _ActiveFault:
-    """A fault of readings at work; `kept` has the readings as they were when it began, by name."""
+    """A fault of readings in a simulation; `kept` has the readings at its beginning, by name."""
 
     fault: ReadingFault
     occurrences: _Occurrences
@@ -420,7 +420,7 @@ class _ActiveFault:
 
 
 def _spoiled(kind: FaultKind, reading: Reading, before: Reading | None) -> Reading | None:
-    """A reading with a fault; `before` is what it was when the fault began."""
+    """A reading with a fault; `before` is the reading when the fault began."""
     match kind:
         case FaultKind.MISSING:
             return None

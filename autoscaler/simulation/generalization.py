@@ -1,6 +1,6 @@
-"""How policies do on loads and plants that nobody tuned them for: scores, their spread, and where a policy loses.
+"""How policies perform on loads and plants that nobody tuned them for: scores, their spread, and a policy's losses.
 
-The first hour, in which a policy knows nothing of the job yet, is scored apart from the rest.
+The first hour, in which a policy knows nothing about the job yet, is scored separately.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FIRST = round(FIRST_S / STEP)
 """... and its steps."""
 
 WORST = 0.1
-"""The share of the runs that is the worst tenth; one at least."""
+"""The share of the runs in the worst tenth, which has at least one run."""
 
 MARGIN = 0.05
-"""A simple rule that is better by less is no loss."""
+"""If another rule is better by no more than this, it is no loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Judged:
 
     Attributes:
         policy: its name.
-        family, number, kept, plant_family: of the sample.
-        first: of the first hour.
-        rest: of what follows.
+        family, number, kept, plant_family: as in the sample.
+        first: the score of the first hour.
+        rest: the score of the time after the first hour.
     """
 
     policy: str
@@ -65,7 +65,7 @@ def after_first_hour(load: Load) -> Load:
 def judge(contender: Contender, sample: Sample, least: tuple[float | None, float | None]) -> Judged:
     """Run a policy on a sample.
 
-    `least`: the cost of the optimum, worker-hours, of the first hour and of the rest, where there is one.
+    `least`: the cost of the optimum in worker-hours for the first hour and for the rest; None: there is no optimum.
     """
     decide = showing_cpu(contender.decide) if sample.cpu else contender.decide
     done = run(contender.spec, sample.plant, sample.load, sample.seed, decide=decide, faults=sample.faults)
@@ -81,7 +81,7 @@ def judge(contender: Contender, sample: Sample, least: tuple[float | None, float
 
 
 def showing_cpu(decide: Decide) -> Decide:
-    """The same decider where a source has the CPU only: it is what is shown as utilization."""
+    """The same decider with a source that has only the CPU: all metrics that are shares show the CPU."""
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         metrics, missing = dict(observation.metrics), dict(observation.missing)
@@ -102,7 +102,7 @@ def showing_cpu(decide: Decide) -> Decide:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The mean of some figures, that of the worst tenth of them, and the worst."""
+    """The mean of some figures, the mean of their worst tenth, and the worst of them."""
 
     mean: float
     tenth: float
@@ -116,8 +116,8 @@ class Summary:
     Attributes:
         policy: its name.
         runs: their number.
-        j, cost, violation, rescales_per_hour: without the first hour; the worst tenth of each is that of this figure.
-            The cost is a ratio to the optimum, and its means are geometric.
+        j, cost, violation, rescales_per_hour: without the first hour; each figure has a worst tenth of its own. The
+            cost is a ratio to the optimum, and its means are geometric.
         first_j, first_cost, first_violation: means of the first hour.
     """
 
@@ -138,13 +138,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def spread(values: Iterable[float], average: Callable[[Sequence[float]], float] = mean) -> Spread:
-    """How values are spread; the greater the worse."""
+    """The spread of values; a greater value is worse."""
     ordered = sorted(values, reverse=True)
     return Spread(average(ordered), average(ordered[: math.ceil(len(ordered) * WORST)]), ordered[0])
 
 
 def cost(score: Score) -> float:
-    """Cost as a ratio to the optimum, or where nothing keeps the objective to what the arrivals need at each moment."""
+    """Cost as a ratio to the optimum or, if there is no optimum, to what the arrivals need at each moment."""
     return score.to_demand if score.to_optimum is None else score.to_optimum
 
 
@@ -172,13 +172,13 @@ def _summary(policy: str, rows: Sequence[Judged]) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A sample on which another policy has a lower J, or several: then the J are means.
+    """A comparison of a policy with the best other policy on one sample, or on several: then the J are means.
 
     Attributes:
-        sample: names of the family and of the plant's, and the number if it is one sample.
-        j: of the policy.
-        other: the policy with the lowest J of the others.
-        other_j: its J.
+        sample: the family of the load, the kind of the plant, and the number if it is one sample.
+        j: the J of the policy.
+        other: the other policy with the lowest J.
+        other_j: the J of that other policy.
     """
 
     sample: tuple[str, ...]
@@ -188,7 +188,7 @@ class Loss:
 
     @property
     def by(self) -> float:
-        """By how much the other is better; below 0 where it is not."""
+        """By how much the other policy is better; below 0 if it is worse."""
         return self.j - self.other_j
 
 
@@ -273,7 +273,7 @@ def by_place(rows: Sequence[Judged], policy: str) -> Table:
 
     plants = (*PLANT_FAMILIES, ALL)
     return Table(
-        f"J of {policy}, in brackets that of the best other rule without foresight there",
+        f"J of {policy}, in brackets J of the best other rule without foresight",
         ("family", *plants),
         tuple(
             [
@@ -289,7 +289,7 @@ ALL = "all"
 
 
 def cross_validation(rows: Sequence[Judged], policy: str) -> Table:
-    """A policy on the families to develop on and on the kept ones, for each split."""
+    """The figures of a policy on the families to develop on and on the held-out ones, for each split."""
     lines = []
     for fold in range(1, len(FOLDS) + 1):
         develop, kept = split(fold)
@@ -310,7 +310,7 @@ def cross_validation(rows: Sequence[Judged], policy: str) -> Table:
 
 
 def ablation(rows: Sequence[Judged], policy: str, without: Mapping[str, object]) -> Table:
-    """A policy beside itself with one rule off; `without` has the names of those."""
+    """Compare a policy with variants of it that have one rule off; `without` has the names of the variants."""
     own, *others = sorted(
         summaries([row for row in rows if row.policy == policy or row.policy in without]),
         key=lambda one: one.policy != policy,
@@ -318,14 +318,14 @@ def ablation(rows: Sequence[Judged], policy: str, without: Mapping[str, object])
     lines = [(own.policy, "", *_cells(own)[:4])]
     lines += [(one.policy, _change(rows, policy, one.policy), *_cells(one)[:4]) for one in others]
     return Table(
-        f"{policy} with one rule off, change of J and its standard error: where J does not rise the rule earns nothing",
+        f"{policy} with one rule off, change of J and its standard error: a rule is of use if J rises without it",
         ("off", "change of J", "J", "cost", "too late %", "rescales/h"),
         tuple(lines),
     )
 
 
 def _change(rows: Sequence[Judged], policy: str, other: str) -> str:
-    """The mean difference of J on the same samples, and its standard error where there are several."""
+    """The mean difference of J on the same samples, and its standard error if there are several."""
     own, theirs = (
         {(row.family, row.number, row.kept): row.rest.j for row in rows if row.policy == name}
         for name in (policy, other)

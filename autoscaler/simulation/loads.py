@@ -1,7 +1,7 @@
 """Offered loads: read from CSV files, or synthetic, from shape parameters and a seed.
 
-A load is a list of rates, one for each step of the plant. Named ones are synthetic (`SYNTHETIC`) or cut from recorded
-traces (`RECORDED`), which are third-party research data, read from a directory that the user names.
+A load is a list of rates, one for each step of the plant. Named loads are synthetic (`SYNTHETIC`), or parts of recorded
+traces (`RECORDED`). These traces are third-party research data, read from a directory that the user names.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ HEADER = ("t_seconds", "value")
 """The first line of a file with a load."""
 
 PEAK_WORKERS = 16
-"""So many workers at 100 % process the maximum of a load."""
+"""This many workers at 100 % process the maximum of a load."""
 
 HOUR = 3600.0
 DAY = 24.0
 
 MOST_SECONDS = 366 * DAY * HOUR
-"""The longest load."""
+"""The length of the longest load, in seconds."""
 
 Point = tuple[float, float]
 
 
 class LoadError(ValueError):
-    """A load cannot be read or made; the message has the place and what was expected."""
+    """A load cannot be read or made; the message has the place and the expected value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Load:
     """An offered rate over time.
 
     Attributes:
-        name: what tables and files call it.
+        name: its name in tables and files.
         rates: records/s, the mean of each step of `STEP` seconds.
         changes: seconds from the beginning at which the rate jumps, ascending and within the load: the time to converge
-            counts from there.
+            begins at each of them.
         rate_per_worker: records/s that one worker processes, above 0; None: `PEAK_WORKERS` of them process the peak.
     """
 
@@ -71,7 +71,7 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The length of the load in seconds."""
         return len(self.rates) * STEP
 
     def scaled(self, peak: float) -> Load:
@@ -151,8 +151,8 @@ def resample(points: Sequence[Point], begin: float = 0.0, seconds: float | None 
     """The mean of each step of `STEP` seconds, interpolated linearly between the points.
 
     The mean, not a sample: a trace with a point each second keeps all its records. The points are (seconds, value),
-    seconds strictly increasing; `begin` and `seconds` (None: all) say how much of them. An incomplete step at the end
-    is dropped.
+    with strictly increasing seconds. `begin` and `seconds` (None: to the end) select a part of them. An incomplete step
+    at the end is dropped.
     """
     until = points[-1][0] if points else begin
     end = until if seconds is None else begin + seconds
@@ -188,10 +188,10 @@ class Recorded:
     """A part of a recorded trace.
 
     Attributes:
-        file: its name in the folder.
-        begin: hour at which it begins.
-        hours: how much of it; None: to the end.
-        minus: subtracted from every value; below 0 becomes 0.
+        file: the name of the file in the folder.
+        begin: the hour at which the part begins.
+        hours: the length of the part; None: to the end.
+        minus: subtracted from every value; a result below 0 becomes 0.
     """
 
     file: str
@@ -218,7 +218,7 @@ GitHub, each written as `t_seconds,value`."""
 
 
 def load_recorded(name: str, folder: Path) -> Load:
-    """A scenario on a recorded trace of that directory."""
+    """Read a scenario on a recorded trace from that directory."""
     part = RECORDED[name]
     path = folder / part.file
     points = [(at, max(0.0, value - part.minus)) for at, value in read_points(path)]
@@ -264,12 +264,12 @@ def noise(rates: Sequence[float], share: float, seed: int, memory: float = 60.0)
 
 
 def constant(hours: float, level: float = 1.0) -> list[float]:
-    """The same all the time."""
+    """A constant level."""
     return [level] * _steps(hours)
 
 
 def staircase(stairs: Iterable[tuple[float, float]]) -> tuple[list[float], tuple[float, ...]]:
-    """Levels, each for some hours, given as (hours, level); and the seconds at which they change."""
+    """Levels, each for some hours, given as (hours, level); and the seconds at which the level changes."""
     rates: list[float] = []
     changes: list[float] = []
     for hours, level in stairs:
@@ -305,8 +305,8 @@ def spikes(
 
     Args:
         base: the load without spikes.
-        count: how many, at random times.
-        seed: of the random draws.
+        count: the number of spikes; they begin at random times.
+        seed: the seed of the random draws.
         height: least and greatest height that is added.
         minutes: shortest and longest time after which a third of a spike is left.
     """
@@ -341,7 +341,7 @@ def ramps(hours: float, seed: int, low: float, minutes: tuple[float, float]) -> 
 
 
 def bursts(hours: float, seed: int, low: float, every: float, lasting: float) -> list[float]:
-    """At `low`, with bursts to 1: the times between and of bursts are exponential, means in minutes."""
+    """At `low`, with bursts to 1. Pauses and bursts have exponential lengths of mean `every` and `lasting` minutes."""
     dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
     count = _steps(hours)
     rates: list[float] = []
@@ -379,9 +379,9 @@ def _match(seed: int) -> list[float]:
 
 SCENARIOS: tuple[str, ...] = (
     *RECORDED,
-    *(name for name in SYNTHETIC if name != "waves6h"),  # `sine6h` is one already
+    *(name for name in SYNTHETIC if name != "waves6h"),  # `sine6h` is such a load already
 )
-"""The sixteen of the full benchmark."""
+"""The sixteen scenarios of the full benchmark."""
 
 
 def load_by_name(name: str, seed: int = 0, folder: Path | None = None) -> Load:

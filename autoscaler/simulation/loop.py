@@ -16,7 +16,7 @@ from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec, Track
 from autoscaler.simulation.scoring import Score, needed, score
 
 Keep = Callable[[Record], object]
-"""Receives the record of each decision, to write it to a file for example."""
+"""Receives the record of each decision, for example to write it to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class Run:
 
     Attributes:
         plant: how the cluster behaved.
-        load: what was offered.
+        load: the offered load.
         rate_per_worker: records/s that one worker processed.
         track: what happened in each step.
-        state: at the end, with all that was learned.
-        decisions: their number.
+        state: the state at the end, with everything that was learned.
+        decisions: the number of decisions.
     """
 
     plant: PlantSpec
@@ -63,14 +63,14 @@ def run(
     """Let a cluster's decisions scale a plant under a load. The first decision is made after one interval.
 
     Args:
-        spec: of the cluster; `interval` is the time between two decisions.
+        spec: the spec of the cluster; `interval` is the time between two decisions.
         plant: how the cluster behaves.
-        load: what is offered.
-        seed: of all random draws.
+        load: the offered load.
+        seed: the seed of all random draws.
         size: workers at the start; None: as many as the first step needs, within the limits.
         record: receives the record of every decision, as a daemon keeps it.
         decide: makes the decisions.
-        faults: to inject.
+        faults: the faults to inject.
         start: the time at which the load begins, for policies that use the calendar.
 
     Raises:
@@ -106,7 +106,7 @@ def run(
         state, decision = decide(spec, state, observation)
         decisions += 1
         if record is not None:
-            # With untrusted readings removed, if the state keeps the past.
+            # If the state keeps the past, its observation is recorded: it has no untrusted readings.
             record(Record(state.past[-1] if state.past else observation, decision, failed=failed))
         if decision.desired != decision.current:
             error = injector.scale(cluster, decision.desired, now)

@@ -1,10 +1,10 @@
 """The exact least cost that keeps the delay objective, with all arrivals known in advance.
 
-Dynamic programming over steps. Cost is a whole number of worker-steps, so `backlog[n][c]` is the least backlog that
-can be had with n workers at cost c, and less backlog at the same size and cost is never worse: nothing is rounded.
-From i to j workers the job loses some seconds of work, charged at once also where they are more than a step. Workers
-that start are billed before they work. They are requested in time, capacity has no noise, no record is processed twice
-and nothing fails: no policy can be expected to reach it.
+This is dynamic programming over steps. Cost is a whole number of worker-steps: `backlog[n][c]` is the least backlog
+that n workers can have at cost c. Less backlog at the same size and cost is never worse, so nothing is rounded. From i
+to j workers the job loses some seconds of work; they are charged at once, even if they are more than a step. Workers
+that start are billed before they work. Here workers are requested in time, capacity has no noise, no record is
+processed twice, and nothing fails: no policy can be expected to reach this optimum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COARSE = 30.0
 """Default seconds of one step."""
 
 _EXACT = 1e-9
-"""A backlog that is too great by this share of all records is a rounding error."""
+"""A backlog may be too large by this share of all records, because of rounding errors."""
 
 
 class OptimumError(ValueError):
@@ -40,7 +40,7 @@ class Problem:
     """An instance of the optimization.
 
     Attributes:
-        arrivals: records of each step.
+        arrivals: records that arrive in each step.
         capacity: records that 1, 2, ... workers process in a step.
         lost_up, lost_down: seconds of the new size's work that are lost when workers are added or removed, as a
             share of a step; they may be more than one.
@@ -57,9 +57,9 @@ class Problem:
 
 
 def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> Problem:
-    """A load on a plant as a problem, with stalls at their median, and the reduced capacity after them.
+    """Make the problem of a load on a plant, with median stalls and the reduced capacity after them.
 
-    Incomplete steps at the end, and of a start-up, are dropped. A step has `seconds`, a multiple of the plant's.
+    Incomplete steps at the end, and of a start-up, are dropped. A step has `seconds`, a multiple of the plant's step.
     """
     each = round(seconds / STEP)
     if each < 1 or each * STEP != seconds:
@@ -80,7 +80,7 @@ def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = CO
 
 
 def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tuple[float, ...]:
-    """Records that arrived within the objective before the end of each step: a backlog of more is too old."""
+    """Records that arrived within the objective before the end of each step: in a larger backlog some are too old."""
     whole = int(slo // STEP)
     rest = slo / STEP - whole
     found = []
@@ -111,7 +111,7 @@ def solve(given: Problem) -> int:
     capacity = np.asarray(given.capacity)[:, None]
     lost_up, lost_down = capacity[1:] * given.lost_up, capacity[:-1] * given.lost_down
     slack = _EXACT * max(1.0, sum(given.arrivals))
-    # Costs from `base` on, one a column. Any size at the beginning, at no cost yet.
+    # One column for each cost from `base` on. At the beginning any size is possible, and costs nothing.
     base = 0
     backlog = np.zeros((sizes, 1))
     for number, (arrived, most) in enumerate(zip(given.arrivals, given.most, strict=True)):
@@ -119,7 +119,7 @@ def solve(given: Problem) -> int:
         best = np.maximum(best + (arrived - capacity), 0.0)
         best[best > most + slack] = np.inf
         width = best.shape[1]
-        # One worker more costs one more: each row a column further right.
+        # One more worker costs one more: each row is one column further right.
         backlog = np.full((sizes, width + sizes - 1), np.inf)
         _slanted(backlog, width, 1)[:] = best
         backlog, cut = _narrowed(backlog)
@@ -130,9 +130,9 @@ def solve(given: Problem) -> int:
 
 
 def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> Table:
-    """The least backlog of each size and cost after a change of size, or none, plus the work lost by it.
+    """The least backlog of each size and cost after a change of size or no change, with the work that a change loses.
 
-    From fewer workers, or from more, only the least backlog counts: all lose the same.
+    Of all smaller sizes before, or all larger ones, only the least backlog counts: the loss is the same for all.
     """
     sizes, width = backlog.shape
     reach = startup * (sizes - 1)
@@ -140,7 +140,7 @@ def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> 
     best[:, :width] = backlog
     if sizes == 1:
         return best
-    # Worker j from i costs (j - i) start-ups: rows slanted so that equal cost stands in one column.
+    # Going from i to j workers costs (j - i) start-ups: slant the rows so that one column has equal costs.
     slanted = np.full((sizes, width + 2 * reach), np.inf)
     _slanted(slanted, width + reach, -startup)[:] = best
     np.minimum.accumulate(slanted, axis=0, out=slanted)
@@ -152,9 +152,9 @@ def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> 
 
 
 def _slanted(table: Table, width: int, by: int, down: int = 0) -> Table:
-    """A view of so many columns, each row `by` further right than the one above it (left, if negative).
+    """A view with `width` columns, in which each row begins `by` further right than the row above (left, if negative).
 
-    With `down`, row n of the view lies in the row above: what resulted from one size smaller.
+    With `down`, row n of the view is row n of the table at the offset of the next row: the result of one size smaller.
     """
     sizes = table.shape[0]
     row, column = table.strides
@@ -163,9 +163,10 @@ def _slanted(table: Table, width: int, by: int, down: int = 0) -> Table:
 
 
 def _narrowed(backlog: Table) -> tuple[Table, int]:
-    """Without the costs at which no size is possible yet, and those at which none is any better; and how many first.
+    """Drop the first costs, at which no size is possible, and the last ones, at which none is better.
 
-    To pay more for the same backlog is never worth it, so each size's figures go down with cost.
+    Returns the rest, and the number of first costs that were dropped. Paying more for the same backlog is never worth
+    it, so each size's backlog decreases with cost.
     """
     np.minimum.accumulate(backlog, axis=1, out=backlog)
     possible = np.isfinite(backlog).any(axis=0)

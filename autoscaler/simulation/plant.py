@@ -1,4 +1,4 @@
-"""The simulated cluster: a fluid queue, workers that start with a delay, a job that stops for every change of size.
+"""The simulated cluster: a fluid queue, workers that start with a delay, and a job that stops for changes of size.
 
 Its figures follow published measurements: stall times from public raw data of 18-hour Flink runs (Reactive Mode 4-23 s,
 full redeploy 70-79 s), EC2 cold starts, Flink's default heartbeat time-out of 50 s, exponents of 0.80-0.90 measured for
@@ -45,7 +45,7 @@ METRIC_WINDOW = timedelta(seconds=STEP * WINDOW_STEPS)
 """`Reading.over` of every metric."""
 
 METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
-"""What is seen of a simulated cluster."""
+"""The metrics of a simulated cluster."""
 
 SHARES = ("utilization", "saturation", "cpu")
 """Metrics that are shares, from 0 to 1."""
@@ -54,19 +54,19 @@ START = datetime(2026, 1, 5, tzinfo=UTC)
 """The default time of the first step: midnight, a Monday."""
 
 RUNNING_FOR = 3600.0
-"""Seconds that the job of a new plant has been running, if it is not cold for longer."""
+"""Seconds that the job of a new plant has been running, unless it stays cold for longer."""
 
 GRID = 3.0 * 2.0**21
 """x + GRID - GRID is x rounded to 2^-30: the last digits of logarithms and powers differ between mathematical
-libraries, and the result of a simulation must not."""
+libraries, but the result of a simulation must not."""
 
 
 SLOW_WORKER_RATE = 0.7
-"""The work of a slow worker, relative to others."""
+"""The work of a slow worker, relative to other workers."""
 
 
 def work(size: float, exponent: float) -> float:
-    """The work of so many workers relative to one: size^exponent, the same on every machine."""
+    """The work of `size` workers relative to one worker: size^exponent, the same on every machine."""
     return math.pow(size, exponent) + GRID - GRID
 
 
@@ -80,28 +80,28 @@ class PlantSpec:
     """How a simulated cluster behaves. Times are seconds; lognormal ones have a median and a standard deviation of ln.
 
     Attributes:
-        startup, startup_sd: from the request until a worker registers.
-        restart_up, restart_down, restart_sd: of stopping and restoring the job when workers are added or removed.
-        heartbeat: until it is noticed that a scale-in killed its workers; until then the job is stopped. 0: workers
-            are stopped gracefully and deregister.
+        startup, startup_sd: time from the request until a worker registers.
+        restart_up, restart_down, restart_sd: time to stop and restore the job when workers are added or removed.
+        heartbeat: time until the job notices that a scale-in killed workers; the job is stopped meanwhile. 0: workers
+            stop gracefully and deregister.
         checkpoint: interval of checkpoints (Spark: batches) while the job runs; a restart resumes from the last one.
         gamma: n workers do n^gamma times the work of one.
-        partitions: of the source, or of the state: no more slots are used, and all tasks of a round wait for the
-            last one; None: no limit.
+        partitions: partitions of the source or the state. The job uses no more slots, and all tasks of a round wait for
+            the last one. None: no limit.
         sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
-        scheduler: the rules by which the job restarts or continues when slots change; its `heartbeat` is not used, that
-            of the plant is. None: that of the benchmark: it restarts when `merge` is over, and at once for every worker
-            that goes.
-        merge: registrations within so long of the first share one restart; without a `scheduler`.
+        scheduler: the rules by which the job restarts or continues when slots change; the `heartbeat` of the plant
+            replaces that of the scheduler. None: the rules of the benchmark: the job restarts when `merge` is over, and
+            at once for every worker that leaves.
+        merge: registrations within this time of the first one share one restart; only without a `scheduler`.
         joining: how long a job that continues when workers are added (Spark) does nothing: the batch with their first
-            tasks waits for those to start.
-        cold, cold_for: share of its capacity that a job has for so long after a restart.
-        crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
+            tasks waits until these start.
+        cold, cold_for: the share of its capacity that a job has after a restart, and for how long.
+        crash_every: mean time between two crashes in the whole cluster, 0: none. A new worker replaces the crashed one.
             A job's only worker does not crash.
-        crash_noticed: until a crash is noticed; until then the job is stopped.
-        slow: share of the new workers that do only `SLOW_WORKER_RATE` of the work of one.
+        crash_noticed: time until a crash is noticed; the job is stopped meanwhile.
+        slow: share of the new workers that only do `SLOW_WORKER_RATE` of a worker's work.
         never: share of the new workers that never start. They are billed until they are cancelled.
-        idle: share of the CPU that is busy without any record; it counts in `cpu`, not in `utilization`.
+        idle: share of the CPU that is busy even without records; it counts in `cpu`, not in `utilization`.
         slo: the age of the oldest unprocessed record should be at most this.
     """
 
@@ -186,11 +186,11 @@ _WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
 """Stages in which a checkpoint matters to a job's scheduler."""
 
 PHASE_MARGIN = 60.0
-"""Seconds that a phase of a rescale may take beyond the scheduler's waits: workers register, tasks are deployed."""
+"""Seconds that a phase of a rescale may take in addition to the scheduler's waits, to register and deploy."""
 
 
 def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase, timedelta]:
-    """How long each phase of a rescale may take by the scheduler's settings, as reported by a real job's engine."""
+    """How long each phase of a rescale may take by the scheduler's settings, as the engine of a real job reports it."""
     if not isinstance(scheduler, FlinkSettings):
         return {}
     absorbing = scheduler.cooldown + scheduler.stabilization + scheduler.max_delay + scheduler.delay
@@ -207,11 +207,11 @@ def _max_parallelism(scheduler: FlinkSettings | SparkSettings | None) -> int | N
 
 @dataclass(slots=True, kw_only=True)
 class Track:
-    """What happened, one entry a step; `position` is of the end of the step.
+    """What happened, with one entry for each step; `position` is the one at the end of the step.
 
     Attributes:
         arrivals: records that arrived.
-        position: records processed since the beginning, minus those that a restart went back.
+        position: records processed since the beginning, minus those that a restart has rolled back.
         billed: workers running or starting.
         running: workers that the job uses.
         stopped: share of the step in which the job was stopped.
@@ -229,16 +229,16 @@ class Track:
 
 
 class Plant:
-    """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
+    """One simulated cluster, with the methods `advance`, `observe` and `scale`. At first it runs steadily.
 
     Workers start and checkpoints complete at any time; the scheduler reacts, and workers crash, at the next step.
 
     Args:
         spec: how it behaves.
-        rate_per_worker: records/s that one worker processes; may be changed, as when records become more expensive.
-        seed: of all random draws.
-        size: workers at the start, running.
-        slots: of each worker.
+        rate_per_worker: records/s that one worker processes; it may change, for example if records get more expensive.
+        seed: the seed of all random draws.
+        size: workers that run at the start.
+        slots: the slots of each worker.
         start: the time of the first step.
     """
 
@@ -253,25 +253,25 @@ class Plant:
         self.desired = size
         self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
         self._now = 0.0
-        self._up = [1.0] * size  # share of a worker's work that each worker does that is up, the oldest first
-        self._starting: list[float] = []  # when each will register
+        self._up = [1.0] * size  # for each running worker, its work relative to a normal one, the oldest first
+        self._starting: list[float] = []  # when each starting worker will register
         self._stalled_until = 0.0
-        self._waits_until = 0.0  # for new workers, while it runs
+        self._waits_until = 0.0  # until then a running job waits for new workers
         self._running_since = -max(RUNNING_FOR, spec.cold_for)
         self._up_since = self._start_at + timedelta(seconds=self._running_since)
         self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
-        # Without workers only the benchmark's job is deployed.
+        # Without workers, only a job with the benchmark's rules is deployed.
         deployed = size > 0 or spec.scheduler is None
         self._job = self._rules.executing(size * slots, self._running_since) if deployed else Job()
         self._wakes_at = self._job.wakes_at  # when to notify the scheduler that time has passed
         self._completed = False  # whether it must be notified that a checkpoint completed
         self._max_parallelism = _max_parallelism(spec.scheduler)
         self._deadlines = deadlines(spec.scheduler)
-        self._halted = not deployed  # not deployed, or stuck on a worker that is dead and not yet noticed
-        self._why = Why.RESCALE  # of the last stop
+        self._halted = not deployed  # not deployed, or stuck on a dead worker that is not noticed yet
+        self._why = Why.RESCALE  # the reason of the last stop
         self._stopped_at = 0.0
         self._used = 0  # workers that the job uses
-        self._work = 0.0  # of these workers, relative to one
+        self._work = 0.0  # the work of these workers, relative to one worker
         self._parallelism = self._job.parallelism
         self._use(self._parallelism)
         self._arrived = 0.0
@@ -287,7 +287,7 @@ class Plant:
         self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW_STEPS)
 
     def advance(self, arrivals: float) -> None:
-        """One step of 5 s in which so many records arrive."""
+        """Simulate one step of 5 s, in which the given number of records arrives."""
         spec, track = self.spec, self.track
         begin = self._now
         end = begin + STEP
@@ -309,11 +309,11 @@ class Plant:
             if cold > 0.0:
                 capacity *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
             done = min(capacity * runs, waiting)
-            # Rounding of a sum must not exceed what has arrived.
+            # By rounding, the sum could exceed the records that have arrived.
             self._position = self._arrived if done == waiting else self._position + done
             self._checkpoint_in -= runs
             if self._checkpoint_in <= 0.0:
-                # It completed so long before the step's end: records processed since then are not in it.
+                # `ago` seconds before the end of the step it completed: records processed since then are not in it.
                 ago = -self._checkpoint_in % spec.checkpoint
                 self._committed = self._position - done * ago / runs
                 self._checkpointed = end - ago
@@ -364,7 +364,7 @@ class Plant:
             self._start()
         if size < have:
             cancelled = min(have - size, len(self._starting))
-            # The latest are cancelled first.
+            # Cancel the latest ones first.
             self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
             removed = have - size - cancelled
             if removed:
@@ -390,18 +390,18 @@ class Plant:
         self._starting.append(self._now + start_up(self.spec, self._dice))
 
     def _register(self, until: float) -> None:
-        """Workers that start in this step; the first begins the window in which they share a restart."""
+        """Register the workers that start in this step. The first one opens the window for a shared restart."""
         here = [at for at in self._starting if at <= until]
         if not here:
             return
         self._starting = [at for at in self._starting if at > until]
         slow = self.spec.slow
         self._up += [SLOW_WORKER_RATE if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
-        # Before what happens at the beginning of the next step.
+        # At the latest when the scheduler wakes up, so that the next step handles its events in order.
         self._notify(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
 
     def _crash(self, at: float) -> None:
-        """The oldest worker is lost and replaced; the job continues without it when that is noticed."""
+        """Crash the oldest worker and start another one; the job continues without it once the crash is noticed."""
         self._crash_at = self._next_crash()
         if len(self._up) > 1:
             del self._up[0]
@@ -409,10 +409,10 @@ class Plant:
             self._lose(1, at, self.spec.crash_noticed, spare=False)
 
     def _lose(self, workers: int, at: float, noticed: float, *, spare: bool) -> None:
-        """Notify the scheduler of workers that ended, later if they were killed."""
+        """Notify the scheduler of workers that ended; if they were killed, it notices that later."""
         at = min(at, self._wakes_at)
         if self.spec.scheduler is None:
-            # The benchmark's job restarts in any case, and its stall includes the time until that is noticed.
+            # With the benchmark's rules the job always restarts; its stall includes the time until it notices the loss.
             self._notify(Slots(at, len(self._up) * self._slots), self._now, noticed)
         elif noticed:
             rules = replace(self._rules, heartbeat=noticed)
@@ -425,7 +425,7 @@ class Plant:
     ) -> None:
         """Notify the job's scheduler of an event, and carry out its instructions.
 
-        It takes `extra` seconds more to restore the job.
+        Restoring the job takes `extra` more seconds.
         """
         self._job, done = advance(rules or self._rules, self._job, event)
         for instruction in done:
@@ -441,14 +441,14 @@ class Plant:
                     if instruction.parallelism > self._used * self._slots:
                         self._waits_until = at + self.spec.joining
                     self._use(instruction.parallelism)
-        # The scheduler's rules do not depend on how long that takes.
+        # The scheduler's rules do not depend on how long the restoring takes.
         self._job, _ = advance(self._rules, self._job, Restored(event.at))
         self._wakes_at = self._job.wakes_at
         self._parallelism = self._job.parallelism
         self._halted = not self._job.runs
 
     def _restore(self, at: float, extra: float) -> None:
-        """The job is deployed and restores the last checkpoint."""
+        """Deploy the job, which restores the last checkpoint."""
         spec = self.spec
         median = spec.restart_up if self._why is Why.RESCALE else spec.restart_down
         stall = extra + lognormal(self._dice, median, spec.restart_sd)
@@ -459,7 +459,7 @@ class Plant:
         self.track.restarts += 1
 
     def _use(self, slots: int) -> None:
-        """Let the job use so many slots, those of the oldest workers."""
+        """Let the job use the given number of slots, those of the oldest workers."""
         self._used = used = -(-slots // self._slots)
         busy = effective_slots(slots, 1, self.spec.partitions) / self._slots
         share = math.fsum(self._up[:used]) / max(1, used)

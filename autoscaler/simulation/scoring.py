@@ -1,7 +1,7 @@
 """The score of a run: cost, violations of the delay objective and rescales, always together.
 
-It follows from what happened in each step (`Track`). A record counts as processed when the position passes it for the
-last time: a restart may go back.
+It is computed from what happened in each step (`Track`). A record counts as processed when the position passes it for
+the last time, because a restart may go back.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from operator import itemgetter
 from autoscaler.simulation.plant import STEP, Track
 
 SETTLED_FOR = 600.0
-"""A size has converged when it fits for so many seconds..."""
+"""A size has converged if it fits for this many seconds..."""
 
 SETTLED_EXCESS = 1.5
-"""... with at most so many times the workers needed..."""
+"""... with at most this many times the needed workers..."""
 
 SETTLED_AGE = 10.0
-"""... and the oldest record waits less than so many seconds."""
+"""... and the oldest record waits less than this many seconds."""
 
 VIOLATION_WEIGHT = 10.0
 RESCALE_WEIGHT = 0.02
 """Weights of `Score.j`: 1 % of the time too late counts as much as 10 % of cost, or five rescales an hour."""
 
 MOST_WORKERS = 1_000_000
-"""More are not needed: a rate is in another unit than the other."""
+"""If more workers seem to be needed, the two rates have different units."""
 
 _EXACT = 1e-9
-"""Two positions that differ by this share of all records are the same one."""
+"""Two positions that differ by this share of all records are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class Score:
     """The numbers of one run.
 
     Attributes:
-        hours: how long it was.
+        hours: the length of the run.
         cost: billed workers, worker-hours.
-        demand: what the arrivals need at each moment, worker-hours.
+        demand: the workers that the arrivals need at each moment, worker-hours.
         optimum: the least cost that would have kept the objective, worker-hours (`optimum.optimum`); None: not
             known.
         violation: share of the time in which the oldest unprocessed record was older than the objective.
         p50, p99: delay of records, seconds.
         worst: the greatest age of an unprocessed record, seconds.
         rescales: requested changes of size.
-        restarts: of the job, for any reason.
+        restarts: restarts of the job, for any reason.
         stopped: share of the time in which the job was stopped.
-        under, over: mean share of the workers needed that were missing, or too many, of those that the job used.
-        converged: mean seconds from a jump of the load until the size fits, None without a jump. A jump after which
-            it never did counts with the time until the next one.
+        under, over: mean number of workers that the job lacked, or had in excess, as a share of the workers needed.
+        converged: mean seconds from a jump of the load until the size fits, None without a jump. If the size never
+            fits, the time until the next jump or the end counts.
     """
 
     hours: float
@@ -73,7 +73,7 @@ class Score:
 
     @property
     def rescales_per_hour(self) -> float:
-        """How often the size was changed."""
+        """Requested changes of size per hour."""
         return self.rescales / self.hours
 
     @property
@@ -83,12 +83,12 @@ class Score:
 
     @property
     def to_optimum(self) -> float | None:
-        """Cost as a ratio to the least possible, where that is known."""
+        """Cost as a ratio to the least possible cost, if that is known."""
         return None if self.optimum is None else self.cost / self.optimum
 
     @property
     def j(self) -> float:
-        """One number, for ranking only; without the optimum its cost is that to the demand."""
+        """One number, for ranking only. Without the optimum, it uses the cost as a ratio to the demand."""
         ratio = self.to_demand if self.optimum is None else self.cost / self.optimum
         return ratio + VIOLATION_WEIGHT * self.violation + RESCALE_WEIGHT * self.rescales_per_hour
 
@@ -112,9 +112,9 @@ def score(
         slo: the age of the oldest unprocessed record should be at most this, seconds.
         optimum: the least cost possible, worker-hours.
         changes: seconds from the beginning at which the load jumps.
-        begin: the steps before this one do not count. Records that wait then count with their age.
+        begin: the steps before this one do not count. Records that wait at its beginning count with their full delay.
             `restarts` are those of the whole run.
-        end: neither do this one and those after it: records that wait then count with their age. None: all count.
+        end: this step and later ones do not count. Records that wait then count with their age. None: all steps count.
     """
     arrivals, position = track.arrivals[:end], track.position[:end]
     steps = len(arrivals) - begin
@@ -154,10 +154,10 @@ def score(
 def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -> list[int]:
     """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
 
-    One worker processes `rate_per_worker` records/s, n of them n^exponent times as much.
+    One worker processes `rate_per_worker` records/s, n workers process n^exponent times as much.
 
     Raises:
-        ValueError: one processes nothing, or more than `MOST_WORKERS` are needed.
+        ValueError: a worker processes nothing, or more than `MOST_WORKERS` are needed.
     """
     if not (rate_per_worker > 0 and exponent > 0):
         raise ValueError(
@@ -166,8 +166,8 @@ def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -
     top = max(arrivals, default=0.0) / STEP
     if top > rate_per_worker * MOST_WORKERS**exponent:
         raise ValueError(
-            f"{top:g} records/s need more than {MOST_WORKERS:,} workers, of which one processes {rate_per_worker:g}/s: "
-            "one of the two is in another unit"
+            f"{top:g} records/s need more than {MOST_WORKERS:,} workers, if one processes {rate_per_worker:g}/s: "
+            "the two rates have different units"
         )
     # The capacity of each size, plus rounding: a peak may be exactly the capacity of a size.
     capacity = [0.0]
@@ -188,7 +188,7 @@ def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
         if done >= total - slack:
             found.append(0.0)
             continue
-        # That in which the next record arrived: by then more had arrived than is done, and before it no more.
+        # The step in which the next record arrived: after it more had arrived than is done, before it not more.
         there = bisect_right(arrived, done)
         before = arrived[there - 1] if there else 0.0
         found.append((step + 1) * STEP - (there + (done - before) / (arrived[there] - before)) * STEP)
@@ -200,9 +200,10 @@ def _slack(arrived: Sequence[float]) -> float:
 
 
 def _pieces(arrived: Sequence[float], low: float, high: float) -> list[tuple[float, float, float]]:
-    """The records between two positions, step by step of their arrival: when the first and last arrived, up to where.
+    """Split the records between two positions by the step of their arrival.
 
-    Within each piece they arrived evenly.
+    A piece has the time when its first record arrived, the time of its last record, and the position at its end. Within
+    a piece, records arrived evenly.
     """
     found = []
     for step in range(bisect_right(arrived, low), len(arrived)):
@@ -219,10 +220,10 @@ def _pieces(arrived: Sequence[float], low: float, high: float) -> list[tuple[flo
 
 
 def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0) -> list[tuple[float, float]]:
-    """(delay in seconds, records) from when records arrived until they were processed for good, from a step on.
+    """Delays from arrival until the last processing, as (seconds, records), of records processed from a step on.
 
-    Within a step records arrive, and are done, evenly: those that arrived in one and were done in one count with their
-    mean delay. What waits at the end counts with its age.
+    Within a step, records arrive and are processed evenly. Records that arrived in the same step and were processed in
+    the same step count with their mean delay. Records that wait at the end count with their age.
     """
     arrived = list(accumulate(arrivals))
     slack = _slack(arrived)
@@ -251,7 +252,7 @@ def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0)
 
 
 def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) -> tuple[float, ...]:
-    """The values that these shares of the weight do not exceed; 0 where nothing weighs.
+    """The values that these shares of the weight do not exceed; 0 if there is no weight.
 
     The pairs are (value, weight); shares ascend from 0 to 1.
     """
@@ -272,9 +273,9 @@ def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) 
 def convergence(
     need: Sequence[int], running: Sequence[int], old: Sequence[float], changes: Iterable[float]
 ) -> list[float]:
-    """Seconds from each jump of the load until the size fits and continues to fit for `HELD`.
+    """Seconds from each jump of the load until the size fits and continues to fit for `SETTLED_FOR` seconds.
 
-    Where it never does before the next jump, or the end, it counts with the time until then.
+    If it never does before the next jump, or the end, the time until then counts.
     """
     begins = [round(change / STEP) for change in changes]
     held = round(SETTLED_FOR / STEP)

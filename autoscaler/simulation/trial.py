@@ -1,7 +1,7 @@
-"""One day of a real history simulated: its arrivals, on a simulated cluster with the times of the real one.
+"""Simulates one day of a real history: its arrivals, on a simulated cluster with the times of the real one.
 
-A trial begins `WARM_UP` before the day, with the arrivals of the evening before: the start of a policy does not count.
-Short gaps are interpolated; before the first known value the arrivals are constant.
+A trial begins `WARM_UP` before the day, with the arrivals of the evening before, so that the start of a policy does not
+count. Short gaps are interpolated; before the first known value the arrivals are constant.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SLOTS = round(86400 / SLOT)
 """Slots of a day."""
 
 WARM_UP = timedelta(hours=2)
-"""A trial begins so long before its day..."""
+"""A trial begins this long before its day..."""
 
 BEFORE = round(WARM_UP.total_seconds() / SLOT)
-"""... which is so many slots."""
+"""... which is this many slots."""
 
 MAX_GAP = timedelta(minutes=15)
 """A day with a longer gap in its records is left out."""
@@ -51,14 +51,14 @@ class Variant:
     """A way to decide about a cluster.
 
     Attributes:
-        policy: what tables call it.
-        spec: of the cluster; `interval` is a multiple of the plant's step.
-        parameters: that differ from the configuration: key -> value, as in a configuration file.
+        policy: its name in tables.
+        spec: the spec of the cluster; `interval` is a multiple of the plant's step.
+        parameters: the parameters that differ from the configuration: key -> value, as in a configuration file.
         names: metric of the spec -> metric of the plant; None: the same names.
         profile: the metric with the cluster's profile; empty: the policy uses none.
         bare: whether it runs without the guards, with the limits only.
         oracle: whether it sees the future.
-        static: no decisions: the size is always what the peak needs, plus 10 %.
+        static: whether it makes no decisions: the size is always what the peak needs, plus 10 %.
     """
 
     policy: str
@@ -79,8 +79,8 @@ class Case:
         plant: how it behaves.
         rate_per_worker: records/s that one worker processes.
         static: the fixed size for comparison.
-        variants: to try.
-        profile: of the cluster, for policies that use one.
+        variants: the variants to try.
+        profile: the profile of the cluster, for policies that use one.
     """
 
     plant: PlantSpec
@@ -95,8 +95,8 @@ class Outcome:
     """The result of a trial.
 
     Attributes:
-        score: of the day alone.
-        digest: of all steps: trials with the same digest were identical.
+        score: the score of the day alone.
+        digest: a hash of all steps: trials with the same digest were identical.
     """
 
     score: Score
@@ -113,7 +113,7 @@ def plant_from_profile(plant: PlantSpec, profile: Profile) -> PlantSpec:
         found["restart_up"], found["restart_sd"] = _lognormal(up["stall"])
     if "stall" in down:
         found["restart_down"], _ = _lognormal(down["stall"])
-        found["heartbeat"] = 0.0  # the stall contains it
+        found["heartbeat"] = 0.0  # the stall includes it
     if profile.capacity is not None:
         found["gamma"] = profile.capacity.exponent
     return replace(plant, **found)
@@ -128,8 +128,8 @@ def _lognormal(spread: Spread) -> tuple[float, float]:
 def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_worker: float) -> Load:
     """The arrivals from `WARM_UP` before a day until its end.
 
-    `slots` are those with observations, ascending, counted from midnight; those before it are negative. `rates` are the
-    means of each, records/s, as is `rate_per_worker`.
+    `slots` are the numbers of the slots with observations, ascending; they count from midnight, and are negative before
+    it. `rates` are their mean arrivals in records/s, which is also the unit of `rate_per_worker`.
     """
     found: list[float] = []
     last, before = -BEFORE - 1, rates[0]
@@ -148,9 +148,9 @@ def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_w
 
 
 def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
-    """What the sources of a configuration would have read from the plant.
+    """The observation that the sources of a configuration would have made of the plant.
 
-    `names`: metric of the spec -> metric of the plant; the observation is by the plant's names.
+    `names`: metric of the spec -> metric of the plant; the given observation uses the plant's names.
     """
     metrics, missing = observation.metrics, observation.missing
     engine = observation.engine if spec.engine else None
@@ -180,7 +180,7 @@ def _named(decide: Decide, names: Mapping[str, str]) -> Decide:
 
 
 def decider(variant: Variant, load: Load, profile: Profile | None, start: datetime) -> Decide:
-    """The decider of a trial under that load, which begins at that time."""
+    """The decider of a trial under a load that begins at `start`."""
     decide: Decide = without_guards if variant.bare else step
     if variant.profile and profile is not None:
         decide = showing_profile(decide, profile, variant.profile)
@@ -190,10 +190,7 @@ def decider(variant: Variant, load: Load, profile: Profile | None, start: dateti
 
 
 def run_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Outcome:
-    """Try a variant on a day.
-
-    `day` is its midnight.
-    """
+    """Try a variant on a day. `day` is the midnight at its beginning."""
     done = simulate_trial(case, variant, load, day, seed)
     begin = round(WARM_UP.total_seconds() / STEP)
     score = done.score(begin=begin)
@@ -201,7 +198,7 @@ def run_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int
 
 
 def simulate_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Run:
-    """The simulation that a trial is."""
+    """Run the simulation of a trial."""
     spec = variant.spec
     if variant.static:
         spec = replace(spec, limits=Limits(case.static, case.static), policies=(), combine=None)
@@ -210,7 +207,7 @@ def simulate_trial(case: Case, variant: Variant, load: Load, day: datetime, seed
 
 
 def digest(track: Track) -> str:
-    """Of all steps of a run."""
+    """A hash of all steps of a run."""
     found = hashlib.sha256(array("d", track.position).tobytes())
     found.update(array("l", track.billed).tobytes())
     found.update(repr(track.requests).encode())

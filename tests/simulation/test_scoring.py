@@ -35,7 +35,7 @@ def test_workers_that_process_nothing_are_refused(one: float, exponent: float) -
 
 @pytest.mark.parametrize("top", [1e9, 1e300])
 def test_more_workers_than_there_are_anywhere_are_refused(top: float) -> None:
-    with pytest.raises(ValueError, match=r"records/s need more than 1,000,000 workers, of which one processes 100/s"):
+    with pytest.raises(ValueError, match=r"records/s need more than 1,000,000 workers, if one processes 100/s"):
         needed([1.0, top * STEP], 100.0, 0.9)
 
 
