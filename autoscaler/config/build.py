@@ -4,8 +4,8 @@ A dataclass is read from a mapping, its fields by their types: str, int, float, 
 Path, enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
 field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
 
-Not pydantic, because every problem names its line, all problems of a file are reported together, and the value of a
-`${ENV}` is hidden where it is a secret. See docs/adr/0006-configuration-by-node.md.
+This is not done by pydantic, because every problem must name its line, all problems of a file are reported together,
+and the value of a `${ENV}` is hidden if it is a secret. See docs/adr/0006-configuration-by-node.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _IN_URL = re.compile(r"[?&]([^=&#\s]+)=([^&#\s]+)")
-_SHORTEST_HIDDEN, _LONGEST_WORD = 8, 16  # characters of what only looks like a secret; letters alone may be a word
+_SHORTEST_HIDDEN, _LONGEST_WORD = 8, 16  # least lengths at which a suspected secret is hidden; letters may be a word
 _UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
@@ -92,14 +92,14 @@ class Builder:
 
     Args:
         problems: where problems are recorded.
-        directory: what relative paths are relative to.
+        directory: the base of relative paths.
         environ: the variables that `${NAME}` may name.
-        offline: whether nothing is connected to: then variables of secrets (see `_substituted`) need not be set, and
-            packages that plug-ins need to connect need not be installed.
-        scope: what the expressions of a fleet's template may name; without it there are none.
+        offline: whether the caller connects to nothing. Then the variables of secrets (see `_substituted`) and the
+            packages that plug-ins need to connect may be missing.
+        scope: what the expressions of a fleet's template may name; None: the file is no template.
 
     Attributes:
-        warnings: where former names that are still used, and secrets in clear text, are recorded.
+        warnings: where uses of former names, and secrets in clear text, are recorded.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class Builder:
         self._classes: dict[tuple[Kind, str], tuple[type[Any] | PluginError, str]] = {}
 
     def within(self, scope: Scope, problems: Problems) -> Builder:
-        """One like this for a fleet's template, with its own problems and warnings."""
+        """A builder like this one for a fleet's template, with its own problems and warnings."""
         other = Builder(problems, self._directory, self._environ, offline=self._offline, scope=scope)
         other._classes = self._classes  # finding a plug-in takes longer than reading it
         return other
 
     @property
     def _own(self) -> bool:
-        """Whether what is read is a member's own template."""
+        """Whether this builder reads a member's own template."""
         return self._scope is not None and self._scope.own
 
     def fail(self, node: Node, path: str, message: str) -> Invalid:
@@ -156,14 +156,14 @@ class Builder:
         base: object = None,
         readers: abc.Mapping[str, Reader] = types.MappingProxyType({}),
     ) -> Fields:
-        """Read the fields of a dataclass, each on its own.
+        """Read the fields of a dataclass. A wrong field does not stop the reading of the others.
 
         Args:
             cls: the dataclass.
             mapping: what to read.
             path: its path.
             taken: keys that are read elsewhere.
-            base: has the values of missing keys; without it, those without a default are required.
+            base: gives the values of missing keys; without it, fields without a default are required.
             readers: readers of some of the fields, by name; the others are read by their type.
         """
         hints = type_hints(cls)
@@ -225,7 +225,7 @@ class Builder:
             raise self.fail(mapping, path, f"{cls.__name__} failed: {format_exception(error)}") from error
 
     def mapping(self, node: Node, path: str, cls: type[Any] | None = None) -> Mapping:
-        """The node as a mapping; with a dataclass, former names of its fields are replaced by the present ones."""
+        """The node as a mapping. If a dataclass is given, former names of its fields become the present ones."""
         if isinstance(node, Mapping):
             return node if cls is None else self._renamed(plugins.aliases(cls), node, path)
         raise self.fail(node, path, f"expected a mapping (key: value), not {shape(node)}")
@@ -247,7 +247,7 @@ class Builder:
         return Mapping(mapping.line, entries, mapping.size)
 
     def entries(self, node: Node, path: str, read: Callable[[str, Node, str], T]) -> dict[str, T]:
-        """Read each value of a mapping from names to values. Raises Invalid after all of them were read."""
+        """Read each value of a mapping from names to values. Raises Invalid after reading all, if one is wrong."""
         entries = self.mapping(node, path).entries
         found: dict[str, T] = {}
         for key, entry in entries.items():
@@ -262,7 +262,7 @@ class Builder:
     def plugin_class(self, kind: Kind, node: Node, path: str) -> type[Any]:
         """The class of the plug-in that the key `type` of a mapping names."""
         if not isinstance(node, Mapping):
-            # One plug-in in the place of several by name: its `type` and parameters are read as such names.
+            # The user may have written one plug-in in place of named ones: its keys are then read as names.
             named = "; put `type` and the keys beside it under a name of your choice" if path.endswith(".type") else ""
             raise self.fail(node, path, f"expected {_PLUGIN.format(kind.phrase)}, not {shape(node)}{named}")
         mapping = node
@@ -274,7 +274,7 @@ class Builder:
         where = join(path, "type")
         self._refuse_expression(mapping.entries["type"].node, where)
         chosen = self._substituted(str, mapping.entries["type"].node, where)
-        # As it is written: a former name of a target is null, which YAML reads as nothing.
+        # The text as written: `null` is a former name of a target, but YAML reads it as nothing.
         if not isinstance(chosen, Scalar) or not chosen.text:
             raise self.fail(chosen, where, f"expected the name of {kind.phrase}, not {shape(chosen)}")
         key = (kind, chosen.text)
@@ -298,7 +298,7 @@ class Builder:
         return self._once((kind, id(node)), node, lambda: self._plugin(kind, node, path))
 
     def _once(self, key: abc.Hashable, node: Node, read: Callable[[], T]) -> T:
-        """What a node is read as; in a template only once, if it is the same for all members."""
+        """Read a node. In a template, a node that is the same for all members is read only once."""
         if self._scope is None or id(node) in self._scope.varying:
             return read()
         if key not in self._scope.fixed:
@@ -351,7 +351,7 @@ class Builder:
             return None
         if len(members) == 1:
             return self.value(members[0], node, path, default)
-        self._substituted(str, node, path)  # reports a variable that is not set as such
+        self._substituted(str, node, path)  # reports an unset variable as such, not as a wrong type
         for member in members:
             trial = Builder(Problems(""), self._directory, self._environ, offline=self._offline, scope=self._scope)
             try:
@@ -359,7 +359,7 @@ class Builder:
             except Invalid:
                 continue
             return self.value(member, node, path, default)
-        # If only one takes a mapping or a list, its own problems are more precise.
+        # If only one type accepts this kind of node, its problems are more precise.
         matching = [member for member in members if _container(member) is type(node)]
         if len(matching) == 1:
             return self.value(matching[0], node, path, default)
@@ -367,15 +367,15 @@ class Builder:
         raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
 
     def _check_own(self, hint: Any, node: Node, path: str) -> None:  # noqa: ANN401 - a type of any form
-        """Refuse what a member's own template may not have."""
+        """Refuse a path or a secret in a member's own template."""
         if self._own and hint in (Path, Secret):
             what = "names a file or directory" if hint is Path else "is a secret"
             raise self.fail(
-                node, path, f"{what}, which only the daemon's own file may have; refer to a source of it by its name"
+                node, path, f"{what}, which only the daemon's own file may have; refer to a source of that file by name"
             )
 
     def _is_empty(self, node: Node, path: str) -> bool:
-        """Whether an expression has the empty default, which stands for nothing."""
+        """Whether the expressions of a node give an empty text, which stands for null."""
         if not (isinstance(node, Scalar) and "${" in node.text):
             return False
         found = self._substituted(str, node, path)
@@ -397,11 +397,11 @@ class Builder:
         return self.entries(node, path, read)
 
     def _suspect(self, node: Node, path: str, what: str, value: str) -> None:
-        """Warn of what may be a secret by its name. A word is not hidden: it may stand in many messages."""
+        """Warn of a value that may be a secret, by its name. A word is not hidden, as it may occur in many messages."""
         message = f"{what} looks like a secret in clear text: write ${{NAME}} and set that environment variable"
         self.warnings.add(node.line, path, message)
         if self._own:
-            return  # it is no secret of ours, and what is hidden is hidden everywhere
+            return  # it is not our secret, and hiding it would hide this text in all messages
         if len(value) >= (_LONGEST_WORD if value.isalpha() else _SHORTEST_HIDDEN):
             self.problems.hide(value)
             self.problems.hide(unquote(value))
@@ -448,13 +448,13 @@ class Builder:
             except ValueError as error:
                 raise self.fail(node, path, str(error)) from error
         if hint is Secret and isinstance(node, Scalar) and value is not None:
-            raise self.fail(node, path, "expected a string or ${NAME}; put what is written here in quotes")
+            raise self.fail(node, path, "expected a string or ${NAME}; put this value in quotes")
         raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
 
     def _substituted(self, hint: Any, node: Node, path: str) -> Node:  # noqa: ANN401 - a type of any form
-        """The node with the values of variables for `${NAME}` and expressions, typed as if they stood in the file.
+        """Replace `${NAME}` and expressions in a node by their values, typed as if the file contained these.
 
-        A value is a secret, and hidden, where the field is a `Secret`, or the key or the variable is called like one.
+        A value is a secret, and hidden, if the field is a `Secret`, or if its key or variable has a name like one.
         """
         if hint is TextTemplate or not (isinstance(node, Scalar) and isinstance(node.value, str)):
             return node
@@ -467,7 +467,7 @@ class Builder:
                 self.problems.hide(text)
                 message = (
                     "a secret in clear text: write ${NAME} and set that environment variable, or use a parameter for "
-                    "a file where there is one (token_file)"
+                    "a file, such as token_file, if there is one"
                 )
                 self.warnings.add(node.line, path, message)
             for name, value in _IN_URL.findall(text) if hint is str else ():
@@ -494,7 +494,7 @@ class Builder:
                 raise self.fail(node, path, str(error)) from error
         if "${" in _VARIABLE.sub("", node.text):
             raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
-        # Every second one is the name of a variable.
+        # Every second part is the name of a variable.
         return [Environment(part) if index % 2 else part for index, part in enumerate(_VARIABLE.split(node.text))]
 
     def _environment(self, name: str, hint: Any, node: Node, path: str, *, secret: bool) -> str:  # noqa: ANN401 - any type
@@ -504,14 +504,14 @@ class Builder:
         value = self._environ.get(name) or (_UNUSED if unused else "")
         if not value:
             state = "is empty" if name in self._environ else "is not set"
-            why = " (only secrets may be unset where nothing is connected to)" if self._offline else ""
+            why = " (only secrets may be unset for a command that connects to nothing)" if self._offline else ""
             raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process{why}")
         if hidden:
             self.problems.hide(value)
         return value
 
     def _expression(self, expression: Expression, hint: Any, node: Node, path: str, *, secret: bool) -> str:  # noqa: ANN401 - any type
-        """The value of a member that an expression stands for; without a member a placeholder, where text is wanted."""
+        """The member's value of an expression; without a member a placeholder, if the field is a text."""
         assert self._scope is not None  # noqa: S101 - there are no expressions without it
         try:
             value = self._scope.value(expression)
@@ -520,15 +520,15 @@ class Builder:
         if value is None:
             self._scope.unknown.add(path)
             if hint not in _TEXTS:
-                raise Invalid  # nothing is wrong as far as it is known
+                raise Invalid  # not a problem: the value is unknown without a member
             return PLACEHOLDER
-        # A default such as `basic` is a word.
+        # A default, such as `basic`, is not hidden: it is an ordinary word.
         if not self._own and (hint is Secret or (secret and value != expression.default)):
             self.problems.hide(value)
         return value
 
     def _refuse_expression(self, node: Node, path: str) -> None:
-        """Refuse one where every member must have the same value."""
+        """Refuse an expression in a place where every member must have the same value."""
         if self._scope is None or not isinstance(node, Scalar) or "${" not in node.text:
             return
         if any(isinstance(part, Expression) for part in self._parts(node, path)):
@@ -560,7 +560,7 @@ def _warn_of_first_word(cls: type[Any]) -> None:
         "raise autoscaler.policy_api.ParameterError(name, message) instead"
     )
     log.warning("deprecated: %s", message)
-    with contextlib.suppress(DeprecationWarning):  # as an error it would hide the problem of the configuration
+    with contextlib.suppress(DeprecationWarning):  # as an error, it would hide the configuration's problem
         warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
@@ -579,13 +579,13 @@ def type_hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def read_time(text: str) -> datetime:
-    """Read a time of ISO 8601 with its zone, or a date: its beginning in UTC. Raises ValueError."""
+    """Read an ISO 8601 time with its zone, or a date, which means its beginning in UTC. Raises ValueError."""
     message = f"expected {_NAMES[datetime]}, not {text[:_LONGEST_ODD]!r}"
     if not re.fullmatch(TIME, text):
         raise ValueError(message)
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:  # a day that the month has not
+    except ValueError as error:  # a day that the month does not have
         raise ValueError(message) from error
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -626,7 +626,7 @@ def usable(cls: type[Any], kind: Kind) -> type[Any]:
 
 
 def check_types(cls: type[Any], inside: tuple[type[Any], ...]) -> None:
-    """Like `usable`, for one dataclass and those that it contains."""
+    """Like `usable`, for one dataclass and the dataclasses that it contains."""
     if cls in inside:
         raise PluginError(f"{cls.__qualname__} contains itself")
     hints = type_hints(cls)

@@ -41,18 +41,19 @@ _METRIC_NAMES = (
 _SHORTEST_INTERVAL = timedelta(milliseconds=100)
 _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
-# A metric of such a name may be a share from 0 to 1, or a percentage; not `busy_threads`, `shared_queue`.
+# A metric with such a name may be a share from 0 to 1, or a percentage; `busy_threads` and `shared_queue` do not match.
 _SHARE_NAME = re.compile(r"(?:^|[_.-])(?:(?:cpu|utili[sz]ation|saturation)(?:[_.-]|$)|(?:busy|share)$)", re.IGNORECASE)
 SAME_TARGET = "has the same target: each would undo the changes of the other; give each its own"
 _MOST_CORES = 10
 _PERCENT = 100
-_LEAST_PERCENTAGE = 2  # what is above 1 and below it is rather the load of more than one
+_LEAST_PERCENTAGE = 2  # a level from 1 to this is rather a utilization above 100 % than a percentage
 
 
 def check_name(name: str, node: Node, path: str, build: Builder) -> None:
     """Refuse a name of a cluster, source, metric or policy. Raises Invalid."""
     if not _NAME.fullmatch(name):
-        raise build.fail(node, path, "a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first")
+        rule = "a name is 1 to 63 letters, digits, `_`, `.`, `-`, and does not begin with `.` or `-`"
+        raise build.fail(node, path, rule)
 
 
 def source_classes(build: Builder, root: document.Mapping, path: str) -> dict[str, type[Any] | None]:
@@ -63,7 +64,7 @@ def source_classes(build: Builder, root: document.Mapping, path: str) -> dict[st
     for name, entry in root.entries["sources"].node.entries.items():
         try:
             classes[name] = build.plugin_class(Kind.SOURCE, entry.node, join(join(path, "sources"), name))
-        except Invalid:  # recorded; and once more, in the same words, when the source itself is read
+        except Invalid:  # recorded here, and again with the same text when the source itself is read
             classes[name] = None
     return classes
 
@@ -75,15 +76,15 @@ def read_source(build: Builder, name: str, node: Node, path: str) -> Any:  # noq
 
 
 class Owners:
-    """Which cluster has which target."""
+    """Records which cluster owns which target."""
 
     def __init__(self) -> None:
         self._taken: dict[Hashable, list[tuple[object, str]]] = {}
 
     def take(self, target: TargetPlugin, owner: str) -> str | None:
-        """Record the owner of a target. Returns the one that has an equal target already: then nothing changes.
+        """Record the owner of a target. Returns the present owner of an equal target, and then changes nothing.
 
-        What the plug-in raises is raised.
+        Errors of the plug-in are passed on.
         """
         if getattr(target, "shareable", False):
             return None
@@ -101,8 +102,8 @@ class ClusterReader:
     Args:
         build: reads values, and records problems and warnings.
         sources: source name -> its class, to check metrics against; None when it could not be loaded.
-        owners: the targets that are taken.
-        time_zone: of clusters that name none.
+        owners: the targets that have an owner already.
+        time_zone: the time zone of clusters that set none.
     """
 
     def __init__(self, build: Builder, sources: Mapping[str, type[Any] | None], owners: Owners, time_zone: str) -> None:
@@ -111,7 +112,7 @@ class ClusterReader:
         self._sources = sources
         self._owners = owners
         self._usual_zone = time_zone
-        # Path of a cluster -> line and path of its time-out, or of itself when that is left out.
+        # Path of a cluster -> line and path of its time-out, or of the cluster if that is left out.
         self._timeouts: dict[str, tuple[int, str]] = {}
         # Path of a cluster -> line and path of its expression.
         self._expressions: dict[str, tuple[int, str]] = {}
@@ -123,10 +124,10 @@ class ClusterReader:
         self._levels: dict[str, tuple[Node, list[tuple[str, float]]]] = {}
 
     def read(self, name: str, node: Node, path: str, *, taken: tuple[str, ...] = ()) -> Cluster:
-        """Read a cluster, except for keys that are read elsewhere.
+        """Read a cluster, except for the keys in `taken`, which the caller reads.
 
         Raises:
-            Invalid: it is not usable; its problems are recorded.
+            Invalid: the cluster is not usable; its problems are recorded.
         """
         build = self._build
         mapping = build.mapping(node, path, ClusterSection)
@@ -182,7 +183,7 @@ class ClusterReader:
         return zone
 
     def _check_objectives(self, spec: ClusterSpec, path: str) -> None:
-        """Warn of what can be missed before anything is seen."""
+        """Warn of an objective that is shorter than the interval: it can be missed between two ticks."""
         for named in spec.policies:
             where = join(join(path, "policies"), named.name)
             node, _ = self._levels[where]
@@ -196,22 +197,22 @@ class ClusterReader:
                     line,
                     where,
                     f"an objective of {format_duration(objective)} is shorter than the interval of the cluster "
-                    f"({format_duration(spec.interval)}): records are too old before it is seen; write an objective "
-                    "that is a few times as long as a restart of the job, or a shorter interval",
+                    f"({format_duration(spec.interval)}): records may be too old before the next tick; write an "
+                    "objective that is a few times as long as a restart of the job, or a shorter interval",
                 )
 
     def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:
-        """Find what policies compare a share with that is meant as a percentage."""
+        """Find policies that compare a share from 0 to 1 with a level that is meant as a percentage."""
         shares = {name: self._shares[join(join(path, "metrics"), name)] for name in spec.metrics}
         saturation = spec.capacity.saturation
         if "saturation" in _names("capacity", mapping):
-            shares[saturation] = True  # it is said to be one
+            shares[saturation] = True  # the key is defined as a share
         for named in spec.policies:
             where = join(join(path, "policies"), named.name)
             node, levels = self._levels[where]
             for metric, level in levels:
                 share = shares.get(metric, False)
-                # A name says little: a CPU may be counted in cores, or be a percentage already.
+                # A name tells little: a CPU may be counted in cores, or already be a percentage.
                 likely = metric == saturation or _SHARE_NAME.search(metric)
                 least = _MOST_CORES if "cpu" in metric.lower() else 1
                 doubtful = share is None and likely and least < level <= _PERCENT
@@ -227,7 +228,7 @@ class ClusterReader:
                 )
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
-        """Refuse a target that another cluster has."""
+        """Refuse a target that another cluster owns."""
         with contained(target, self._problems, line, path):
             owner = self._owners.take(target, cluster)
         if owner is not None:
@@ -236,7 +237,7 @@ class ClusterReader:
     def check_queries(self, cluster: Cluster, sources: Mapping[str, Any], path: str) -> None:
         """Have sources refuse the metrics that do not fit their own parameters."""
         for name, metric in cluster.metrics.items():
-            source = sources.get(metric.source)  # None: it has problems of its own
+            source = sources.get(metric.source)  # None: the source itself has problems
             if not isinstance(source, ChecksQueries):
                 continue
             where = join(join(path, "metrics"), name)
@@ -249,7 +250,7 @@ class ClusterReader:
                 self._problems.add(*place, error.message)
 
     def warn(self, cluster: Cluster, sources: Mapping[str, Any], path: str) -> None:
-        """Record probable mistakes that are found only once everything is read."""
+        """Record probable mistakes that can be found only after everything is read."""
         found = self._build.warnings
         line, where = self._timeouts[path]
         used = {metric.source: sources.get(metric.source) for metric in cluster.metrics.values()}
@@ -285,7 +286,7 @@ class ClusterReader:
             raise build.fail(entry.node, join(path, "source"), message)
         cls = self._sources[source]
         if cls is None:
-            raise Invalid  # the source has a problem of its own; its queries cannot be checked
+            raise Invalid  # the source itself has a problem, so its queries cannot be checked
         mapping = build.mapping(node, path, cls.Query)
         read = build.fields(cls.Query, mapping, path, taken=("source",))
         if not read.complete:
@@ -341,7 +342,7 @@ class _Settings:
 
     @property
     def timeout(self) -> timedelta:
-        """The timeout that is set, or the one that follows from the interval."""
+        """The timeout that is set, or else the timeout that follows from the interval."""
         set_to: timedelta | None = self["timeout"]
         interval: timedelta = self["interval"]
         return min(LONGEST_TIMEOUT, interval * 2 / 3) if set_to is None else set_to
@@ -361,7 +362,7 @@ class _Settings:
         }
 
     def check(self, metrics: Sequence[str]) -> bool:
-        """Record what is inconsistent; True when nothing is."""
+        """Record inconsistent settings. Returns whether there are none."""
         self._check_sizes()
         self._check_times()
         self._check_metrics(metrics)
@@ -460,7 +461,7 @@ class _Settings:
 
 @contextmanager
 def contained(plugin: object, problems: Problems, line: int, path: str, *allowed: type[Exception]) -> Iterator[None]:
-    """What a plug-in raises when it is asked must name it instead of ending us; what is allowed is raised as it is."""
+    """Turn an exception of a plug-in into a problem that names the plug-in; `allowed` exceptions are passed on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -472,7 +473,7 @@ def contained(plugin: object, problems: Problems, line: int, path: str, *allowed
 
 
 def _pairs(plugin: object, name: str, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The pairs in an optional attribute of a plug-in. A parameter of that name may be anything else."""
+    """The pairs in an optional attribute of a plug-in; none if a parameter with that name is something else."""
     found = getattr(plugin, name, ())
     for item in found if isinstance(found, Iterable) else ():
         match item:
@@ -481,7 +482,7 @@ def _pairs(plugin: object, name: str, *kinds: type[Any]) -> Iterator[tuple[str, 
 
 
 def _is_span(ages: object) -> TypeGuard[tuple[timedelta, timedelta]]:
-    """Whether these are the least and the greatest age of a value, and not a parameter called so."""
+    """Whether these are the least and the greatest age of a value, and not some parameter with that name."""
     return isinstance(ages, tuple) and len(ages) == 2 and all(isinstance(age, timedelta) for age in ages)  # noqa: PLR2004
 
 
@@ -508,7 +509,7 @@ def _names_zone(policy: Node) -> bool:
 
 
 def _in_time_zone(named: NamedPolicy, zone: str) -> NamedPolicy:
-    """A policy whose parameter `timezone` was left out, with the cluster's."""
+    """A policy whose parameter `timezone` was left out, with the cluster's time zone."""
     policy: Any = named.policy
     if zone == "UTC" or not isinstance(getattr(policy, "timezone", None), str):
         return named
@@ -524,7 +525,7 @@ def _lookback(policy: object) -> timedelta:
 
 
 def _parameter_with(value: str | float, node: Node, path: str) -> tuple[int, str] | None:
-    """Where the parameters of a policy have this value, such as the name of a metric; None when it is a default."""
+    """Line and path of the policy's parameter with this value, such as a metric's name; None if not in the file."""
     if isinstance(node, document.Scalar):
         return (node.line, path) if node.value == value else None
     inner: Iterable[tuple[str | int, Node]]

@@ -1,4 +1,4 @@
-"""The expression by which the sizes that several policies ask for become one: `combine` of a cluster."""
+"""The setting `combine` of a cluster: an expression that makes one size out of those that its policies ask for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autoscaler.core.expression import CURRENT, FUNCTIONS, WORDS
 from autoscaler.core.model import NamedPolicy
 
 _WORDS = frozenset({"max", "min", "first", "round", "ceil", "floor", CURRENT, *WORDS})
-"""Names that a policy of an expression must not have: what is read would not be what was meant."""
+"""Names that a policy in an expression must not have, because the expression would mean something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """How the sizes that policies ask for become one (`autoscaler.core.expression`). A `Combine` of the core.
+    """A `Combine` of the core: combines the sizes of policies by an expression (`autoscaler.core.expression`).
 
     Attributes:
         text: the expression, such as `lag if urgent else max(capacity, cpu)`.
@@ -33,17 +33,17 @@ class Expression:
 
     @property
     def columns(self) -> Mapping[str, int]:
-        """The policies that it names, each with the column where it stands first."""
+        """The policies that the expression names, each with the column of its first occurrence."""
         names = expression.Expression(self.text, sizes=True).names
         return {name: column for name, column in names.items() if name != CURRENT}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policies that it names, in order."""
+        """The policies that the expression names, in order."""
         return tuple(self.columns)
 
     def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
-        """The size that it gives for these; None: nothing. See `Combine`."""
+        """The size that the expression gives for these sizes; None: no size. See `Combine`."""
         expected = expression.Expression(self.text, sizes=True)
         absent = next((name for name in expected.names if name not in sizes and name != CURRENT), None)
         if absent is not None:
@@ -57,7 +57,7 @@ def read(text: str, policies: Iterable[str], silent: Iterable[str] = ()) -> Expr
     Args:
         text: the expression; line breaks in it are spaces.
         policies: the names of all policies.
-        silent: those that never ask for a size.
+        silent: the policies that never ask for a size.
 
     Raises:
         ValueError: it cannot be used; the message says where and why.
@@ -83,12 +83,12 @@ def read(text: str, policies: Iterable[str], silent: Iterable[str] = ()) -> Expr
 
 
 def silent(policies: Iterable[NamedPolicy]) -> tuple[str, ...]:
-    """The names of those whose `asks` states that they never ask for a size; see `Bounding`."""
+    """The names of the policies that never ask for a size, as their `asks` states; see `Bounding`."""
     return tuple(named.name for named in policies if not named.asks)
 
 
 def unheard(found: Expression, policies: Iterable[NamedPolicy]) -> str | None:
-    """What is odd about policies that are configured and not in the expression, if anything."""
+    """A warning about configured policies that the expression does not name; None if there are none."""
     policies = tuple(policies)
     taken = {*found.names, *silent(policies)}
     left = [named.name for named in policies if named.name not in taken]

@@ -1,8 +1,8 @@
 """The CustomResourceDefinition of StreamAutoscaler: the template of a fleet's member as a Kubernetes resource.
 
-Its schema is made from that of the configuration file. Kubernetes takes structural schemas only, which have a type at
-every place and no choice between types: parameters of plug-ins, which depend on `type`, are left open there and are
-checked by the daemon, which reports what is wrong in the status.
+Its schema is made from that of the configuration file. Kubernetes accepts structural schemas only: each value has one
+type, and there is no choice between types. The parameters of plug-ins depend on `type`, so the schema leaves them open.
+The daemon checks them and reports problems in the status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLURAL = "streamautoscalers"
 KIND = "StreamAutoscaler"
 
 _OPEN = "x-kubernetes-preserve-unknown-fields"
-# RE2 has no lookahead; that there is something is said by the length. CEL's costs depend on the longest text.
+# RE2 has no lookahead: `minLength` excludes the empty text instead. CEL estimates its costs from `maxLength`.
 _DURATION: Schema = {"type": "string", "pattern": PATTERN.replace("(?=.)", ""), "minLength": 1, "maxLength": 60}
 _PLUGIN: Schema = {
     "type": "object",
@@ -47,7 +47,7 @@ def crd_manifest() -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal parts out, each in its place."""
+    """Writes shared parts in full in each place, without YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         del data
@@ -112,7 +112,7 @@ def _spec() -> Schema:
     interval = f"(has(self.interval) ? self.interval : '{format_duration(INTERVAL)}')"
     minimum = f"(has(self.min) ? self.min : {defaults['min'].default})"
     longest = format_duration(LONGEST_TIMEOUT)
-    # The cluster's own keys, with their descriptions, and the sources that a template has besides.
+    # The keys of a cluster with their descriptions, and the key `sources`, which only a template has.
     cluster, template = object_schema(ClusterSection), object_schema(TemplateSection)
     spec = structural({**cluster, "properties": {**template["properties"], **cluster["properties"]}})
     spec["x-kubernetes-validations"] = [
@@ -122,7 +122,7 @@ def _spec() -> Schema:
             "fieldPath": ".max",
         },
         {
-            # CEL has no days: what has any is left to the daemon.
+            # CEL does not know days: the daemon checks durations with days.
             "rule": f"!has(self.timeout) || self.timeout.contains('d') || {interval}.contains('d') || "
             f"duration(self.timeout) < duration({interval})",
             "message": f"timeout must be shorter than the interval; without one, it is at most {longest}",
@@ -136,7 +136,7 @@ def _spec() -> Schema:
 
 
 def structural(schema: Mapping[str, Any]) -> Schema:
-    """A JSON Schema of the configuration as a structural schema, which allows what it allows and more."""
+    """Convert a JSON Schema of the configuration to a structural schema, which allows the same values and more."""
     reference = schema.get("$ref", "").rpartition("/")[2]
     if reference:
         made = _DURATION if reference == "duration" else _QUERY if reference == "query" else _PLUGIN
@@ -160,7 +160,7 @@ def structural(schema: Mapping[str, Any]) -> Schema:
 
 
 def _choice(members: list[Mapping[str, Any]]) -> Schema:
-    """One of several: a structural schema has a choice of texts, and whether it may be null."""
+    """Convert `anyOf`: a structural schema can only express a choice of texts, and that a value may be null."""
     used = [member for member in members if member.get("type") != "null"]
     nullable: Schema = {"nullable": True} if len(used) < len(members) else {}
     texts = next((member["enum"] for member in used if "enum" in member), None)
@@ -180,11 +180,11 @@ _STATUS: Schema = {
     "type": "object",
     "description": "Written by the autoscaler.",
     "properties": {
-        "observedGeneration": {"type": "integer", "format": "int64", "description": "The generation it is about."},
-        "size": {"type": "integer", "description": "The size it was last set to, in replicas."},
+        "observedGeneration": {"type": "integer", "format": "int64", "description": "The generation of the spec."},
+        "size": {"type": "integer", "description": "The size that was last set, in replicas."},
         "proposedSize": {"type": "integer", "description": "The size that the policies propose, before the guards."},
         "reason": {"type": "string", "description": "Why this size: one word."},
-        "message": {"type": "string", "description": "Why this size, as a sentence; or what is wrong."},
+        "message": {"type": "string", "description": "Why this size, as a sentence; or the problem."},
         "lastRescaleTime": {**_TIME, "description": "When another size was last requested."},
         "conditions": {
             "type": "array",

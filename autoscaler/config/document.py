@@ -42,14 +42,14 @@ _LONGEST_MESSAGE = 500
 
 
 class Invalid(Exception):  # noqa: N818 - control flow inside this package: the problem has been recorded already
-    """What was read is not usable; its problems have been recorded."""
+    """The part that was read is not usable; its problems have been recorded."""
 
 
 class Line(int):
-    """A line of a file that another one includes.
+    """The number of a line in an included file.
 
     Attributes:
-        file: its name.
+        file: the name of that file.
     """
 
     file: str
@@ -63,7 +63,7 @@ class Line(int):
 
 
 class Problem(NamedTuple):
-    """One problem: where it is, and what it is."""
+    """One problem: its place and its message."""
 
     file: str
     line: int
@@ -72,7 +72,7 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """Collects the problems of one file, and of those that it includes."""
+    """Collects the problems of one file, and of the files that it includes."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -97,7 +97,7 @@ class Problems:
         return iter(self._found)
 
     def adopt(self, other: Problems, unless: Callable[[Problem], bool]) -> None:
-        """Record the problems of another collection too, except for some, and hide its secrets."""
+        """Add the problems of another collection, without those for which `unless` is true, and hide its secrets."""
         self._found |= {problem: None for problem in other if not unless(problem)}
         for secret in other.secrets:
             self.hide(secret)
@@ -190,7 +190,7 @@ def read(path: Path, problems: Problems, file: str | None = None) -> Node:
     Args:
         path: the file.
         problems: where its problems are recorded.
-        file: its name in them, where it is another one than that of the problems.
+        file: its name in problems, if it is not the main file of `problems`.
 
     Raises:
         Invalid: it cannot be read as one YAML document. Other problems, such as duplicate keys, are recorded only.
@@ -208,7 +208,7 @@ def parse(text: str, problems: Problems, file: str | None = None) -> Node:
         return _Composer(text, problems, file).document()
     except yaml.MarkedYAMLError as error:
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        # A key without its colon is noticed only after it.
+        # PyYAML notices a missing colon only after the key: report the line of the key.
         marks = error.problem_mark, error.context_mark
         mark = next(filter(None, reversed(marks) if _NO_COLON in what else marks), None)
         line = mark.line + 1 if mark else 1
@@ -219,11 +219,11 @@ def parse(text: str, problems: Problems, file: str | None = None) -> Node:
 
 
 def from_json(value: object, line: int, problems: Problems, path: str) -> Node:
-    """A value that came as JSON, as nodes that are all on one line.
+    """Convert a JSON value to nodes that are all on one line.
 
     Raises:
-        Invalid: it has too many values, or texts that are too long: it comes from outside, and reading it must not take
-            longer than a tick may be late.
+        Invalid: it has too many values, or a text is too long. It comes from outside, so reading it must not delay a
+            tick too much.
     """
     nodes = 0
 
@@ -256,12 +256,12 @@ def _line_in(file: str | None, number: int) -> int:
 
 
 def put(node: Node, path: abc.Sequence[str], value: Node) -> Node:
-    """A copy of the tree with a value at a path of keys, which may be new. It takes the line of what it replaces.
+    """A copy of the tree with a value at a path of keys, which may be new. It gets the line of the replaced node.
 
-    Nodes may be shared by YAML aliases, so none is changed.
+    YAML aliases may share nodes, so no node is changed.
 
     Raises:
-        KeyError: a node on the path is not a mapping; with the path to it.
+        KeyError: a node on the path is not a mapping; the error has the path to that node.
     """
     if not path:
         return _at(value, node.line)
@@ -318,9 +318,9 @@ def _yaml_hint(text: str, line: int, what: str) -> str:
     if _NO_COLON in what:
         return "; write `key: value`, with a space after the colon"
     if "mapping values are not allowed" in what:
-        return "; put a value with a colon and a space in quotes; a key above needs a space after its colon"
+        return "; put a value that has a colon and a space in quotes, or add a space after the colon of a key above"
     if "block mapping" in what:
-        return "; keys of one mapping are indented alike: compare this line with those above"
+        return "; all keys of a mapping need the same indentation: compare this line with the lines above"
     return ""
 
 
@@ -432,7 +432,7 @@ class _Composer:
             if event.anchor is not None:
                 self._anchors[event.anchor] = Scalar(self._line(event), event.value, event.value)
             self._refuse_tag(event, path)
-            # A key is taken as it is written: `on`, `no` and `1` are names here.
+            # A key is used as it is written: `on`, `no` and `1` are names here.
             return str(event.value)
         raise self._problems.fail(self._line(event), path, "a key must be a string that is not empty")
 
@@ -466,7 +466,7 @@ def _is_merge(event: yaml.Event) -> bool:
 
 
 def read_plain(text: str) -> str | int | float | bool | Odd | None:
-    """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, without octal numbers, dates and the like."""
+    """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, but without octal numbers, dates and the like."""
     if _DECIMAL.fullmatch(text):
         return _number(text)
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
@@ -476,7 +476,7 @@ def read_plain(text: str) -> str | int | float | bool | Odd | None:
             return None
         case "bool":
             return text.lower() in ("yes", "true", "on")
-        case "float" if ":" not in text:  # what is left are the infinities and not-a-number
+        case "float" if ":" not in text:  # only the infinities and not-a-number are left
             return float(text.lower().replace(".", "", 1))
         case "int" | "float":
             return Odd("a number written in an old way (octal, hexadecimal, binary or 1:30)")

@@ -1,4 +1,4 @@
-"""Fleets: their templates, filled for each member, and what static clusters and members make together."""
+"""Fleets: fills their templates for each member, and adds the members to the clusters of the file."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from autoscaler.core.foreign import format_exception
 from autoscaler.ports import ConfigurationError, Member, SourcePlugin
 
 MAX_NAME = 200
-"""Characters that the name of a member's cluster may have."""
+"""The maximum length of the name of a member's cluster, in characters."""
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_MAX_PARTS = 10  # a file of this name, where each `/` takes three characters, has one of at most 255
+_MAX_PARTS = 10  # in the name of a file each `/` takes three characters: it stays within 255 characters
 _NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,{_MAX_PARTS - 1}}}")
 _NAME_RULE = (
     f"a name is 1 to {MAX_NAME} letters, digits, `_`, `.`, `-`, in up to {_MAX_PARTS} parts separated by `/`; "
-    "no `.`, `-` first in a part"
+    "no part begins with `.` or `-`"
 )
 
 
 class Template:
-    """The template of one fleet, as it stands in the file: see `model.FleetTemplate`.
+    """The template of one fleet, as it is written in the file: see `model.FleetTemplate`.
 
     Args:
         path: the path of the fleet, such as `fleets.streaming`.
@@ -51,7 +51,7 @@ class Template:
         classes: source name -> its class, of the sources of the file; None when it could not be loaded.
         sources: the sources of the file, as far as they could be read.
         build: reads the values of that file.
-        time_zone: of clusters that name none.
+        time_zone: the time zone of clusters that set none.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Template:
         self._file = build.problems.file
         self._varying = varying(section, variables)
         self._fixed: dict[Hashable, Any] = {}
-        # What the template has itself, and what its members have too: file, line and message of warnings, and secrets.
+        # Found in the template itself, so all members have them: warnings (file, line and message), and secrets.
         self._warned: set[tuple[str, int, str]] = set()
         self._secrets: set[str] = set()
 
     def check(self) -> None:
-        """Record the problems and warnings that it has whatever its members are."""
+        """Record the problems and warnings that do not depend on the members."""
         scope, problems = self._scope(None), Problems(self._file)
         build = self._build.within(scope, problems)
         with suppress(Invalid):  # recorded, or not known without a member
@@ -99,7 +99,7 @@ class Template:
             self._check_sources(self._build, self._node, join(self._path, "template"))
 
     def _check_name(self, scope: Scope) -> None:
-        """Refuse a name that would be that of every member, or that no member could have."""
+        """Refuse a name that all members would share, or that no member could have."""
         name, where = self._section.entries["name"].node, join(self._path, "name")
         if where in scope.unknown:
             written = self._build.within(scope, Problems(self._file)).value(str, name, where)
@@ -109,7 +109,7 @@ class Template:
             self._build.fail(name, where, "every member would have this name; write an expression such as ${name}")
 
     def _check_sources(self, build: Builder, node: document.Node, path: str) -> None:
-        """Refuse sources with the name of one of the file."""
+        """Refuse a source with the same name as a source of the file."""
         sources = node.entries.get("sources") if isinstance(node, document.Mapping) else None
         if sources is None or not isinstance(sources.node, document.Mapping):
             return
@@ -118,7 +118,7 @@ class Template:
             build.problems.add(*place, "the file has a source of this name; give this one another")
 
     def expand(self, member: Member) -> MemberCluster:
-        """Fill it with the values of a member. Raises ConfigurationError."""
+        """Fill the template with the values of a member. Raises ConfigurationError."""
         path, problems = self._path_of(member.id), Problems(self._file)
         fault = _printable(member.problem) or fault_of(member.id, "its id")
         if fault is not None:
@@ -153,7 +153,7 @@ class Template:
         return Scope(self._variables, member, self._varying, self._fixed)
 
     def _error(self, problems: Problems) -> ConfigurationError:
-        for secret in self._secrets:  # of values that are read once, too
+        for secret in self._secrets:  # also those in values that are read only once
             problems.hide(secret)
         return problems.error()
 
@@ -174,7 +174,7 @@ class Template:
     def _fill(
         self, build: Builder, path: str, node: document.Node, key: str
     ) -> tuple[str, Cluster, dict[str, SourcePlugin]]:
-        """The name, the cluster and the sources of what the builder's scope stands for. Raises Invalid."""
+        """The name, the cluster and the sources for the member in the builder's scope. Raises Invalid."""
         name = self._name(build, path)
         path = join(path, key)
         mapping = build.mapping(node, path, ClusterSection)
@@ -195,7 +195,7 @@ class Template:
         for place, plug_ins in parts.items():
             for part in plug_ins if place in mapping.entries else ():
                 with contained(part, build.problems, *mapping.place(place, path)):
-                    plugins.hash_key(part)  # as it is for finding an equal one: a failure there would be one of all
+                    plugins.hash_key(part)  # also done later to find equal ones, where a failure would affect all
         metrics = {
             key: dataclasses.replace(metric, source=f"{name}/{metric.source}") if metric.source in sources else metric
             for key, metric in cluster.metrics.items()
@@ -230,7 +230,7 @@ class Template:
 
 
 def _printable(text: str | None) -> str:
-    """What a discovery says, without escape sequences of terminals."""
+    """A text of a discovery, with its unprintable characters replaced: no escape sequences for terminals."""
     return "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text or "")
 
 
@@ -257,14 +257,14 @@ def assemble(
 ) -> Assembled:
     """Add the members of fleets to the clusters of a configuration.
 
-    Of two with one name or with equal targets, the first keeps it and the other is refused: first the clusters of the
-    file, then the members that are present, then the others, by fleet and id, and then those that are held.
+    If two have the same name or equal targets, the first one keeps it and the other is refused. The order is: the
+    clusters of the file, members that run already, other members by fleet and id, members that are held.
 
     Args:
-        config: as it was loaded.
+        config: the configuration as it was loaded.
         found: fleet -> its members.
-        present: `members` of what is running now.
-        held: fleets and ids of members that are not found any more: whoever is there takes their name and target.
+        present: `Assembled.members` of what runs now.
+        held: fleets and ids of members that are no longer found: a member that is found takes their name and target.
     """
     owners = Owners()
     for name, cluster in config.clusters.items():
@@ -302,7 +302,7 @@ def _conflict(
     members: Mapping[str, tuple[str, str]],
     owners: Owners,
 ) -> str | None:
-    """Why a member cannot be added to these clusters, or None: then it owns its target now."""
+    """Why a member cannot be added to these clusters. None: it can be added, and owns its target now."""
     template = config.fleets[fleet].template
     if member.name in members:
         other, its_id = members[member.name]

@@ -1,4 +1,4 @@
-"""Files that the configuration file includes: their sources, clusters and fleets, as if they stood in it."""
+"""Reads the files that the configuration file includes, as if it contained their sources, clusters and fleets."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ INCLUDE = "include"
 SECTIONS = ("sources", "clusters", "fleets")
 _LISTED = f"{', '.join(SECTIONS[:-1])} and {SECTIONS[-1]}"
 OWN = "x-"
-"""Top-level keys that begin so are for the user's own anchors."""
+"""Top-level keys with this prefix are for the user's own anchors."""
 
 MAX_FILES = 1000
 LOST_AND_FOUND = "lost+found"
-"""A folder of ext4 at the root of a volume, which root alone may read."""
+"""A folder that ext4 has at the root of a volume, and that only root may read."""
 
 ENDINGS = (".yaml", ".yml")
-"""Of the files that are read of a folder."""
+"""The suffixes of the files that are read from a folder."""
 
 
 def read(path: Path, problems: Problems) -> Node:
-    """Read a configuration file with what it includes.
+    """Read a configuration file with the files that it includes.
 
     Raises:
         Invalid: it cannot be read as one YAML document. Other problems, those of included files too, are recorded only.
@@ -37,14 +37,14 @@ def read(path: Path, problems: Problems) -> Node:
     for node, where in _patterns(root.entries[INCLUDE].node, problems):
         files.update(dict.fromkeys(_matching(path.parent, node, where, problems)))
     itself = path.resolve()
-    found = [file for file in files if Path(file).resolve() != itself]  # a pattern may match it
+    found = [file for file in files if Path(file).resolve() != itself]  # a pattern may match the file itself
     if len(found) > MAX_FILES:
         line = root.entries[INCLUDE].line
         problems.add(line, INCLUDE, f"{len(found):,} files, at most {MAX_FILES:,}: put several clusters in a file")
         return root
     merged = Mapping(root.line, dict(root.entries), root.size)
     for section in SECTIONS:
-        # Nodes may be shared by YAML aliases, so none is changed.
+        # YAML aliases may share nodes, so no node is changed.
         entry = root.entries.get(section)
         if entry is not None and isinstance(entry.node, Mapping):
             copy = Mapping(entry.node.line, dict(entry.node.entries), entry.node.size)
@@ -58,7 +58,7 @@ def read(path: Path, problems: Problems) -> Node:
 
 
 def _patterns(node: Node, problems: Problems) -> Iterator[tuple[Scalar, str]]:
-    """The strings of `include:`, each with its path. What is none is refused where its type is checked."""
+    """The strings of `include:`, each with its path. Other values are refused later, when their type is checked."""
     items = enumerate(node.items) if isinstance(node, Sequence) else [(None, node)]
     for index, item in items:
         where = INCLUDE if index is None else join(INCLUDE, index)
@@ -73,7 +73,7 @@ def _patterns(node: Node, problems: Problems) -> Iterator[tuple[Scalar, str]]:
 
 
 def _matching(directory: Path, node: Scalar, where: str, problems: Problems) -> list[str]:
-    """The files of a pattern, by name. One without a wildcard must exist; hidden files are not matched."""
+    """The files that a pattern matches, by name. A path without a wildcard must exist. Hidden files never match."""
     given = Path(node.text).expanduser()
     path = directory / given
     try:
@@ -84,7 +84,7 @@ def _matching(directory: Path, node: Scalar, where: str, problems: Problems) -> 
         if path.exists():
             return [str(path)]
     except OSError as error:
-        # The clusters in it must not be taken for ones that are gone.
+        # Without this problem, the clusters in it would count as removed.
         problems.add(node.line, where, f"{error.filename} cannot be read: {error.strerror}")
         return []
     problems.add(node.line, where, f"there is no file or folder {path}")
@@ -92,7 +92,7 @@ def _matching(directory: Path, node: Scalar, where: str, problems: Problems) -> 
 
 
 def _files(base: Path, pattern: Path) -> list[str]:
-    """Raises OSError where a folder that the pattern matches cannot be read, which `glob` takes for an empty one."""
+    """The files of a pattern. Raises OSError if a folder cannot be read, which `glob` would take for an empty one."""
     for parent in reversed(pattern.parents):
         for name in ("", *_glob(base, parent)):
             if (base / name).is_dir():
@@ -101,7 +101,7 @@ def _files(base: Path, pattern: Path) -> list[str]:
 
 
 def _glob(base: Path, pattern: Path) -> list[str]:
-    # `Path.glob` matches hidden files too, such as what an editor leaves.
+    # Not `Path.glob`, which also matches hidden files, such as those that an editor leaves.
     found = glob.glob(str(pattern), root_dir=base, recursive=True)  # noqa: PTH207
     return [name for name in found if LOST_AND_FOUND not in Path(name).parts]
 
@@ -121,7 +121,7 @@ def _merge(root: Mapping, included: Node, file: str, problems: Problems) -> None
             problems.add(entry.line, key, "expected a mapping")
             continue
         if not isinstance(section, Mapping):
-            continue  # refused where the sections of the file itself are read
+            continue  # refused later, when the sections of the file itself are read
         for name, inner in entry.node.entries.items():
             if name in section.entries:
                 problems.add(inner.line, join(key, name), f"is already in {_place(section.entries[name], problems)}")

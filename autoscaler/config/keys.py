@@ -1,4 +1,4 @@
-"""The keys of a plug-in as they are written in a file, those inside lists and mappings too."""
+"""The keys of a plug-in as they are written in a file, including those inside lists and mappings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def keys(cls: type[Any], default: object = None, above: str = "") -> Iterator[Ke
 
 
 def _inside(hint: Any) -> tuple[type[Any] | None, str]:  # noqa: ANN401 - a type of any form
-    """The dataclass that a type holds, if any, and `[]` or `.NAME` where it holds a list or a mapping of them."""
+    """The dataclass that a type holds, if any, and `[]` or `.NAME` if it holds a list or a mapping of them."""
     hint = build.bare(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return hint, ""

@@ -1,4 +1,4 @@
-"""The configuration file as a whole: its sections, and what belongs to more than one of them."""
+"""Reads the whole configuration file: its sections, and the checks that concern several of them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
 
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
-        environ: what `${NAME}` may name, normally `os.environ`.
-        root: the content of the file with what it includes, where it was read before (`include.read`) and changed.
-        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
-            need to connect may be missing. Secrets are parameters for them, such as `token`, and strings whose key or
-            variable is called like one, such as `${API_TOKEN}`; every other variable must be set.
+        environ: the variables that `${NAME}` may name, normally `os.environ`.
+        root: the content of the file and its includes, if it was read before (`include.read`) and changed.
+        offline: whether the caller connects to nothing. Then variables of secrets may be unset, and packages that
+            plug-ins need to connect may be missing. Secrets are parameters of that type, such as `token`, and strings
+            whose key or variable has a name like one, such as `${API_TOKEN}`. Every other variable must be set.
 
     Raises:
-        ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
+        ConfigurationError: the file is not usable; all problems together, each as `file:line: path: message`.
     """
     problems = Problems(str(path))
     build = Builder(problems, path.parent.absolute(), environ, offline=offline)
@@ -53,15 +53,15 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
 
 
 def server_context(spec: TlsSpec) -> ssl.SSLContext:
-    """The TLS context of the HTTP endpoints. Raises OSError, of which `ssl.SSLError` is one, and ValueError."""
+    """The TLS context of the HTTP endpoints. Raises OSError, which includes `ssl.SSLError`, and ValueError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     load_certificate(context, spec)
     return context
 
 
 def load_certificate(context: ssl.SSLContext, spec: TlsSpec) -> None:
-    """Have new connections get the certificate as it is in its file now. Raises like `server_context`."""
-    # A password that is empty fails; without one OpenSSL would ask the terminal.
+    """Load the certificate from its file, for new connections. Raises like `server_context`."""
+    # With the empty password an encrypted key fails; without a password OpenSSL would ask at the terminal.
     context.load_cert_chain(spec.certificate, spec.key, password="")
 
 
@@ -78,14 +78,14 @@ class _File:
         self._time_zone = "UTC"
 
     def read(self, node: Node) -> Config:
-        """Read it. Raises Invalid when problems were recorded that leave nothing to go on with."""
+        """Read the file. Raises Invalid if it is not usable; its problems are recorded."""
         build = self._build
         root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._classes = source_classes(build, root, "")
         daemon = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         if "daemon" in root.entries:
-            # First, as it has the default of the clusters' time zone; its problems are recorded.
+            # First, because it has the default time zone of the clusters. Its problems are recorded.
             with suppress(Invalid):
                 daemon = self._daemon(root.entries["daemon"].node, root.place("daemon", "")[1], daemon)
         self._time_zone = daemon.time_zone
@@ -153,7 +153,7 @@ class _File:
         if spec.state is None:
             return
         if found := _PASSWORD.search(spec.state):
-            # The whole URL is hidden already, and a message may have the password alone.
+            # The whole URL is hidden already, but a message may contain only the password.
             self._problems.hide(found[1])
             self._problems.hide(unquote(found[1]))
         if not spec.state.startswith(("postgresql://", "postgres://")):
@@ -162,7 +162,7 @@ class _File:
             raise self._problems.fail(line, where, message)
 
     def _token(self, spec: TokenSpec) -> TokenSpec:
-        """A token with what its file has. Raises OSError and ValueError, of which ParameterError is one."""
+        """A token with the content of its file. Raises OSError, and ValueError, which includes ParameterError."""
         if spec.token_file is None:
             return spec
         token = Secret(spec.token_file.read_text().strip())

@@ -1,4 +1,4 @@
-"""What a configuration file becomes: frozen dataclasses that the daemon and the command line work with."""
+"""The content of a configuration file as frozen dataclasses, for the daemon and the command line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LogFormat(StrEnum):
 
 
 class Rights(StrEnum):
-    """What the owner of a token may do; who may write may also read."""
+    """What the owner of a token may do. The right to write includes the right to read."""
 
     READ = "read"
     WRITE = "write"
@@ -55,11 +55,11 @@ class TokenSpec:
     """One bearer token of the HTTP endpoints.
 
     Attributes:
-        name: who has it; the audit names its changes by this.
-        rights: `write` may pause, hold, limit, resume and have decided now; `read` may only read.
+        name: the owner of the token; the audit records this name with each change.
+        rights: with `write`, the owner may pause, hold, limit, resume and request a decision; with `read` only read.
         token: the token itself, 16 characters or more: `${NAME}`.
-        token_file: in its place a file that has it in its only line. It is read again at SIGHUP.
-        expires: from when on it is refused, a date (from its beginning in UTC) or a time with its zone. Default: never.
+        token_file: instead of `token`, a file with the token as its only line. It is read again at SIGHUP.
+        expires: when the token expires: a date (at its beginning in UTC) or a time with its zone. Default: never.
     """
 
     name: str
@@ -72,7 +72,7 @@ class TokenSpec:
         if not re.fullmatch(r"[\w.@-]{1,63}", self.name):
             raise ParameterError("name", "is 1 to 63 letters, digits, `_`, `.`, `-`, `@`")
         if (self.token is None) == (self.token_file is None):
-            raise ParameterError("token", "either it or token_file is needed")
+            raise ParameterError("token", "set either this or token_file")
         if self.token is not None and not re.fullmatch(r"[!-~]{16,}", self.token):
             raise ParameterError(
                 "token", "must be 16 or more characters of ASCII without spaces; `openssl rand -hex 32` makes one"
@@ -84,7 +84,7 @@ class TlsSpec:
     """TLS of the HTTP endpoints.
 
     Attributes:
-        certificate: PEM file with the certificate, and those between it and the root. Both are read again at SIGHUP.
+        certificate: PEM file with the certificate and the intermediate ones. Both files are read again at SIGHUP.
         key: PEM file with its private key, without a password.
     """
 
@@ -103,14 +103,14 @@ class NotificationSpec:
     """One receiver of notifications.
 
     Attributes:
-        to: where they are sent.
-        kinds: which of them, as patterns such as `rescale-*`: `rescale-begun`, `rescale-ended`, `rescale-failed`,
+        to: where notifications are sent.
+        kinds: the kinds sent, as patterns such as `rescale-*`: `rescale-begun`, `rescale-ended`, `rescale-failed`,
             `trouble-begun`, `trouble-ended`, `control-set`, `control-expiring`, `control-ended`, `at-maximum-begun`,
             `at-maximum-ended`, `owner-changed`.
-        severity: the least severity that is sent.
-        clusters: names of clusters, or patterns of them, whose notifications are sent.
-        text: of a message to people; it may name `${cluster}`, `${kind}`, `${severity}`, `${message}` and `${time}`.
-        rate: messages a minute at most. What is too much waits, and is sent together as one message.
+        severity: the lowest severity that is sent.
+        clusters: the clusters whose notifications are sent, as names or patterns.
+        text: text of a message to people; it may name `${cluster}`, `${kind}`, `${severity}`, `${message}`, `${time}`.
+        rate: maximum number of messages per minute. Further notifications wait, and are sent as one message.
     """
 
     to: Annotated[NotifierPlugin, Plugin(Kind.NOTIFIER)]
@@ -147,23 +147,23 @@ class DaemonSpec:
 
     Attributes:
         directory: where state, decisions and history are kept; relative to the configuration file.
-        state: a PostgreSQL database that state and decisions are kept in instead of the directory,
-            `postgresql://USER:PASSWORD@HOST/DATABASE`: several copies may share it.
-        listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
-        advertise: URL under which other copies that share `state` reach this one. Default: made of `listen`; where that
-            is every address, with that of the pod (POD_IP) or the name of the machine.
+        state: a PostgreSQL database that keeps state and decisions instead of the directory,
+            `postgresql://USER:PASSWORD@HOST/DATABASE`: several copies of the daemon may share it.
+        listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free port.
+        advertise: URL under which other copies that share `state` reach this one. Default: made from `listen`; if that
+            is every address, with the address of the pod (POD_IP) or the name of the machine.
         hosts: further names under which clients reach the HTTP endpoints, such as that of a reverse proxy. Addresses,
-            names without a dot and those of Kubernetes services need none; all others are refused.
-        tokens: who may change something over HTTP; nobody without them.
-        tls: the certificate of the HTTP endpoints. Tokens need it where `listen` is not a loopback address.
+            names without a dot and names of Kubernetes services are always allowed; all others are refused.
+        tokens: who may make changes over HTTP; without tokens, nobody may.
+        tls: the certificate of the HTTP endpoints. Tokens need it, unless `listen` is a loopback address.
         read_needs_token: whether reading needs a token too, except for `/healthz` and the page itself.
         log: format of the log lines.
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
         pack: whether the files of past hours are compressed.
         notifications: receivers of events of the clusters, by a name of your choice.
-        tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` say where to.
-        time_zone: the `time_zone` of clusters that have none of their own, such as Europe/Berlin.
+        tracing: whether ticks are traced, by OpenTelemetry. The environment variables `OTEL_*` set the destination.
+        time_zone: the `time_zone` of clusters that do not set it, such as Europe/Berlin.
     """
 
     directory: Path
@@ -216,7 +216,7 @@ class DaemonSpec:
             raise ParameterError("time_zone", str(error)) from error
 
     def expired(self, now: datetime) -> tuple[str, ...]:
-        """The tokens that are refused by now because they have expired, each as `path: message`."""
+        """The tokens that have expired and are refused, each as `path: message`."""
         return tuple(
             f"daemon.tokens[{index}].expires: {describe_expiry(token.name, token.expires)}"
             for index, token in enumerate(self.tokens)
@@ -230,7 +230,7 @@ class DaemonSpec:
 
 
 def describe_expiry(name: str, expires: datetime) -> str:
-    """Says that a token has expired, and when."""
+    """A text that a token has expired, and when."""
     return f"the token of {name} has expired, at {expires.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -255,9 +255,9 @@ class Cluster:
 
     Attributes:
         interval: time between two ticks.
-        timeout: within this the metrics, the engine and the target must answer; below the interval.
-        max_values: a reading of more numbers, or of more parts, counts as missing, unless its mean is known.
-        time_zone: of those who cause its load, an IANA name.
+        timeout: time in which the metrics, the engine and the target must answer; shorter than the interval.
+        max_values: a reading with more numbers or parts counts as missing, unless its mean is known.
+        time_zone: the time zone of the people who cause its load, an IANA name.
     """
 
     spec: ClusterSpec
@@ -275,11 +275,11 @@ class MemberCluster:
     """A member of a fleet with its template filled.
 
     Attributes:
-        id: that of the member.
+        id: the id of the member.
         name: the name of its cluster.
         sources: the sources that the template adds, under their names in the whole configuration: `CLUSTER/SOURCE`.
         warnings: probable mistakes that the template itself does not have, each as `file:line: path: message`.
-        secrets: those that its variables stand for.
+        secrets: the secrets among the values of its variables.
     """
 
     id: str
@@ -294,7 +294,7 @@ class FleetTemplate(Protocol):
     """The template of a fleet's clusters."""
 
     def expand(self, member: Member) -> MemberCluster:
-        """Fill it with the values of a member. It takes no I/O, and about a millisecond.
+        """Fill the template with the values of a member. This needs no I/O, and takes about a millisecond.
 
         Raises:
             ConfigurationError: it cannot be filled; its lines are `file:line: fleets.FLEET[ID].KEY: message`.
@@ -311,7 +311,7 @@ class FleetSpec:
     """One fleet: clusters that a discovery finds.
 
     Attributes:
-        interval: time between two questions to the discovery.
+        interval: time between two runs of the discovery.
         confirm: how long a loss of half of the members or more must last before they are removed.
     """
 
@@ -327,9 +327,9 @@ class Config:
     """A whole configuration file, validated.
 
     Attributes:
-        clusters: those that are written in it; with the members of fleets where `fleets.assemble` has added them.
+        clusters: the clusters in the file; after `fleets.assemble` also the members of fleets.
         warnings: probable mistakes and former names, each as `file:line: path: message`.
-        secrets: those that are written in it or that its variables stand for.
+        secrets: the secrets in the file and among the values of its variables.
     """
 
     path: Path

@@ -45,7 +45,7 @@ _SCALARS: abc.Mapping[Any, Schema] = {
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the whole file, with the plug-ins that are installed and work.
 
-    It does not contain what only the reader can check: names of sources, expressions, and limits across fields.
+    It does not contain the rules that only the reader can check: names of sources, expressions, limits across fields.
     """
     schema = object_schema(FileSections)
     schema["anyOf"] = [{"required": [section]} for section in SCALED]
@@ -69,7 +69,7 @@ def _plugins(kind: Kind) -> Schema:
     for name in plugins.names(kind):
         try:
             cls = build.usable(plugins.load(kind, name), kind)
-        except PluginError:  # `autoscaler plugins` shows what is wrong with it; it cannot be used in a file
+        except PluginError:  # a file cannot use this plug-in; `autoscaler plugins` shows its problem
             continue
         found[name] = object_schema(cls, extra={"type": _choice(_spellings(name))})
         current = plugins.current_name(kind, name)
@@ -93,7 +93,7 @@ def _plugins(kind: Kind) -> Schema:
     }
     if kind is Kind.SOURCE:
         defs |= {f"query.{name}": schema for name, schema in queries.items()}
-        # Which source a name stands for is not known here, so any installed source's query is accepted.
+        # The schema does not know which source a name means, so it accepts the query of any installed source.
         defs["query"] = {"type": "object", "required": ["source"]}
         if queries:
             defs["query"]["anyOf"] = [{"$ref": f"#/$defs/query.{name}"} for name in queries]
@@ -101,7 +101,7 @@ def _plugins(kind: Kind) -> Schema:
 
 
 def _spellings(name: str) -> list[Any]:
-    """The name, and its value where it is not quoted: `null` is the former name of a target."""
+    """The name, and its YAML value if it is written without quotes: `null` is the former name of a target."""
     plain = read_plain(name)
     return [name, plain] if plain is None or isinstance(plain, bool) else [name]
 
@@ -109,7 +109,7 @@ def _spellings(name: str) -> list[Any]:
 def object_schema(
     cls: type[Any], default: object = None, extra: abc.Mapping[str, Schema] = types.MappingProxyType({})
 ) -> Schema:
-    """The schema of a dataclass, which refers to the definitions of the whole by `$ref`.
+    """The schema of a dataclass, which refers to the definitions of the whole schema by `$ref`.
 
     Defaults are those of `default`, or else of the class.
     """
@@ -143,7 +143,7 @@ def object_schema(
 
 
 def _add_aliases(schema: Schema, aliases: abc.Mapping[str, str]) -> None:
-    """Allow one of the names of each field that has former ones, and require one if it is required."""
+    """For each field with former names, allow only one of its names, and require one if the field is required."""
     properties, required = schema["properties"], schema["required"]
     for name in dict.fromkeys(aliases.values()):
         former = [alias for alias, field in aliases.items() if field == name]

@@ -21,10 +21,10 @@ LONGEST_TIMEOUT = timedelta(seconds=10)
 SHORTEST_DISCOVERY = timedelta(seconds=1)
 DIRECTORY = "autoscaler-state"
 SCALED = ("clusters", "fleets")
-"""Sections of which a file has at least one."""
+"""A file has at least one of these sections."""
 
 
-# The core's own defaults, so that each is written in one place.
+# The defaults of the core, so that each default is defined in one place.
 _CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)}
 
 
@@ -41,12 +41,12 @@ class MetricSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """One cluster: what is scaled, what it is decided by, and within which limits.
+    """One cluster: its target, the policies and metrics that decide about its size, and its limits.
 
     Attributes:
         target: what is scaled.
-        policies: the policies by name; the greatest size that one of them recommends is proposed.
-        combine: an expression over the names of the policies that is proposed instead of the greatest size, such as
+        policies: the policies by name; the largest size that a policy recommends is proposed.
+        combine: an expression over the names of the policies that gives the proposed size instead, such as
             `lag if urgent else max(capacity, cpu)`.
         max: the largest size, in replicas.
         min: the smallest size, in replicas.
@@ -54,20 +54,20 @@ class ClusterSection:
         timeout: time in which the metrics, the engine and the target must answer; shorter than the interval.
             By default two thirds of the interval, at most 10s.
         engine: the engine that runs the job, if it is watched.
-        slots_per_replica: slots one replica offers the job.
-        partitions: source partitions, if the engine does not report them; capacity is a staircase of it.
-        metrics: the metrics by name; one that cannot be read forbids scaling down.
+        slots_per_replica: slots that one replica offers the job.
+        partitions: source partitions, if the engine does not report them; capacity grows in steps that depend on them.
+        metrics: the metrics by name; while a metric cannot be read, the cluster is not scaled down.
         up: the guards of scaling up.
         down: the guards of scaling down.
         settle: how a rescale is tracked until it has settled.
         capacity: how capacity, the records/s a size can process when busy, is learned.
         max_age: an older reading counts as missing; at least the timeout.
         max_ahead: a reading further in the future counts as missing.
-        max_values: a reading of more numbers, or of more parts, counts as missing, unless its mean is known.
+        max_values: a reading with more numbers or parts counts as missing, unless its mean is known.
         lookback: how much of the past the policies see; raised to what the policies need.
-        time_zone: the time zone of those who cause the load, such as Europe/Berlin: of policies with a parameter
-            `timezone` that is left out, of the typical week of `autoscaler profile --config`, and of the times in
-            pictures of `simulate --plot`. Left out, it is `daemon.time_zone`.
+        time_zone: the time zone of the people who cause the load, such as Europe/Berlin. It applies to policies whose
+            parameter `timezone` is left out, to the typical week of `autoscaler profile --config`, and to the times in
+            pictures of `simulate --plot`. If left out, it is `daemon.time_zone`.
     """
 
     target: Annotated[TargetPlugin, Plugin(Kind.TARGET)]
@@ -109,10 +109,10 @@ class FleetSection:
 
     Attributes:
         discover: finds the members.
-        name: the name of each member's cluster, such as `${namespace}/${name}`: up to 10 parts between `/`
-            have letters, digits, `.`, `_` and `-`; at most 200 characters.
+        name: the name of each member's cluster, such as `${namespace}/${name}`: up to 10 parts separated by `/`,
+            of letters, digits, `.`, `_` and `-`; at most 200 characters.
         template: the cluster of each member; left out if the discovery's members bring their own.
-        interval: time between two questions to the discovery; at least 1s.
+        interval: time between two runs of the discovery; at least 1s.
         confirm: how long a loss of half of the members or more, or of the last one, must last before they are
             removed.
     """
@@ -135,11 +135,11 @@ class FileSections:
     Attributes:
         clusters: the clusters by name; a name has letters, digits, `.`, `_` and `-`. At least one cluster or fleet
             is needed.
-        sources: the metric sources by name; clusters refer to them by it.
+        sources: the metric sources by name; clusters refer to them by this name.
         daemon: settings of the daemon itself.
         include: files, folders or patterns such as `conf.d/*.yaml`, relative to this file: their `clusters`,
-            `fleets` and `sources` are read as if they stood here.
-        fleets: the fleets by name: clusters that a discovery finds, by one template.
+            `fleets` and `sources` are read as if they were in this file.
+        fleets: the fleets by name: clusters that a discovery finds, with one template for all.
     """
 
     clusters: Mapping[str, ClusterSection] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Expressions in a fleet's template, such as `${labels.app}` or `${annotations['autoscaler/max'] | 8}`.
 
-The values come from outside: each is inserted as text, is never read for expressions or as YAML structure, and has a
-limited length and printable characters only.
+The values come from outside. Each value is inserted as text, and is never parsed for expressions or as YAML. Its length
+is limited, and it has printable characters only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.plugins import guess
 from autoscaler.ports import Member
 
 MAX_VALUE = 1000
-"""Characters that a value may have."""
+"""The maximum length of a value, in characters."""
 
 PLACEHOLDER = "member"
 """Stands for every value while a template is checked without members."""
@@ -50,8 +50,8 @@ class Expression:
     Attributes:
         written: as it is written in the file.
         variable: one of the discovery's variables.
-        key: of the variable, if that is a mapping.
-        default: what stands for a value that is missing or empty; None: that is a problem of the member.
+        key: the key in the variable, if that is a mapping.
+        default: replaces a value that is missing or empty; None: such a value is a problem of the member.
     """
 
     written: str
@@ -86,11 +86,11 @@ class Scope:
 
     Attributes:
         variables: the names of the values that each member of the discovery has.
-        member: whose values they stand for; None: the template is checked without members.
+        member: the member whose values are inserted; None: the template is checked without members.
         varying: the ids of the nodes that are not the same for all members.
-        fixed: what the others were read as; shared by the scopes of one template.
-        own: whether the template is the member's own. Who writes that need not be who runs the daemon: it can neither
-            read the environment nor name files, nor have anything hidden in our log.
+        fixed: the values of the other nodes; shared by the scopes of one template.
+        own: whether the template is the member's own. Its author may be someone else than the operator of the daemon,
+            so it cannot read the environment, name files, or hide a text in our log.
         unknown: the paths of scalars whose value is not known without a member.
     """
 
@@ -112,10 +112,10 @@ class Scope:
         return _value(expression, self.member.values)
 
     def parts(self, text: str) -> abc.Sequence[Part]:
-        """The parts of a scalar. Raises ValueError: an expression is malformed, or names what it must not."""
+        """The parts of a scalar. Raises ValueError: an expression is malformed, or names something not allowed."""
         if not self.own:
             return parse(text, self.variables)
-        found: abc.Sequence[Part] = parse.__wrapped__(text, self.variables)  # not kept: it comes from outside
+        found: abc.Sequence[Part] = parse.__wrapped__(text, self.variables)  # not cached: it comes from outside
         named = next((part.name for part in found if isinstance(part, Environment)), None)
         if named is not None:
             raise ValueError(
@@ -125,7 +125,7 @@ class Scope:
         return found
 
     def hides(self, path: str) -> bool:
-        """Whether a problem at this path may be one of a value that is not known: it is there, or further in."""
+        """Whether a problem at this path may come from a value that is not known, at the path or below it."""
         return any(known == path or known.startswith((f"{path}.", f"{path}[")) for known in self.unknown)
 
 
@@ -166,8 +166,8 @@ def ids(node: Node) -> abc.Iterator[int]:
 
 
 def varying(node: Node, variables: tuple[str, ...]) -> abc.Set[int]:
-    """The ids of the nodes of a tree that have an expression of a member's values in them, or a malformed one."""
-    found: dict[int, bool] = {}  # of nodes that YAML aliases share, once
+    """The ids of the nodes of a tree that contain an expression over a member's values, or a malformed expression."""
+    found: dict[int, bool] = {}  # visits a node that YAML aliases share only once
 
     def varies(node: Node) -> bool:
         if id(node) not in found:
@@ -234,7 +234,7 @@ def _value(expression: Expression, values: abc.Mapping[str, object]) -> str:
 
 
 def fault_of(value: object, what: str) -> str | None:
-    """Why a value of a member is refused, or None: it is no string, too long, or not printable."""
+    """Why a value of a member is refused: it is no string, too long, or not printable; None: it is accepted."""
     if not isinstance(value, str):
         return f"{what} is of the type {type(value).__name__}, expected a string"
     if len(value) > MAX_VALUE:
@@ -246,7 +246,7 @@ def fault_of(value: object, what: str) -> str | None:
 
 
 def _listed(known: object) -> str:
-    """The keys that there are, as far as they can be shown."""
+    """A list of the known keys for a message, as far as they can be shown."""
     if not isinstance(known, Collection):
         return ""
     keys = [shorten(key, _LONGEST_SHOWN) for key in _texts(known) if key.isprintable()]

@@ -142,13 +142,13 @@ def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
         (
             "\n  tokens: [{name: a, rights: write}, {name: b, rights: all, token: '${LONG}'}]",
             [
-                "2: daemon.tokens[0]: token: either it or token_file is needed",
+                "2: daemon.tokens[0]: token: set either this or token_file",
                 "2: daemon.tokens[1].rights: expected one of read, write, not 'all'",
             ],
         ),
         (
             "{tokens: [{name: a, rights: write, token: '${LONG}', token_file: b}]}",
-            ["1: daemon.tokens[0].token: either it or token_file is needed"],
+            ["1: daemon.tokens[0].token: set either this or token_file"],
         ),
         (
             "{tokens: [{name: a, rights: write, token: '${SHORT}'}]}",

@@ -38,8 +38,8 @@ def test_an_objective_below_the_interval_is_warned_of_on_its_line(tmp_path: Path
     assert where.endswith("autoscaler.yaml:15")
     assert message == (
         "clusters.c.policies.main.objective: an objective of 14s is shorter than the interval of the cluster (15s): "
-        "records are too old before it is seen; write an objective that is a few times as long as a restart of the "
-        "job, or a shorter interval"
+        "records may be too old before the next tick; write an objective that is a few times as long as a restart of "
+        "the job, or a shorter interval"
     )
 
 

@@ -291,12 +291,22 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "demo:",
             "de mo:",
-            [('4: clusters."de mo": a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first')],
+            [
+                (
+                    '4: clusters."de mo": a name is 1 to 63 letters, digits, `_`, `.`, `-`, and does not begin with '
+                    "`.` or `-`"
+                )
+            ],
         ),
         (
             "demo:",
             "../demo:",
-            [('4: clusters."../demo": a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first')],
+            [
+                (
+                    '4: clusters."../demo": a name is 1 to 63 letters, digits, `_`, `.`, `-`, and does not begin with '
+                    "`.` or `-`"
+                )
+            ],
         ),
         ("calm:", "? " + "a" * 64 + "\n      :", None),
         # across fields

@@ -84,8 +84,8 @@ def test_tabs_in_the_indentation_say_so(refused: Refused) -> None:
             "write `key: value`, with a space after the colon",
         ),
         ("clusters:\n  demo:\n    min:1\n    max: 4\n", 4, "a key above needs a space after its colon"),
-        ("clusters:\n  demo: a: b\n", 2, "put a value with a colon and a space in quotes; a key above needs"),
-        ("clusters:\n  demo:\n    min: 1\n   max: 4\n", 4, "indented alike: compare this line with those above"),
+        ("clusters:\n  demo: a: b\n", 2, "put a value that has a colon and a space in quotes, or add a space"),
+        ("clusters:\n  demo:\n    min: 1\n   max: 4\n", 4, "same indentation: compare this line with the lines above"),
     ],
 )
 def test_a_missing_space_and_a_wrong_indentation_say_so_on_their_line(
