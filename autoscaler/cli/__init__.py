@@ -1,8 +1,8 @@
 """The command line: `autoscaler --help` lists the commands.
 
 Each command is a module of this package with `add_arguments(parser)` and `run(arguments)`, which returns the exit code.
-Only the module of the command that is asked for is imported: `--help` is quick, and the daemon loads nothing it does
-not use.
+Only the module of the requested command is imported. This keeps `--help` fast, and the daemon loads nothing that it
+does not use.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autoscaler.ports import AutoscalerError, ConfigurationError
 COMMANDS = {
     "run": "run the daemon until it is stopped",
     "check": "validate a configuration",
-    "plan": "observe once and show what would be decided, changing nothing",
+    "plan": "observe every cluster once and show the decisions, changing nothing",
     "status": "show the clusters of a running daemon",
     "explain": "explain the decisions of a running daemon",
     "pause": "pause scaling of clusters of a running daemon, in one direction or both",
     "hold": "hold clusters of a running daemon at a size",
     "limit": "limit the size of clusters of a running daemon",
     "resume": "end the pauses, holds and limits of clusters of a running daemon",
-    "decide": "have a running daemon decide now, not at the next tick",
+    "decide": "make a running daemon decide now, not at its next tick",
     "controls": "list the pauses, holds and limits of clusters of a running daemon",
     "state": "copy the state of daemons between a directory and PostgreSQL",
     "plugins": "list the installed policies, sources, engines, targets and discoveries",
@@ -63,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has closed it; the interpreter must not report an error at exit either.
+        # The reader has closed our standard output. Redirect it, so that the interpreter reports no error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command; names of clusters may also stand after its options, as in `hold 12 --for 2h a`.
+    """Parse the arguments of a command. Cluster names may also follow its options, as in `hold 12 --for 2h a`.
 
-    Raises SystemExit once help or an error has been printed.
+    Raises SystemExit after argparse has printed help or an error.
     """
     parser = _parser(arguments[0] if arguments else None)
     parsed, left = parser.parse_known_args(arguments)
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser(asked: str | None) -> argparse.ArgumentParser:
-    """The parser with the options of the command that is asked for; the others only have their names."""
+    """Build a parser with the options of the requested command; the other commands have only their names."""
     parser = argparse.ArgumentParser(
         prog="autoscaler",
         description="Decides how many workers a streaming cluster needs, changes the number, and explains why.",

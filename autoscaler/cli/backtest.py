@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-NEEDS = f"one whole day of history at least, and a week to have all kinds of days; {trials.WHOLE_DAY}"
+NEEDS = f"at least one whole day of history, and better a week, which has all kinds of days; {trials.WHOLE_DAY}"
 
 HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s", "worst s", "rescales/h", "J", "front")
 
@@ -35,9 +35,9 @@ HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s",
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Try policies and parameters on recorded load: every day of every cluster, on a simulated cluster with the "
-        "properties of the real one, with the decisions that the daemon would make. Equal arguments give equal "
-        f"figures. It needs {NEEDS}. docs/simulate.md explains them."
+        "Try policies and parameters on recorded load. Each trial replays a day of a cluster on a simulated cluster "
+        "with the properties of the real one, and makes the decisions that the daemon would make. Equal arguments "
+        f"give equal figures. It needs {NEEDS}. docs/simulate.md explains the figures."
     )
     trials.add_arguments(parser, seeds=1)
     add = parser.add_argument
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    print_error(f"backtest needs {NEEDS}.")  # at once: to load all that it takes is a matter of seconds
+    print_error(f"backtest needs {NEEDS}.")  # before Spark is loaded, which takes seconds
     spark_options.require_pyspark("backtest")
     place = None if options.out is None else spark_options.table_url(options.out)
     given = trials.chosen(options)
@@ -120,13 +120,13 @@ class TrialData:
 
 @contextmanager
 def prepare(options: argparse.Namespace, spark: SparkSession, given: Chosen) -> Iterator[TrialData]:
-    """The arrivals of the clusters and days of the options. Raises ConfigurationError if there are none."""
+    """Read the arrivals of the selected clusters and days. Raises ConfigurationError if there are none."""
     from autoscaler.history.backtest_job import arrived, known
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.progress import show_progress
 
     dataset = open_dataset(options.dataset)
-    # A day includes the evening before.
+    # The trial of a day begins on the evening before.
     since = None if options.since is None else options.since - timedelta(days=1)
     until = None if options.until is None else options.until - timedelta(days=1)
     with dataset.reading():
@@ -148,7 +148,7 @@ def prepare(options: argparse.Namespace, spark: SparkSession, given: Chosen) -> 
 def _no_days(
     options: argparse.Namespace, spark: SparkSession, given: Chosen, found: Sequence[Known], dates: Sequence[date]
 ) -> str:
-    """Why there are no days to try."""
+    """Explain why there are no days to try."""
     from autoscaler.history.dataset import open_dataset
 
     if not dates:
@@ -169,7 +169,7 @@ def _no_days(
         listed = ", ".join(after[:DEFAULT_ROWS])
         made = f"; a profile is tried on days after those it was computed from ({listed})" if after else ""
         return (
-            f"{options.dataset}: has no arrivals of {asked} in this time, but from {there['first']} to "
+            f"{options.dataset}: has no arrivals of {asked} in this time; it has some from {there['first']} to "
             f"{there['last']}{made}"
         )
     some = open_dataset(options.dataset).read(spark, "observations").where("arrivals is not null")
@@ -186,7 +186,7 @@ def build_cases(
     tried: Mapping[str, Sequence[Any]],
     policies: Sequence[Any],
 ) -> tuple[dict[str, Case], list[str]]:
-    """A simulated cluster for each one with whole days, and notes for the user."""
+    """Make a simulated cluster for each cluster with whole days, and notes for the user."""
     cases: dict[str, Case] = {}
     notes: list[str] = []
     for one in ready.known:
@@ -216,7 +216,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def print_left_out(known: Sequence[Known]) -> None:
-    """Print on the standard error the days with gaps that are too long."""
+    """Print the days that are left out, because of too long gaps, to standard error."""
     lines = [
         f"  {one.cluster} {day}: nothing was recorded for {format_span(missing)}"
         for one in known
@@ -254,7 +254,7 @@ def _rows(results: DataFrame) -> list[Row]:
 
 
 def _fleet_totals(results: DataFrame) -> list[Row]:
-    """The totals of all clusters: sums, and means over the time."""
+    """The totals of all clusters: sums, and means weighted by the number of days."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
     def mean(name: str) -> Any:  # noqa: ANN401 - a column of Spark

@@ -1,4 +1,4 @@
-"""`autoscaler benchmark`: policies against loads, plants and seeds, with the exact optimum; tables, a picture, gate."""
+"""`autoscaler benchmark`: scores policies on loads, plants and seeds, and compares them with the exact optimum."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from autoscaler.simulation.plant import PLANTS
 
     parser.description = (
-        "Run policies against loads on simulated clusters and print for each its cost relative to the "
-        "exact optimum, the share of the time beyond the delay objective, and rescales. Equal arguments give equal "
-        "figures. docs/contributing/benchmark.md explains them."
+        "Run policies under loads on simulated clusters. For each policy, print the cost relative to the exact "
+        "optimum, the share of the time beyond the delay objective, and the number of rescales. Equal arguments give "
+        "equal figures. docs/contributing/benchmark.md explains them."
     )
     add = parser.add_argument
     names = ", ".join(BASELINES)
@@ -55,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_unknown(
         "--generalize",
         choices=("develop", "verdict", "all"),
-        help="judge on families of loads, on plants and with sources of random parameters: the families to develop on, "
-        "those kept for the verdict (and with --traces parts of all its files), or all, cross-validated",
+        help="use families of loads, plants and sources with random parameters: the families to develop on, "
+        "those held out for the verdict (with --traces also parts of the recorded loads), or all, cross-validated",
     )
-    add_unknown("--fold", type=int, choices=range(1, len(FOLDS) + 1), help="which families are kept (default: 1)")
+    add_unknown("--fold", type=int, choices=range(1, len(FOLDS) + 1), help="split that is held out (default: 1)")
     add_unknown("--loads", type=arguments.count, metavar="N", help="loads of each family (default: 4)")
     add_unknown(
         "--hours", type=arguments.above, metavar="H", help="hours of each load, including the first (default: 6)"
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_unknown("--seed", type=int, metavar="S", help="seed of all random parameters (default: 1)")
     add_unknown("--ablate", action="store_true", help=f"also run {DEFAULT} with one rule off at a time")
     arguments.add_traces(parser)
-    add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
+    add("--guarded", action="store_true", help="apply the guards of this project to third-party rules, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add(
         "--processes",
@@ -90,10 +90,10 @@ def run(options: argparse.Namespace) -> int:
         0; 1 when a figure is worse than recorded or a package is missing; 2 when an option is wrong.
     """
     try:
-        from autoscaler.simulation import optimum  # noqa: F401 - it needs an extra: report that at once
+        from autoscaler.simulation import optimum  # noqa: F401 - reports a missing extra before the runs
 
         if options.plot is not None:
-            from autoscaler.cli import benchmark_plot  # noqa: F401 - likewise
+            from autoscaler.cli import benchmark_plot  # noqa: F401 - the same
     except ModuleNotFoundError as error:
         print_error(f"autoscaler: {error}")
         return 1
@@ -116,11 +116,11 @@ def run(options: argparse.Namespace) -> int:
 
 _NAMED_LOADS = ("fast", "plant", "scenario", "seeds", "guarded", "each", "plot", "record", "against")
 _RANDOM_LOADS = ("fold", "loads", "hours", "seed", "ablate")
-"""Options of the one and the other kind of benchmark."""
+"""The options that apply only to named loads, and those that apply only to random loads (`--generalize`)."""
 
 
 def policy(text: str) -> tuple[str, Baseline]:
-    """One of the baselines by its name, or NAME=SETTINGS; policies of the user run with the guards."""
+    """Read the name of a baseline, or NAME=SETTINGS. A policy that is not a baseline runs with the guards."""
     from autoscaler.simulation.baselines import BASELINES, Baseline
 
     name, separator, settings = text.partition("=")

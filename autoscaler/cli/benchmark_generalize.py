@@ -21,18 +21,18 @@ from autoscaler.simulation.generalization import Judged, Table
 from autoscaler.simulation.loads import LoadError, read_points
 
 RECORDED = "recorded"
-"""The family of the parts of recorded traces."""
+"""The family of loads that are parts of recorded traces."""
 
 LOADS, HOURS, SEED, FOLD = 4, 6.0, 1, 1
 """The defaults of --loads, --hours, --seed and --fold."""
 
 LOSSES = 5
-"""So many losses are named."""
+"""The maximum number of losses that are printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One load, for all policies; `trace` is the file of a recorded one."""
+    """One load for all policies; `trace` is its file if it is a recorded load."""
 
     family: str
     number: int
@@ -90,17 +90,17 @@ def generalize(options: argparse.Namespace) -> int:
 
 
 def _jobs(options: argparse.Namespace, policies: tuple[tuple[str, Baseline], ...]) -> Iterator[Job]:
-    """The loads that are asked for.
+    """The loads that the options select.
 
     Raises:
-        LoadError: they are too short, or a trace cannot be used.
+        LoadError: the loads are too short, or a trace cannot be used.
         OSError: the directory of the traces cannot be read.
     """
     hours = options.hours or HOURS
     count = options.loads or LOADS
     job = partial(Job, seed=SEED if options.seed is None else options.seed, hours=hours, policies=policies)
     if hours * 3600 <= generalization.FIRST_S:
-        raise LoadError(f"--hours {hours:g}: expected more than 1, as the first hour is scored apart")
+        raise LoadError(f"--hours {hours:g}: expected more than 1, because the first hour is scored separately")
     develop, kept = split(options.fold or FOLD)
     if options.generalize == "all":
         develop, kept = tuple(FAMILIES), tuple(FAMILIES)
@@ -116,7 +116,7 @@ def _jobs(options: argparse.Namespace, policies: tuple[tuple[str, Baseline], ...
         for path in files:
             points = read_points(path)
             if points[-1][0] - points[0][0] <= generalization.FIRST_S:
-                raise LoadError(f"{path}: is not longer than the first hour, which is scored apart")
+                raise LoadError(f"{path}: expected more than 1 hour, because the first hour is scored separately")
         for n in range(max(count, len(files))):
             yield job(family=RECORDED, number=n, kept=True, trace=files[n % len(files)])
 
@@ -145,12 +145,12 @@ def work(job: Job) -> Done:
 
 
 def _verdict(rows: Sequence[Judged]) -> list[Judged]:
-    """What is kept, if that was asked for."""
+    """The held-out rows, or all rows if none is held out."""
     return [row for row in rows if row.kept] or list(rows)
 
 
 def _rivals(rows: Sequence[Judged]) -> list[Judged]:
-    """The default policy, if it was asked for, and the rules without foresight, if there are any."""
+    """The rows of the default policy and of the other rules without foresight; empty unless both exist."""
     known = [row for row in _verdict(rows) if row.policy not in ABLATIONS]
     found = [row for row in known if row.policy == DEFAULT or not BASELINES.get(row.policy, BASELINES[DEFAULT]).oracle]
     return found if DEFAULT in {row.policy for row in found} and len({row.policy for row in found}) > 1 else []
@@ -168,7 +168,7 @@ def _tables(rows: Sequence[Judged], *, cross: bool, ablate: bool) -> Iterator[Ta
 
 
 def _lost(rows: Sequence[Judged]) -> Iterator[str]:
-    """Where the default policy loses most."""
+    """Lines about the loads on which the default policy loses most."""
     rivals = _rivals(rows)
     if not rivals:
         return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# First: it reports how to install matplotlib.
+# Imported first, because it reports how to install matplotlib.
 from autoscaler.plot_style import BLUE, GREEN, PURPLE, grid, save  # isort: skip
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -21,24 +21,24 @@ GOOD_VIOLATION = 0.005
 
 _POINTS = 72
 _HIGH, _WIDE = 9.0, 5.0
-"""Points of a label's height, and of a letter."""
+"""The height of a label, and the width of a letter, in points."""
 _RISES = (-4.0, 5.0, -13.0, 14.0, -22.0, 23.0)
-"""How far above its point a label may be, the best place first."""
+"""The offsets of a label above its point that are tried, the best one first."""
 
 Box = tuple[float, float, float, float]
 """Left, right, bottom, top, in points."""
 
 _LINEAR = 0.001
-"""Up to this violation the scale is linear: 0 is on it."""
+"""Up to this violation the scale is linear, so that it includes 0."""
 
 
 def costs(found: Sequence[Means], path: Path) -> None:
     """Draw cost against violation, a panel for each plant and a point for each policy, into a PNG file.
 
-    The means are over all scenarios; those without an optimum are left out.
+    The means are over all scenarios. Means without an optimum are left out.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     plants = list(dict.fromkeys(one.plant for one in found))
     columns = min(len(plants), 2)
@@ -56,7 +56,7 @@ def costs(found: Sequence[Means], path: Path) -> None:
     scenarios = max(one.of for one in found)
     title = f"Cost against violation, {scenarios} loads: lower left is better (rescales/h beside the name)"
     figure.suptitle(title, fontsize=12, fontweight="bold")
-    figure.canvas.draw()  # positions are known only then
+    figure.canvas.draw()  # this computes the positions
     for axes, some in zip(panels, here, strict=False):
         _labels(axes, some)
     save(figure, path, title, dpi=100)
@@ -85,7 +85,7 @@ def _panel(axes: Any, plant: str, found: Sequence[Means], most: float) -> None: 
 
 
 def _labels(axes: Any, found: Sequence[Means]) -> None:  # noqa: ANN401 - matplotlib has no types
-    """Label the points: each at the first free place near its point."""
+    """Label each point at the first free place near it."""
     at = {one.policy: axes.transData.transform((one.cost, one.violation)) * _POINTS / axes.figure.dpi for one in found}
     edge = axes.bbox.x0 * _POINTS / axes.figure.dpi
     taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at.values()]

@@ -47,7 +47,7 @@ D = TypeVar("D")
 
 SMALLEST, LARGEST = 1, 24
 
-# The core's own defaults, so that each is written in one place.
+# The defaults of the core, so that each default is defined in one place.
 _CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)}
 
 
@@ -101,10 +101,10 @@ def benchmark(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Make sure at the beginning that the output can be written.
+    """Check before the runs that the directories of the output files exist.
 
     Raises:
-        OSError: a directory does not exist and cannot be made.
+        OSError: a directory does not exist.
     """
     for file in (options.plot, options.record):
         if file is not None and not file.parent.is_dir():
@@ -131,7 +131,7 @@ class Settings:
 def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpec:
     """The spec of a cluster with a policy's settings.
 
-    `slo` is the plant's objective, seconds; `one` what one worker processes, records/s.
+    `slo` is the plant's objective in seconds; `one` is the records/s that one worker processes.
 
     Raises:
         ConfigurationError: the settings cannot be read.
@@ -180,7 +180,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of a job: scores, CPU seconds of each policy."""
+    """The result of a job: the scores, and the CPU seconds of each policy."""
 
     rows: tuple[Row, ...]
     took: Mapping[str, float]
@@ -209,7 +209,7 @@ def work(job: Job) -> Done:
 
 
 def least(load: Load, plant: PlantSpec) -> float | None:
-    """The exact optimum, worker-hours; None where nothing keeps the objective."""
+    """The exact optimum in worker-hours; None if no sequence of sizes keeps the objective."""
     from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
 
     try:
@@ -266,7 +266,7 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
 
 
 def _show_times(done: Sequence[Done], rows: Sequence[Row]) -> None:
-    """CPU seconds of a simulated day: on the standard error, since they are not a result."""
+    """Print the CPU seconds of a simulated day to standard error, because they are not a result."""
     hours: dict[str, float] = {}
     took: dict[str, float] = {}
     for row in rows:

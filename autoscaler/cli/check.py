@@ -1,4 +1,4 @@
-"""`autoscaler check`: validates a configuration, with `--online` also what it connects to."""
+"""`autoscaler check`: validates a configuration, and with `--online` also the systems that it connects to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoscaler.daemon.one_shot import Checked, check
 from autoscaler.ports import ConfigurationError, Finding, Severity
 from autoscaler.trace.codec import to_json
 
-MAX_NAMED = 5  # clusters that have the same finding
+MAX_NAMED = 5  # clusters that are named for one finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Validate a configuration."
     config_argument(parser)
     parser.add_argument(
-        "--online", action="store_true", help="also connect everything, read every metric once, and examine the jobs"
+        "--online", action="store_true", help="also connect to all systems, read every metric once and examine the jobs"
     )
     json_option(parser)
 
@@ -80,7 +80,7 @@ def _online(config: Config, *, as_json: bool) -> int:
 
 
 def _failed(checked: Checked, cluster: str) -> set[str]:
-    """What could not be read there; what only has no value yet is not a failure."""
+    """The readings of a cluster that failed. A reading that only has no value yet is not a failure."""
     return set(checked.untrusted[cluster]) - checked.awaited[cluster]
 
 
@@ -98,7 +98,7 @@ def _show(config: Config, checked: Checked) -> None:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in observation.remarks)
     _readings(rows, many=len(checked.observations) > MAX_LISTED)
-    clusters: dict[tuple[str, Finding | str], list[str]] = {}  # what is equal for several clusters is shown once
+    clusters: dict[tuple[str, Finding | str], list[str]] = {}  # a finding of several clusters is shown once
     for examined in checked.examined:
         for found in (*([examined.error] if examined.error else ()), *examined.findings):
             clusters.setdefault((examined.part, found), []).append(examined.cluster)
@@ -126,7 +126,7 @@ def _show(config: Config, checked: Checked) -> None:
 
 
 def _readings(rows: Sequence[tuple[str, str, str, str]], *, many: bool) -> None:
-    """Print the table of readings; with many clusters only what failed, and not all of that."""
+    """Print the table of readings. With many clusters, print only the first ones without a value."""
     shown = [row for row in rows if row[2] not in ("ok", "remark")][:MAX_LISTED] if many else rows
     table(("cluster", "what", "result", ""), shown)
     if many:

@@ -1,4 +1,4 @@
-"""Configuration files, read for the daemon or where nothing is connected to."""
+"""Reads configuration files, for commands that connect to systems and for commands that connect to nothing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from autoscaler.config.model import Cluster, Config
 
 MAX_PROBLEMS = 20
-"""Lines of problems of fleets that are printed."""
+"""The maximum number of lines about problems of fleets that are printed."""
 
 
 def load_live(path: Path) -> Config:
-    """Read a configuration for a command that connects to what is in it. Raises ConfigurationError."""
+    """Read a configuration for a command that connects to its systems. Raises ConfigurationError."""
     from autoscaler import config  # noqa: PLC0415 - `--help` does not need it
 
     return config.load(path, os.environ)
 
 
 def load(path: Path, root: Node | None = None) -> Config:
-    """Read a configuration for a command that connects to nothing: variables of secrets need not be set, others must.
+    """Read a configuration for a command that connects to nothing. Only variables of secrets may be unset.
 
     Args:
         path: the file.
-        root: its content, changed since it was read.
+        root: the content to use instead of the file's, which was changed after reading it.
 
     Raises:
-        ConfigurationError: it is not usable, or has fleets only.
+        ConfigurationError: the file is not usable, or has only fleets.
     """
     return with_clusters(_load(path, root))
 
@@ -47,22 +47,22 @@ def _load(path: Path, root: Node | None = None) -> Config:
 
 
 def with_clusters(read: Config) -> Config:
-    """Return it. Raises ConfigurationError when it has fleets only, whose members are not in the file."""
+    """Return the configuration. Raises ConfigurationError if it has only fleets: the file lacks their members."""
     if not read.clusters:
         raise wrong(
-            f"{read.path}: has fleets only, and this command takes clusters that are written in the file: write one "
-            "that stands for the members under clusters, with the template's keys and values in place of expressions; "
-            "or simulate a member by its values, with --member name=NAME"
+            f"{read.path}: has only fleets, but this command needs a cluster in the file: write one under clusters "
+            "that stands for the members, with the keys of the template and with values instead of expressions; "
+            "or simulate one member by its values, with --member name=NAME"
         )
     return read
 
 
 _MEMBER = re.compile(r"""(: fleets\.[\w.-]+)\[(?:"(?:[^"\\]|\\.)*"|[\w./@-]+)\]""")
-"""In the line of a problem: the fleet, and the member's id as `document.join` shows it."""
+"""Matches, in the line of a problem, the fleet and the member's id as `document.join` writes it."""
 
 
 def summarized(problems: Iterable[str]) -> list[str]:
-    """Problems of fleets and their members, the same one of several members once, with their number."""
+    """Summarize problems of fleets and members: a problem that several members share appears once, with a count."""
     counts: dict[str, tuple[str, int]] = {}
     for problem in problems:
         alike = _MEMBER.sub(r"\1", problem, count=1)
@@ -76,7 +76,7 @@ def summarized(problems: Iterable[str]) -> list[str]:
 
 
 def chosen(options: argparse.Namespace) -> Cluster:
-    """The cluster that `--cluster`, or `--member` and `--fleet`, choose. Raises ConfigurationError."""
+    """The cluster that `--cluster`, or `--member` and `--fleet`, select. Raises ConfigurationError."""
     if options.member:
         return _member(_load(options.config), options.fleet, options.member)
     if options.fleet is not None:
@@ -85,15 +85,15 @@ def chosen(options: argparse.Namespace) -> Cluster:
 
 
 def _member(read: Config, name: str | None, given: Sequence[tuple[str, str]]) -> Cluster:
-    """The cluster of a member of a fleet that has these values; `labels.app` is the value `app` of `labels`."""
+    """Fill the template of a fleet with the given values. `labels.app` gives the value of key `app` of `labels`."""
     if not read.fleets:
-        raise wrong(f"{read.path}: has no fleets, and --member is of one")
+        raise wrong(f"{read.path}: has no fleet, but --member needs one")
     if name is None and len(read.fleets) > 1:
         raise wrong(f"{read.path}: has the fleets {', '.join(sorted(read.fleets))}: choose with --fleet NAME")
     fleet = read.fleets[known(name or next(iter(read.fleets)), read.fleets, f"fleet of {read.path}")]
     if getattr(fleet.discover, "brings_templates", False):
         raise wrong(
-            f"{read.path}: fleets.{fleet.name}: its members have templates of their own: write one as a cluster"
+            f"{read.path}: fleets.{fleet.name}: its members bring their own templates: write one of them as a cluster"
         )
     values: dict[str, str | dict[str, str]] = {}
     for path, value in given:

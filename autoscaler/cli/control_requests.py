@@ -1,4 +1,4 @@
-"""What `pause`, `hold`, `limit` and `resume` have in common: for which clusters, for how long, and why."""
+"""The options and the request that `pause`, `hold`, `limit` and `resume` share: clusters, duration and reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autoscaler.core.durations import format_duration
 from autoscaler.core.wording import count_of, first_of
 
 _MAX_NAMED = 20
-"""Names of clusters in what is printed."""
+"""The maximum number of cluster names in a printed line."""
 
 
 def scope_options(parser: argparse.ArgumentParser) -> None:
-    """Add CLUSTER, `--fleet`, `--reason` and those that find the daemon."""
+    """Add CLUSTER, `--fleet`, `--reason` and the options that find the daemon."""
     parser.add_argument(
         "clusters",
         metavar="CLUSTER",
@@ -29,9 +29,9 @@ def scope_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FLEET",
-        help="all clusters of this fleet, or of those of such names; may be repeated",
+        help="all clusters of this fleet, or of the fleets that match this pattern; may be repeated",
     )
-    parser.add_argument("--reason", metavar="TEXT", help="why: it is shown wherever the control is")
+    parser.add_argument("--reason", metavar="TEXT", help="why: shown wherever the control is shown")
     daemon_options(parser)
 
 
@@ -48,10 +48,10 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
     """Have the daemon set a control, and print for which clusters and until when. Returns the exit code.
 
     Args:
-        arguments: of the command.
-        action: as the daemon calls it.
-        done: what is so now, for what is printed.
-        values: what else the daemon is sent; those that are None are left out.
+        arguments: the arguments of the command.
+        action: the daemon's name of the action.
+        done: the beginning of the printed line: what holds now.
+        values: further values of the request; None values are left out.
     """
     body: dict[str, Any] = {"action": action, "clusters": arguments.clusters, "fleets": arguments.fleet, **values}
     body["reason"] = arguments.reason
@@ -69,13 +69,13 @@ def request_control(arguments: argparse.Namespace, action: str, done: str, **val
     lines = [f"{done}, {count_of(len(names), 'cluster')}: {_listed(names)}"]
     for size in sorted({*held_at.values()}):
         others = [name for name in names if held_at.get(name) == size]
-        lines.append(f"at {size} instead, by min and max of the configuration: {_listed(others)}")
-    preceded_by = answer.get("preceded_by", {})  # not by a daemon of an earlier version
+        lines.append(f"at {size} instead, because of min and max in the configuration: {_listed(others)}")
+    preceded_by = answer.get("preceded_by", {})  # a daemon of an earlier version does not send it
     for control in sorted({each for described in preceded_by.values() for each in described}):
         others = [name for name in names if control in preceded_by.get(name, ())]
-        lines.append(f"what is in force already counts before it: {control}, for {_listed(others)}")
+        lines.append(f"a control in force takes precedence: {control}, for {_listed(others)}")
     if preceded_by:
-        lines.append("`autoscaler resume` ends all of these, except annotations: those end when they are removed")
+        lines.append("`autoscaler resume` ends all of these except annotations, which end when they are removed")
     print_lines(*lines)
     daemon.note_problems()
     return OK
@@ -86,12 +86,12 @@ def _listed(names: list[str]) -> str:
 
 
 def format_time(text: str) -> str:
-    """A time of the daemon's answer for people."""
+    """Format a time of the daemon's answer for people."""
     return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def short_control(control: dict[str, Any]) -> str:
-    """A control of the daemon's answer in short: `pause up`, `hold 12`, `limit 4-20`, `limit max 20`."""
+    """The short form of a control of the daemon's answer: `pause up`, `hold 12`, `limit 4-20`, `limit max 20`."""
     match control["kind"]:
         case "pause":
             return "pause" if control["up"] and control["down"] else f"pause {'up' if control['up'] else 'down'}"

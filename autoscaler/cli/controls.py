@@ -1,4 +1,4 @@
-"""`autoscaler controls`: the pauses, holds and limits of clusters, by whom, until when and why."""
+"""`autoscaler controls`: lists the pauses, holds and limits of clusters, with author, end and reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
         "List the pauses, holds and limits that were set by command or over HTTP and are in force. "
-        "`autoscaler status` shows those of each cluster, annotations among them."
+        "`autoscaler status` shows all controls of each cluster, including annotations."
     )
     parser.add_argument(
         "--audit", type=count, metavar="N", help="list the last N changes instead: who changed what, and when"

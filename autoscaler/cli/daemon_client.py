@@ -1,4 +1,4 @@
-"""Requests to a running daemon, for `status`, `explain`, `pause` and the like."""
+"""Requests to a running daemon, for commands such as `status`, `explain` and `pause`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TOKEN = "AUTOSCALER_TOKEN"  # noqa: S105 - the name of a variable
 _READ_TIMEOUT = 10.0
 _WRITE_TIMEOUT = 90.0  # `decide` waits for a tick and its scale call
 
-# In the lines of `daemon:`, outside of comments.
+# Both search the section `daemon:`, outside comments.
 _LISTEN = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\blisten:\s*["']?([^\s"',}#]+)""", re.MULTILINE)
 _TLS = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\btls:""", re.MULTILINE)
 _HOST_PORT = re.compile(r".+:\d{1,5}")
 
 
 def daemon_options(parser: argparse.ArgumentParser, *, argument: bool = False) -> None:
-    """Add `--config`, also as an argument where the command has no other, `--url`, `--token-file` and `--ca-file`."""
+    """Add `--config`, `--url`, `--token-file`, `--ca-file`; with `argument`, CONFIG also as a positional argument."""
     where = parser.add_mutually_exclusive_group()
     meaning = "the daemon's configuration, to find its address"
     if argument:
@@ -46,13 +46,13 @@ def daemon_options(parser: argparse.ArgumentParser, *, argument: bool = False) -
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"file with one of daemon.tokens, where the daemon needs one (default: the variable {TOKEN})",
+        help=f"file with one of daemon.tokens, if the daemon needs one (default: the environment variable {TOKEN})",
     )
     parser.add_argument(
         "--ca-file",
         type=Path,
         metavar="FILE",
-        help="PEM file with the certificates that sign the daemon's (default: those of the system)",
+        help="PEM file with the CA certificates that sign the daemon's (default: those of the system)",
     )
 
 
@@ -63,14 +63,14 @@ def cluster_path(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a daemon is asked.
+    """How to reach a daemon.
 
     Attributes:
-        url: of its HTTP endpoints.
-        config: the configuration that it must run; None where it was named by its URL: then any daemon is asked.
-        problems: why that file cannot be used as it is now; the daemon runs what it has loaded before.
-        token: what is sent to it, over TLS or on this machine only; None: nothing.
-        ca_file: the certificates that its own must be signed by; None: those of the system.
+        url: the URL of its HTTP endpoints.
+        config: the configuration file that the daemon must run; None if the user gave the URL: then any file.
+        problems: why that file is not valid now; the daemon still runs the version that it loaded before.
+        token: the token to send, over TLS or on this machine only; None: no token is sent.
+        ca_file: the CA certificates that sign the daemon's; None: those of the system.
     """
 
     url: str
@@ -81,7 +81,7 @@ class Address:
 
     @property
     def private(self) -> bool:
-        """Whether nobody can read what is sent to it."""
+        """Whether nobody else can read a request: it uses TLS, or stays on this machine."""
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme == "https":
             return True
@@ -91,7 +91,7 @@ class Address:
             return parts.hostname == "localhost"
 
     def note_problems(self) -> None:
-        """Say on the standard error that the file is not what the daemon runs."""
+        """Tell on standard error that the file is not valid, so that the daemon runs an earlier version of it."""
         if self.problems:
             print_error(f"autoscaler: `autoscaler check {self.config}` lists what is wrong with the file")
 
@@ -100,7 +100,7 @@ def find_daemon(arguments: argparse.Namespace) -> Address:
     """The daemon that `--url` or a configuration names, with the token and certificates for it.
 
     Raises:
-        AutoscalerError: they do not say where it listens, or the file of the token has none.
+        AutoscalerError: the options do not tell where it listens, or the token file has no token.
     """
     return replace(_find(arguments), token=_token(arguments.token_file), ca_file=arguments.ca_file)
 
@@ -131,7 +131,7 @@ def _find(arguments: argparse.Namespace) -> Address:
     path: Path | None = arguments.config or getattr(arguments, "config_argument", None)
     if path is None:
         return Address(URL)
-    from autoscaler import config  # noqa: PLC0415 - most often there is no configuration to read
+    from autoscaler import config  # noqa: PLC0415 - seldom needed
 
     problems: tuple[str, ...] = ()
     try:
@@ -149,9 +149,9 @@ def _find(arguments: argparse.Namespace) -> Address:
 
 
 def _listen_in(path: Path, problems: Sequence[str]) -> tuple[str, bool]:
-    """The `daemon.listen` of a file that is not a valid configuration and may not even be YAML; whether it has TLS.
+    """Find `daemon.listen`, and whether TLS is used, in a file that is not a valid configuration, or not even YAML.
 
-    A wrong guess does no harm, as the daemon says which configuration it runs.
+    A wrong guess does no harm, because the daemon reports which configuration it runs.
     """
     try:
         text = path.read_text(errors="replace")
@@ -165,15 +165,15 @@ def _listen_in(path: Path, problems: Sequence[str]) -> tuple[str, bool]:
 
 
 def get(daemon: Address, path: str, key: str) -> dict[str, Any]:
-    """The JSON object at a path of a daemon. Raises like `get_with_history`."""
+    """Get the JSON object at a path of a daemon. Raises like `get_with_history`."""
     return get_with_history(daemon, path, key)[0]
 
 
 def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, Any], Path | None]:
-    """The JSON object at a path of a daemon, and where its history is, on its machine; None: it does not say.
+    """Get the JSON object at a path of a daemon, and the path of its history on its machine (None: not reported).
 
     Raises:
-        AutoscalerError: there is no daemon, it runs another configuration, refuses, or the answer has not the key.
+        AutoscalerError: no daemon answers, it runs another configuration, it refuses, or its answer lacks the key.
     """
     return _request(daemon, urllib.request.Request(daemon.url + path), key, _READ_TIMEOUT)  # noqa: S310 - see `_find`
 
@@ -183,7 +183,7 @@ def post(daemon: Address, path: str, body: object, key: str) -> dict[str, Any]:
     if daemon.token is None:
         raise AutoscalerError(f"this needs one of the daemon's tokens: name its file with --token-file, or set {TOKEN}")
     if not daemon.private:
-        raise AutoscalerError(f"the token is not sent to {daemon.url} in clear text: use https, or ask on its machine")
+        raise AutoscalerError(f"the token is not sent to {daemon.url} in clear text: use https, or run on its machine")
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(daemon.url + path, json.dumps(body).encode(), headers)  # noqa: S310 - see `_find`
     return _request(daemon, request, key, _WRITE_TIMEOUT)[0]
@@ -194,7 +194,7 @@ def _request(
 ) -> tuple[dict[str, Any], Path | None]:
     url = daemon.url
     if daemon.token is not None and daemon.private:
-        # Not sent on to where a redirect leads.
+        # Unredirected: a redirect must not pass the token on to another server.
         request.add_unredirected_header("Authorization", f"Bearer {daemon.token}")
     # Without the proxy of the environment, which cannot reach this machine's loopback address.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -212,26 +212,24 @@ def _request(
         raise AutoscalerError(_error_of(error) or f"{other}: {error.code} {error.reason}") from error
     except http.client.HTTPException as error:
         dropped = isinstance(error, http.client.RemoteDisconnected) and url.startswith("http:")
-        secure = "; one with daemon.tls is asked by https://" if dropped else ""
+        secure = "; a daemon with daemon.tls needs https://" if dropped else ""
         raise AutoscalerError(f"{other}: {type(error).__name__}{secure}") from error
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise AutoscalerError(
-                f"the certificate of {url} is not accepted: {reason.verify_message}; name those that sign it with "
-                "--ca-file, and the daemon with --url as its certificate does"
+                f"the certificate of {url} is not accepted: {reason.verify_message}; pass the CA certificates with "
+                "--ca-file, and with --url a host name that is in the certificate"
             ) from error
-        plain = "; one without daemon.tls is asked by http://" if isinstance(reason, ssl.SSLError) else ""
+        plain = "; a daemon without daemon.tls needs http://" if isinstance(reason, ssl.SSLError) else ""
         unreachable = f"no daemon answers at {url} ({reason}{plain})"
         if daemon.problems:
             raise ConfigurationError([*daemon.problems, f"{daemon.config}: {unreachable}"]) from error
-        raise AutoscalerError(
-            f"{unreachable}: is it running? Name its address with --url or its configuration"
-        ) from error
+        raise AutoscalerError(f"{unreachable}: is it running? Pass its URL with --url, or its configuration") from error
     except ValueError as error:
         raise AutoscalerError(f"{other}: no JSON") from error
     if not isinstance(answer, dict) or key not in answer:
-        raise AutoscalerError(f"{other}: there is no {key!r} in it")
+        raise AutoscalerError(f"{other}: the answer has no {key!r}")
     return answer, None if history is None else Path(urllib.parse.unquote(history))
 
 
@@ -243,10 +241,10 @@ def _context(daemon: Address) -> ssl.SSLContext:
 
 
 def _check_config(daemon: Address, runs: str | None) -> None:
-    """Refuse the answer of a daemon that runs another file. One of an earlier version does not name its own.
+    """Refuse the answer of a daemon that runs another file. A daemon of an earlier version does not report its file.
 
     Raises:
-        AutoscalerError: it runs another one.
+        AutoscalerError: it runs another file.
     """
     if daemon.config is None or runs is None:
         return
@@ -258,12 +256,12 @@ def _check_config(daemon: Address, runs: str | None) -> None:
     if not same:
         raise AutoscalerError(
             f"the daemon at {daemon.url} runs another configuration: {theirs}, not {daemon.config}. "
-            f"To ask it all the same, pass --url {daemon.url}"
+            f"To use this daemon anyway, pass --url {daemon.url}"
         )
 
 
 def _error_of(error: urllib.error.HTTPError) -> str | None:
-    """The message of an error of ours."""
+    """The error message in an answer of an autoscaler; None if the answer has another form."""
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

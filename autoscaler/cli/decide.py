@@ -1,4 +1,4 @@
-"""`autoscaler decide`: a decision now, not at the next tick."""
+"""`autoscaler decide`: makes a daemon decide about a cluster now, not at its next tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoscaler.cli.output import OK, print_json, print_lines
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
-    parser.description = "Have a running daemon observe a cluster, decide and act now, and explain the decision."
+    parser.description = "Make a running daemon observe a cluster, decide and act now, and explain the decision."
     parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the audit")
     daemon_options(parser)

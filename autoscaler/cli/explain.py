@@ -1,4 +1,4 @@
-"""`autoscaler explain`: why a running daemon decided what it did."""
+"""`autoscaler explain`: explains the decisions of a running daemon."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from autoscaler.core.wording import count_of
 from autoscaler.ports import AutoscalerError, Record
 
 _MAX_DECISIONS = 10_000
-"""Most decisions that a daemon gives in one answer."""
+"""The maximum number of decisions in one answer of a daemon."""
 
 _MAX_CLUSTERS = 20
-"""Most clusters that one pattern explains."""
+"""The maximum number of clusters that a pattern may match."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Explain the decisions of a running daemon. Those that it does not keep any more are read from "
-        "the files of its history, where it runs on this machine."
+        "Explain the decisions of a running daemon. If it runs on this machine, decisions that it no longer keeps "
+        "are read from its history files."
     )
     parser.add_argument(
         "cluster", metavar="CLUSTER", help=f"name of the cluster, or a pattern like 'prod-a/*' of up to {_MAX_CLUSTERS}"
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explained(daemon: Address, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The decisions about a cluster that are asked for, as the daemon gives them, and older ones from its files."""
+    """Get the requested decisions about a cluster from the daemon, and older ones from its history files."""
     wanted = 1 if arguments.at else arguments.last
     query = {"limit": str(min(wanted, _MAX_DECISIONS))}
     if arguments.at:
@@ -90,16 +90,16 @@ def _explained(daemon: Address, name: str, arguments: argparse.Namespace) -> dic
 def _recorded(
     history: Path, cluster: str, until: datetime | None, before: datetime | None, number: int
 ) -> list[dict[str, object]]:
-    """At most so many of the decisions that are asked for, as in an answer of the daemon, from its history.
+    """Read decisions from the daemon's history, the newest first, in the form of the daemon's answer.
 
     Args:
         history: the directory of the files.
         cluster: its name.
-        until: where to begin, going back.
-        before: only older decisions.
-        number: how many.
+        until: the latest time of a decision.
+        before: return only decisions before this time.
+        number: the maximum number of decisions.
     """
-    from autoscaler.daemon.http_requests import decision_document  # noqa: PLC0415 - mostly the daemon keeps what is asked
+    from autoscaler.daemon.http_requests import decision_document  # noqa: PLC0415 - seldom needed
     from autoscaler.trace.codec import call_failure  # noqa: PLC0415
     from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
@@ -114,10 +114,10 @@ def _recorded(
             newer = record
     except (OSError, TraceError) as error:
         print_error(
-            f"autoscaler: older decisions are in the daemon's history, of which this cannot be read here: {error}. "
-            "Run this on the daemon's machine, as its user; move a damaged file away to see what is older"
+            f"autoscaler: older decisions are in the daemon's history, but it cannot be read here: {error}. "
+            "Run this on the daemon's machine, as its user; to see what is older than a damaged file, move that away"
         )
     if older:
-        # Said, as a daemon on another machine may have its history at the same place.
+        # The user must know: a daemon on another machine may have its history at the same path.
         print_error(f"autoscaler: {count_of(len(older), 'decision')} read from {history} on this machine")
     return [decision_document(record, failed) for record, failed in older]

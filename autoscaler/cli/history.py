@@ -1,4 +1,4 @@
-"""`autoscaler history`: the history of a fleet in a dataset. `history import` is in this module."""
+"""`autoscaler history`: collects the history of a fleet in a dataset. This module contains `history import`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEDGER = "imported.json"
 _TAIL = 1 << 20
-"""Bytes at the end of a file in which its last line begins."""
+"""The last line of a file begins within this many bytes of its end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def _register_import(commands: Commands) -> None:
     parser.set_defaults(command=run)
     parser.description = (
         "Add the history of daemons to a dataset: Parquet files by date, for `autoscaler profile`, `backtest` and "
-        "`history query`. Records that are there already are not added again, so a directory can be imported as often "
+        "`history query`. Records that the dataset already has are skipped, so you can import a directory as often "
         "as you like. Lines that are not records are quarantined and counted. docs/history.md has an example."
     )
     add = parser.add_argument
@@ -83,7 +83,7 @@ class _Found:
 
     Attributes:
         files: path -> size and time of the last change.
-        torn: path -> the last line, where it has no end of line and the file is the newest of its directory.
+        torn: path -> the last line, if it has no line end and the file is the newest uncompressed one of its source.
         problems: sources that cannot be read, and why.
     """
 
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         print_error(*found.problems)
         raise AutoscalerError("nothing was imported: no file can be read")
     if _is_url(options.dataset):
-        # Its file system is Spark's.
+        # Only Spark can access the file system of a URL.
         with spark_options.open_session(options, "history") as spark:
             work = _Import(options, open_dataset(options.dataset, make=True), found)
             work.import_by_spark(spark)
@@ -137,7 +137,7 @@ class _Import:
     """One run of the command.
 
     Attributes:
-        files: those that are still to be read.
+        files: the files that are still to be read.
     """
 
     def __init__(self, options: argparse.Namespace, dataset: Dataset, found: _Found) -> None:
@@ -154,10 +154,10 @@ class _Import:
         return [file for file, state in self._found.files.items() if known.get(file) != state]
 
     def import_local(self) -> None:
-        """Import what does not take Spark."""
+        """Import the files that do not need Spark."""
         if sys.stderr.isatty():
             print_error(f"Importing {count_of(len(self.files), 'file')} ...")
-        from autoscaler.history import ingest_local  # it takes a while
+        from autoscaler.history import ingest_local  # slow to import: after the line above is printed
 
         for _ in range(2):
             done, left = ingest_local.add_local(self._dataset, self.files, now=_now(), rename=self._rename)
@@ -167,7 +167,7 @@ class _Import:
             self._find_again()
 
     def import_by_spark(self, spark: Any, *, repeated: bool = False) -> None:  # noqa: ANN401 - imported only when needed
-        """Import the others."""
+        """Import the remaining files with Spark."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -197,7 +197,7 @@ class _Import:
             self._add(done, [])
 
     def _find_again(self) -> None:
-        """Find the files again: a daemon compresses an hour when the next one has begun."""
+        """Find the files again: a daemon compresses the file of an hour when the next hour has begun."""
         self._found = _find(self._options.sources)
         self.files = self._to_read()
 
@@ -225,7 +225,7 @@ def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
     try:
         ledger = json.loads(dataset.note(LEDGER) or "{}")
     except ValueError:
-        return {}  # it only saves time
+        return {}  # the ledger only saves time
     return ledger if isinstance(ledger, dict) else {}
 
 
@@ -249,7 +249,7 @@ def _find(sources: Sequence[Path]) -> _Found:
 
 
 def _files(source: Path) -> list[Path]:
-    """All files of a source in the order of their names; records that are in two of them are added once."""
+    """All files of a source, sorted by name. A record that is in two of them is added once."""
     if not source.is_dir():
         source.stat()
         # Spark resolves `..` without following links, and reads a file by the suffix of its own name.

@@ -55,7 +55,7 @@ def register(commands: Commands) -> None:
         metavar="TIME",
         help="interval of the search for new files, like 10m; 0s: no pause (default: 1m)",
     )
-    when.add_argument("--available-now", action="store_true", help="import the present files and end, for cron")
+    when.add_argument("--available-now", action="store_true", help="import the files that exist now and exit, for cron")
     add(
         "--files",
         type=count,
@@ -77,7 +77,7 @@ def register(commands: Commands) -> None:
         "--report",
         type=_address,
         metavar="HOST:PORT",
-        help="serve the query's progress, with the number of waiting files, for the source and the engine `spark`",
+        help="serve the query's progress and the number of waiting files, for the source and the engine `spark`",
     )
     add("--json", action="store_true", help="print a line of JSON for each batch")
     spark_options.add_arguments(parser)
@@ -119,12 +119,12 @@ def run(options: argparse.Namespace) -> int:
     except AutoscalerError:
         if not signals.received:
             raise
-        # The same signal may have ended Spark: then its errors are not reported.
+        # The same signal may have ended Spark, so its errors are not reported.
     return INTERRUPTED if signals.received[:1] == [signal.SIGINT] else OK
 
 
 def _is_little(options: argparse.Namespace) -> bool:
-    """Whether the query ends after few records: those of the present files on this machine."""
+    """Whether the query imports only few records: those of the files that exist now on this machine."""
     from autoscaler.history.dataset import ROWS_PER_FILE
     from autoscaler.history.ingest_records import rows_at_most
 
@@ -207,7 +207,7 @@ def _line(batch: Batch) -> str:
 
 
 class _Signals:
-    """SIGTERM and SIGINT end the query, a second one ends the process.
+    """Handles SIGTERM and SIGINT: the first signal ends the query, a second one ends the process.
 
     Attributes:
         received: the signals, in order.

@@ -1,4 +1,4 @@
-"""`autoscaler history import --prometheus`: imports the history in a Prometheus server."""
+"""`autoscaler history import --prometheus`: imports the history that a Prometheus server has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
 TIMEOUT = 60.0
-"""Seconds for an answer. The time-out of a source is for one instant, these queries are for hours."""
+"""The time-out of a query in seconds. The time-out of a source is for one instant; these queries cover hours."""
 
 ATTEMPTS = 5
 MAX_WAIT = 30.0
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         type=_url,
         metavar="URL",
-        help="import the clusters of --config from the Prometheus server of their sources, or from this one",
+        help="import the clusters of --config from the Prometheus server of their sources, or from this URL",
     )
     add("--config", type=Path, metavar="CONFIG", help="the configuration file (YAML) with the clusters and queries")
     add(
@@ -70,19 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--replicas",
         metavar="QUERY",
-        help="PromQL of the desired size of a cluster; {cluster} is replaced by its name, else the label `cluster` "
-        "identifies it (default: autoscaler_current_replicas of the daemon)",
+        help="PromQL query for the desired size of a cluster: {cluster} is replaced by its name; without {cluster}, "
+        "the label `cluster` identifies it (default: autoscaler_current_replicas of the daemon)",
     )
     add(
         "--ready",
         metavar="QUERY",
-        help="PromQL of the ready replicas of a cluster, written like that of --replicas (default: with --replicas its "
-        "query, else autoscaler_ready_replicas)",
+        help="PromQL query for the ready replicas of a cluster, written like --replicas (default: the query of "
+        "--replicas if that is given, else autoscaler_ready_replicas)",
     )
 
 
 def _url(text: str) -> str:
-    # Empty where none is given. An argument after --prometheus is parsed as its URL.
+    # Empty if no URL is given. Any argument that follows --prometheus is parsed as its URL.
     if text and not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://prometheus:9090; DATASET goes before it")
     return text
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
         spark_options.print_plans(options, {"the observations": rows})
         staged = writer.stage(rows, "prometheus")
         merged = writer.merge(spark, {"observations": staged})
-        # New rows are stored as they are: those that differ were stored before.
+        # New rows are stored as they are, so only rows that were stored before can differ.
         until = None if options.until is None else options.until + options.step
         there = opened.read(spark, "observations", since=options.since, until=until, clusters=list(config.clusters))
         different = differing(staged, there) if merged.known.get("observations") else 0
@@ -188,7 +188,7 @@ def _wants(config: Config, options: argparse.Namespace) -> Iterator[Want]:
 
 
 def _server(config: Config, cluster: Cluster, url: str) -> Prometheus | None:
-    """The server for readings of other sources: that of another metric of the cluster, or of any source, or `url`."""
+    """The server for readings of other sources: that of a metric of the cluster, else of any source, else `url`."""
     from autoscaler.sources.prometheus import Prometheus
 
     sources = [config.sources[metric.source] for metric in cluster.metrics.values()]
@@ -230,7 +230,7 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
         # After a failover both daemons may be present for some minutes.
         own = "autoscaler_ready_replicas" if ready else "autoscaler_current_replicas"
         return Query(query=f"max by (cluster) ({own})", match={"cluster": cluster})
-    # In parentheses it is not a plain selector, for which the time of its samples would be queried too.
+    # The parentheses prevent a plain selector, for which the times of its samples would be queried too.
     if _CLUSTER in asked:
         name = cluster.replace("\\", "\\\\").replace('"', '\\"')
         return Query(query=f"({asked.replace(_CLUSTER, name)})")
@@ -241,10 +241,10 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
 
 
 def ask(config: Config, options: argparse.Namespace, dataset: Path) -> tuple[list[Want], list[Answer], int]:
-    """Query all that is not stored yet. Returns the metrics and sizes, their answers, and how many were queried now.
+    """Query everything that is not stored yet. Returns metrics and sizes, their answers, and the number queried now.
 
     Raises:
-        AutoscalerError: a server does not answer; earlier answers are stored.
+        AutoscalerError: a server does not answer; earlier answers stay stored.
     """
     from autoscaler.history.ingest_prometheus import DIRECTORY, plan, spans
 
@@ -339,8 +339,8 @@ def _report(options: argparse.Namespace, clusters: Mapping[str, _Counts], counts
     if counts["different"]:
         print_error(
             f"{count_of(counts['different'], 'observation')} of those differ from what Prometheus has now: other "
-            "metrics or sizes, as after a change of the configuration. They stay as they are; to replace them, import "
-            "into a new dataset, to which you may copy _prometheus/ of this one: it has the answers."
+            "metrics or sizes, as after a change of the configuration. They stay as they are. To replace them, import "
+            "into a new dataset. To reuse the stored answers, copy _prometheus/ of this dataset into it before."
         )
     absent = sorted(name for name, one in clusters.items() if not one.observations)
     unsized = sorted(name for name, one in clusters.items() if one.observations and not one.sized)

@@ -1,4 +1,4 @@
-"""`autoscaler history query`: SQL over a dataset."""
+"""`autoscaler history query`: queries a dataset in SQL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIMIT = 1000
 
 _USERS = ("0A", "21", "22", "42")
-"""Classes of SQLSTATE of errors in the statement or in what it computes."""
+"""Classes of SQLSTATE of errors that the user's statement or its data cause."""
 
 
 def register(commands: Commands) -> None:
@@ -88,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _profiles(spark: SparkSession, directory: Path) -> None:
-    """The profiles as a table; each part of a profile is a struct."""
+    """Register the profiles as a table; each part of a profile is a struct."""
     from autoscaler.trace.profile_file import SUFFIX
 
-    # Spark, given the directory, would leave out the files whose name begins with `_`, as a cluster's may.
+    # If it read the directory, Spark would skip files whose names begin with `_`; a cluster's name may begin so.
     files = sorted(directory.glob(f"[!.]*{SUFFIX}"))
     try:
         texts = [(file.read_text(encoding="utf-8", errors="replace"),) for file in files]
@@ -103,14 +103,14 @@ def _profiles(spark: SparkSession, directory: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Spark's message, with its hint and the place, but without the plan below it."""
+    """The first line of Spark's message: it has the hint and the place, but not the plan."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(";") if lines else type(error).__name__
 
 
 def _print(found: pa.Table, options: argparse.Namespace) -> None:
     names = list(found.column_names)
-    # By column: two may have the same name.
+    # By position, because two columns may have the same name.
     rows = list(zip(*(_column(column) for column in found.columns), strict=True))
     if options.json:
         print_json([dict(zip(names, map(_to_json, row), strict=True)) for row in rows])

@@ -1,4 +1,4 @@
-"""`autoscaler hold`: clusters have one size for a while."""
+"""`autoscaler hold`: holds clusters at a size for a while."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from autoscaler.cli.options import whole
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Hold clusters of a running daemon at a size, whatever their policies ask for: at the next tick, "
-        "within min and max of the configuration. It ends by itself after an hour unless another time is given."
+        "Hold clusters of a running daemon at a size, whatever their policies ask for. The hold takes effect at the "
+        "next tick, within min and max of the configuration. It ends after an hour, unless you give another time."
     )
     parser.add_argument("replicas", type=whole, metavar="N", help="the size, in replicas")
     scope_options(parser)

@@ -1,4 +1,4 @@
-"""`autoscaler limit`: clusters stay within a range for a while."""
+"""`autoscaler limit`: keeps clusters within a range for a while."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autoscaler.ports import ConfigurationError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Limit the size of clusters of a running daemon, within min and max of the configuration. It ends "
-        "by itself after an hour unless another time is given."
+        "Limit the size of clusters of a running daemon, within min and max of the configuration. The limit ends "
+        "after an hour, unless you give another time."
     )
-    parser.add_argument("--min", type=whole, metavar="N", help="the least size, in replicas")
-    parser.add_argument("--max", type=whole, metavar="N", help="the greatest size, in replicas")
+    parser.add_argument("--min", type=whole, metavar="N", help="the smallest size, in replicas")
+    parser.add_argument("--max", type=whole, metavar="N", help="the largest size, in replicas")
     scope_options(parser)
     time_options(parser)
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and types of options. What a command needs is imported when it runs."""
+"""Options that several commands share, and types of options. Each command imports its own needs when it runs."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def add_listing(parser: argparse.ArgumentParser) -> None:
 
 def add_rename(parser: argparse.ArgumentParser) -> None:
     """Add `--rename`."""
-    text = "cluster OLD was renamed to NEW: its records are those of NEW; may be repeated"
+    text = "cluster OLD was renamed to NEW: treat its records as records of NEW; may be repeated"
     parser.add_argument("--rename", action="append", type=renamed, default=[], metavar="OLD=NEW", help=text)
 
 
 def add_metric(parser: argparse.ArgumentParser) -> None:
     """Add `--metric`, for commands that simulate the cluster of a configuration."""
-    text = "which metric of the simulated cluster a metric of the configuration is, where that is not clear"
+    text = "use the metric SHOWN of the simulated cluster as the metric NAME of the configuration, if that is not clear"
     parser.add_argument("--metric", action="append", type=pair, default=[], metavar="NAME=SHOWN", help=text)
 
 
 def add_traces(parser: argparse.ArgumentParser) -> None:
     """Add `--traces`."""
-    text = f"directory of the recorded loads (default: ${TRACES}; without it there are only synthetic ones)"
+    text = f"directory of the recorded loads (default: ${TRACES}; without it, only synthetic loads are available)"
     parser.add_argument("--traces", type=Path, default=os.environ.get(TRACES), metavar="DIR", help=text)
 
 
 class Renamed(argparse.Action):
-    """For `action=` of an option with old names after the present one: warns when an old one is used.
+    """An argparse action for an option with former names: it warns if a former name is used.
 
-    With `nargs=0` the option stores its `const`.
+    The present name is the first one. With `nargs=0`, the option stores its `const`.
     """
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 - of every action
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - the signature of actions
         namespace: argparse.Namespace,
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
@@ -74,7 +74,7 @@ class Renamed(argparse.Action):
 
 
 def count(text: str) -> int:
-    """A whole number from 1. Like the functions below, for `type=` of an option: argparse reports the errors."""
+    """A whole number from 1. This function and those below are for `type=`: argparse reports their errors."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
     return int(text)
@@ -99,7 +99,7 @@ def above(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """A metric and what it shows, NAME=SHOWN."""
+    """Two texts such as NAME=SHOWN."""
     name, equals, shown = text.partition("=")
     if not (name and equals and shown):
         raise argparse.ArgumentTypeError(f"{text!r} is not like NAME=SHOWN")

@@ -18,17 +18,17 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of the commands."""
 
 WATCH_INTERVAL = 2.0
-"""Seconds between two drawings of `watch`."""
+"""Seconds between two refreshes of `watch`."""
 
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 WIDTH = 100
-"""Columns of what is printed, where it can be chosen."""
+"""The width of printed lines, in characters, if no terminal determines it."""
 
 _GAP = 2  # spaces between two columns of a table
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, folded to fit where the output is a terminal, else as wide as it needs to be."""
+    """Print a table: folded to fit if the output is a terminal, else as wide as necessary."""
     print_lines(*table_lines(head, rows))
 
 
@@ -55,7 +55,7 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def _folded(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[str]:
-    """The titles, broken at their spaces where the table fits into the room only so."""
+    """The titles, broken at their spaces if the table fits into the available width only that way."""
     cells = [max((len(row[number]) for row in rows), default=0) for number in range(len(head))]
     least = [max(1, width, *map(len, title.split())) for title, width in zip(head, cells, strict=True)]
     gaps = _GAP * (len(head) - 1)
@@ -65,9 +65,9 @@ def _folded(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Se
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """The least widths of columns: of their longest words, or of their titles where there is no room for that.
+    """The minimum widths of the columns: of their longest words, or of their titles if the words do not fit.
 
-    None when there is no room for the titles: then whole lines read better, wherever the terminal breaks them.
+    None if the titles do not fit either: then whole lines, which the terminal breaks anywhere, read better.
     """
     titles = [max(map(len, title.split("\n"))) for title in head]
     words = [
@@ -89,7 +89,7 @@ def print_json(value: object) -> None:
 
 
 def log_nothing() -> None:
-    """Silence the log of a command that prints the same problems with their details."""
+    """Silence the log, for a command that prints the same problems with their details."""
     for name in ("autoscaler", "kubernetes_asyncio"):
         logging.getLogger(name).addHandler(logging.NullHandler())
 
@@ -101,23 +101,23 @@ def print_lines(*lines: str) -> None:
 
 
 def watch(lines: Callable[[], Sequence[str]], pause: Callable[[float], object] = time.sleep) -> None:
-    """Show lines again and again, in place on a terminal, until Ctrl-C.
+    """Show lines repeatedly until Ctrl-C; on a terminal, redraw them in place.
 
     Args:
-        lines: makes them; an error is shown in their place, but the first time it is raised.
-        pause: waits so many seconds.
+        lines: makes the lines. An error of the first call is raised; later errors are shown in place of the lines.
+        pause: waits for the given seconds.
 
     Raises:
-        AutoscalerError: of the first time.
+        AutoscalerError: the first call of `lines` failed.
     """
     shown = list(lines())
     try:
         while True:
-            foot = f"Again every {WATCH_INTERVAL:g} s; Ctrl-C ends this."
+            foot = f"Refreshed every {WATCH_INTERVAL:g} s; Ctrl-C ends this."
             if sys.stdout.isatty():
                 size = shutil.get_terminal_size()
                 shown = _fitting(shown, size.columns, size.lines - 3)
-                # Drawn over what is there, which is cleared only where nothing is drawn: it does not flicker.
+                # Draw over the old lines and clear only what is left of them: this does not flicker.
                 sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in (*shown, "", foot)) + "\x1b[J")
                 sys.stdout.flush()
             else:
@@ -132,7 +132,7 @@ def watch(lines: Callable[[], Sequence[str]], pause: Callable[[float], object] =
 
 
 def _fitting(lines: Sequence[str], columns: int, room: int) -> list[str]:
-    """Lines broken at so many columns, and as many of them as there is room for."""
+    """Break lines at the given number of columns, and keep as many as there is room for."""
     broken: list[str] = []
     for line in "\n".join(lines).split("\n"):
         plain = _STYLE.sub("", line)

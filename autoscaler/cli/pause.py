@@ -1,4 +1,4 @@
-"""`autoscaler pause`: nothing is scaled up, down or at all for a while."""
+"""`autoscaler pause`: pauses scaling up, scaling down or both for a while."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autoscaler.cli.control_requests import request_control, scope_options, time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Pause scaling of clusters of a running daemon: they stay at the size that they have. What the "
-        "policies ask for is still shown. A pause ends by itself after an hour unless another time is given."
+        "Pause scaling of clusters of a running daemon: they keep their present size. The daemon still shows what "
+        "the policies ask for. A pause ends after an hour, unless you give another time."
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--up", action="store_true", help="pause scaling up only")

@@ -1,4 +1,4 @@
-"""`autoscaler plan`: what would be decided now."""
+"""`autoscaler plan`: shows what a daemon would decide now."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from autoscaler.trace.codec import to_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Observe every cluster once and show what would be decided, changing nothing. Of more than "
-        f"{MAX_LISTED} clusters a summary is shown; --filter explains the decisions."
+        "Observe every cluster once and show what would be decided, changing nothing. For more than "
+        f"{MAX_LISTED} clusters, print a summary; --filter explains the decisions."
     )
     config_argument(parser)
     parser.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only the clusters whose names match, like 'orders-*'; may be repeated",
+        help="observe only the clusters whose names match, like 'orders-*'; may be repeated",
     )
     json_option(parser)
 

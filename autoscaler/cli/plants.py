@@ -113,19 +113,19 @@ def _read(path: Path, problems: Problems) -> Described:
         raise Invalid
     rules = base.scheduler
     if isinstance(rules, FlinkSettings) and checkpoint != base.checkpoint:
-        # By default a rescale waits for a number of them.
+        # The default maximum delay of a rescale is a multiple of the checkpoint interval.
         base = replace(base, scheduler=replace(rules, max_delay=default_max_delay(checkpoint)))
     return Described(build.construct(PlantSpec, mapping, "", read.values, base), **besides)
 
 
 @cache
 def _warn_once(line: str) -> None:
-    """Print a warning, but once only: some commands read the file several times."""
+    """Print a warning only once: some commands read the file several times."""
     print_error(line)
 
 
 def _numbers(build: Builder, cls: type[Any]) -> dict[str, Callable[[Node, str], Any]]:
-    """How the numbers of a dataclass are read."""
+    """The readers of the float fields of a dataclass."""
     numbers = [field.name for field in fields(cls) if isinstance(field.default, float)]
     return dict.fromkeys(numbers, partial(_number, build))
 
@@ -140,7 +140,7 @@ def _number(build: Builder, node: Node, path: str) -> float:
 
 
 def _checkpoint(mapping: document.Mapping, base: PlantSpec) -> float:
-    """Seconds between checkpoints; an error of the key is reported where all keys are read."""
+    """Seconds between checkpoints. An error in this key is reported later, when all keys are read."""
     if "checkpoint" not in mapping.entries:
         return base.checkpoint
     try:
@@ -185,7 +185,7 @@ def _scheduler(build: Builder, checkpoint: float, node: Node, path: str) -> Sche
 
 
 def _text(mapping: document.Mapping, key: str) -> str:
-    """A scalar as it is written: 2.3 is a version, not a number."""
+    """A scalar as it is written: 2.3 is a version here, not a number."""
     node = mapping.entries[key].node if key in mapping.entries else None
     return node.text if isinstance(node, Scalar) else ""
 

@@ -1,4 +1,4 @@
-"""`autoscaler plugins`: what is installed, and the keys of one plug-in."""
+"""`autoscaler plugins`: lists the installed plug-ins, or the keys of one plug-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `autoscaler plugins NAME` shows, as tables in Markdown: the documentation's tables of parameters."""
+"""Writes the keys of a plug-in as Markdown tables: they are the tables of parameters in the documentation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from autoscaler import plugins
 from autoscaler.config import build
 from autoscaler.config.keys import Key, keys
 
-# The column `default` has it already.
+# A default at the end of a meaning is removed, because the column `default` has it.
 _DEFAULT_LAST = re.compile(r"[;,.]?\s*[Dd]efault:?\s+`?[\w.%]+`?\.?$")
 
 
 def markdown(description: plugins.Description) -> str:
-    """A table of the plug-in's parameters; of a source also one of a metric's, of a discovery also the variables.
+    """A table of the plug-in's parameters; for a source also a table of a metric's, for a discovery the variables.
 
     Raises:
         PluginError: the plug-in cannot be used.
@@ -35,12 +35,12 @@ def parts(description: plugins.Description) -> list[tuple[str, list[Key]]]:
 
 
 def table(title: str, rows: Iterable[Key]) -> str:
-    """One table of keys; a meaning that several keys in a row share is written once."""
+    """One table of keys. A meaning that consecutive keys share is written once."""
     lines = [f"| {title} | default | takes | meaning |", "|---|---|---|---|"]
     above = ""
     for row in rows:
         default = row.default if row.default in {"required", "none", "as below"} else f"`{row.default}`"
-        meaning = "likewise" if above and row.meaning == above else _meaning(row.meaning)
+        meaning = "as above" if above and row.meaning == above else _meaning(row.meaning)
         lines.append(f"| `{row.path}` | {default} | {_takes(row.takes)} | {meaning} |")
         above = row.meaning
     return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
 ALL_FINDINGS = 5
-"""The findings of this many clusters are all printed; of more, only the most expensive ones."""
+"""For up to this many clusters, all findings are printed; for more, only the most expensive ones."""
 
 Row = Mapping[str, Any]
 
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=day,
         default=[],
         metavar="DATE",
-        help="a day unlike others; may be repeated, and days that differ much are found anyway",
+        help="a day with an unusual load; may be repeated. Days that differ a lot are detected anyway",
     )
     add(
         "--time-zone",
@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_time_zone,
         default=[],
         metavar="[CLUSTER=]ZONE",
-        help="the typical week is one of this time zone, such as Europe/Berlin, and moves with its clocks: of one "
-        "cluster, or of all (default: UTC); may be repeated",
+        help="the time zone of the typical week, such as Europe/Berlin, with its daylight saving time; for one "
+        "cluster, or for all (default: UTC); may be repeated",
     )
     add("--config", type=Path, metavar="CONFIG", help="a configuration file: its time zones are used")
     add_rename(parser)
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _time_zone(text: str) -> tuple[str, str]:
-    """A cluster, or the empty name for all, and a time zone."""
+    """Read [CLUSTER=]ZONE: a cluster, or the empty name for all clusters, and a time zone."""
     cluster, _, zone = text.rpartition("=")
     try:
         local_seconds(0.0, zone)
@@ -96,7 +96,7 @@ def _time_zone(text: str) -> tuple[str, str]:
 
 
 def _configured_zones(path: Path) -> dict[str, str]:
-    """The time zone of each cluster that has another one than most; of the others by the empty name."""
+    """The daemon's time zone under the empty name, and those of the clusters that have another one."""
     config = configuration.load(path)
     usual = config.daemon.time_zone
     return {"": usual} | {name: each.time_zone for name, each in config.clusters.items() if each.time_zone != usual}

@@ -1,4 +1,4 @@
-"""`autoscaler replay`: decide again, with a configuration, about what was recorded."""
+"""`autoscaler replay`: decides again about recorded observations, with another configuration."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ DATASET = "autoscaler-history.json"
 """The file that marks a directory as a dataset of `autoscaler history import`."""
 
 CAVEAT = (
-    "Every decision sees the recorded sizes: one that differs has no effect on the next. What another size would have "
-    "led to, `autoscaler simulate` shows."
+    "Every decision sees the recorded sizes: a different decision has no effect on the next one. "
+    "`autoscaler simulate` shows what another size would have led to."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report "
-        "what would have been different, and why. Every decision sees the recorded sizes: what another size would have "
-        "led to, only `simulate` can show. Nothing is connected to."
+        "Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report which "
+        "decisions would have been different, and why. Every decision sees the recorded sizes; only `simulate` can "
+        "show what another size would have led to. This command connects to nothing."
     )
     add = parser.add_argument
     add(
@@ -115,9 +115,9 @@ def _replayed(
     damaged: list[str],
     decided: dict[str, list[Record]] | None,
 ) -> tuple[dict[str, Replay], dict[str, int]]:
-    """The replay of each cluster, and the number of records of clusters that the configuration does not have.
+    """Replay each cluster. Returns the replays, and the number of records of each cluster that was left out.
 
-    `decided` receives what is decided now; None: it is not needed.
+    `decided` receives the new decisions; None: they are not needed.
     """
     from autoscaler.ports import Record
     from autoscaler.trace.replay import Replay
@@ -138,16 +138,16 @@ def _replayed(
         if replay is None:
             cluster = config.clusters.get(name)
             if cluster is None and len(config.clusters) == 1 and options.cluster == name:
-                # Named on the command line: the configuration may call it otherwise.
+                # The user has named it: the configuration may use another name.
                 cluster = next(iter(config.clusters.values()))
             if cluster is None:
                 left_out[name] = left_out.get(name, 0) + 1
                 continue
             spec = replace(cluster.spec, name=name)
             if imported and spec.engine and _unwatched(record):
-                # An engine that is configured and missing would hold every scale-down.
+                # An engine that is configured but never recorded would block every scale-down.
                 spec = replace(spec, engine=False)
-                print_error(f"{name}: the history has no engine; rescales are followed by sizes and metrics alone.")
+                print_error(f"{name}: the history has no engine; rescales are tracked by sizes and metrics alone.")
             replay = replays[name] = Replay(spec, options.since, options.until)
         decision = replay.add(record)
         if decided is not None and decision is not None:
@@ -185,7 +185,7 @@ def _records(options: argparse.Namespace, unreadable: list[str], damaged: list[s
             try:
                 yield from read(file, unreadable.append)
             except TraceError as error:
-                damaged.append(f"{error}; what follows in this file is left out")
+                damaged.append(f"{error}; the rest of this file is left out")
             advanced(done)
 
 
@@ -197,7 +197,7 @@ def _nothing_to_compare(
         return f"{options.trace}: has no readable record{cut}"
     there, ours = ", ".join(sorted(left_out)), ", ".join(sorted(config.clusters))
     if options.cluster is not None:
-        return f"{options.trace}: has no record of cluster {options.cluster!r}, but of {there}"
+        return f"{options.trace}: has no record of cluster {options.cluster!r}; it has records of {there}"
     hint = f"; use --cluster {next(iter(left_out))} if {ours} is the same cluster" if len(config.clusters) == 1 else ""
     return f"{options.trace}: has records of {there}, but {config.path} has the clusters {ours}{hint}"
 
@@ -265,7 +265,7 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
 
 
 def _greatest(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Those of the most replica-hours, in order of time."""
+    """The differences with the most replica-hours, in order of time."""
     kept = sorted(range(len(differences)), key=lambda number: -abs(differences[number].hours))[:DEFAULT_ROWS]
     return tuple(differences[number] for number in sorted(kept))
 

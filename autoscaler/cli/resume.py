@@ -1,4 +1,4 @@
-"""`autoscaler resume`: pauses, holds and limits are at an end."""
+"""`autoscaler resume`: ends pauses, holds and limits."""
 
 from __future__ import annotations
 

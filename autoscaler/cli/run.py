@@ -1,4 +1,4 @@
-"""`autoscaler run`: the daemon."""
+"""`autoscaler run`: runs the daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    # Blocked until the daemon handles them: a reload must not end the process, nor a stop look like a failure.
+    # Block the signals until the daemon handles them: a reload must not end the process, and a stop must not fail it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
     try:
         from autoscaler.cli.configuration import load_live  # noqa: PLC0415 - takes long: after the signals are blocked
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         from autoscaler.daemon.logging import setup  # noqa: PLC0415
         from autoscaler.daemon.service import serve  # noqa: PLC0415
 
-        origin = os.path.realpath(arguments.config)  # before it is read: a ConfigMap may change meanwhile
+        origin = os.path.realpath(arguments.config)  # before reading it: a ConfigMap may change in between
         config = load_live(arguments.config)
         setup(config.daemon.log)
         with asyncio.Runner(loop_factory=EventLoop) as runner:

@@ -1,4 +1,4 @@
-"""`autoscaler schema`: the JSON Schema of the configuration file, and the CustomResourceDefinition of Kubernetes."""
+"""`autoscaler schema`: prints the JSON Schema of the configuration file, or the CustomResourceDefinition."""
 
 from __future__ import annotations
 

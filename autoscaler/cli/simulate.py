@@ -1,4 +1,4 @@
-"""`autoscaler simulate`: try a configuration on a simulated cluster."""
+"""`autoscaler simulate`: tries a configuration on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.description = (
         "Let a cluster of a configuration scale a simulated one under a load, or under batch jobs, and "
-        "report cost, delays, rescales and their reasons. Nothing is connected to. Equal arguments give equal results. "
-        "docs/simulate.md has an example."
+        "report cost, delays, rescales and their reasons. This command connects to nothing. Equal arguments give "
+        "equal results. docs/simulate.md has an example."
     )
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=Path,
         metavar="FILE",
-        help="batch jobs on a Spark cluster instead: a YAML file with their stages; the result stands beside those of "
-        "the greatest size all the time and of Spark's dynamic allocation",
+        help="batch jobs on a Spark cluster instead of a load: a YAML file with their stages. The result is compared "
+        "with the maximum size all the time, and with Spark's dynamic allocation",
     )
     add(
         "--plant",
@@ -67,11 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.pair,
         default=[],
         metavar="KEY=VALUE",
-        help="simulate a member of a fleet that has this value, such as name=orders or labels.app=shop (repeatable)",
+        help="simulate a fleet's member with this value, such as name=orders or labels.app=shop; may be repeated",
     )
     add("--fleet", metavar="NAME", help="fleet of the member, if there are several")
     add("--seed", type=int, default=1, metavar="N", help="seed of all random numbers (default: 1)")
-    add("--hours", type=arguments.above, metavar="H", help="only the first hours of the load")
+    add("--hours", type=arguments.above, metavar="H", help="use only the first H hours of the load")
     add("--peak", type=arguments.above, metavar="RATE", help="scale the load to this peak, records/s")
     add(
         "--rate-per-worker",
@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.above,
         metavar="RATE",
         help="records/s that one worker processes (default: `rate_per_worker` of the plant's file, "
-        "capacity.per_replica of the cluster, or so much that two thirds of its max process the peak); --one is the "
-        "old name",
+        "capacity.per_replica of the cluster, or the rate at which two thirds of its max process the peak); --one is "
+        "the old name",
     )
     add(
         "--faults",
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What happened: the simulation, the static cluster beside it, requested sizes, and the least possible cost."""
+    """The simulation, the static cluster to compare with, the requested sizes, and the least possible cost."""
 
     setup: Setup
     run: Run
@@ -220,7 +220,7 @@ def _json(result: Result, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _without_infinities(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """JSON has no infinity: what has no limit is null."""
+    """Replace infinities, which mean no limit, by null: JSON has none."""
     if isinstance(value, dict):
         return {key: _without_infinities(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

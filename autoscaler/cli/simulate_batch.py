@@ -1,4 +1,4 @@
-"""`autoscaler simulate --jobs`: try a configuration on a simulated cluster under batch jobs."""
+"""`autoscaler simulate --jobs`: tries a configuration on a simulated cluster under batch jobs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from autoscaler.simulation.plant import PlantSpec
 from autoscaler.simulation.trial import visible_metrics
 
 _OF_LOADS = ("hours", "peak", "rate_per_worker", "faults", "optimum", "open", "traces")
-"""Options of a load that batch jobs do not have."""
+"""Options that apply to a load, and not to batch jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated.
+    """The inputs of a simulation.
 
     Attributes:
-        spec: the cluster's.
+        spec: the spec of the cluster.
         plant: how long its workers take to start.
         workload: the jobs.
         names: metric of the cluster -> the simulated cluster's name of it.
-        seed: of all random numbers.
-        deadline: within which a policy wants a job to be done, the least of several; None: there is none.
-        time_zone: the cluster's.
+        seed: the seed of all random numbers.
+        deadline: the shortest deadline that a policy sets for a job; None: no policy sets one.
+        time_zone: the cluster's time zone.
     """
 
     spec: ClusterSpec
@@ -78,13 +78,13 @@ def _setup(options: argparse.Namespace) -> Setup:
     given = {name: getattr(options, name) for name in _OF_LOADS}
     if str(given["traces"]) == os.environ.get(TRACES):
         del given["traces"]  # it is the default
-    refused = [f"--{name.replace('_', '-')}: is of a load, and --jobs has none" for name in given if given[name]]
+    refused = [f"--{name.replace('_', '-')}: applies to a load, not to --jobs" for name in given if given[name]]
     if refused:
         raise wrong(*refused)
     cluster = configuration.chosen(options)
     described = plants.plant(options.plant)
     policies = [named.policy for named in cluster.spec.policies]
-    # A parameter of that name of another policy may be anything else.
+    # Another policy's parameter `deadline` may have another meaning.
     deadlines = [each for policy in policies if isinstance(each := getattr(policy, "deadline", None), timedelta)]
     return Setup(
         spec=cluster.spec,
@@ -101,7 +101,7 @@ def read_jobs(path: Path) -> Workload:
     """Read a file of jobs: a YAML mapping of the fields of `Workload`.
 
     Raises:
-        ConfigurationError: it is wrong; all problems as `file:line: key: message`.
+        ConfigurationError: the file is wrong; all problems as `file:line: key: message`.
     """
     problems = Problems(str(path))
     found = None
@@ -128,7 +128,7 @@ def _simulate(setup: Setup, keep: Callable[[Record], None] | None) -> tuple[Batc
 
 
 def _compared(setup: Setup) -> dict[str, BatchRun]:
-    """The same jobs on a cluster that always has the greatest size, and under Spark's dynamic allocation."""
+    """Run the same jobs on a cluster that always has the maximum size, and under Spark's dynamic allocation."""
     limits, slots = setup.spec.limits, setup.spec.slots_per_replica
     given = setup.workload, setup.plant, setup.seed
     always = Limits(limits.maximum, limits.maximum)
@@ -143,7 +143,7 @@ def _compared(setup: Setup) -> dict[str, BatchRun]:
 
 
 def _late(deadline: timedelta, done: BatchRun) -> int:
-    """Jobs that took longer than the deadline, or were not done at all."""
+    """The number of jobs that took longer than the deadline, or were not done at all."""
     return sum(seconds is None or seconds > deadline.total_seconds() for seconds in done.times)
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a simulation as a picture: rates, workers, delay, with the changes of size marked."""
+"""Draws the timeline of a simulation: rates, workers and delay, with the changes of size marked."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from autoscaler.simulation.scoring import ages, needed
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 MOST_TIMES = 10
-"""Labels of a time axis."""
+"""The maximum number of labels on a time axis."""
 APART = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080))
 
 
 def check(path: Path) -> None:
-    """Make sure, before anything takes long, that a picture can be drawn into this file.
+    """Check, before the simulation, that a picture can be drawn into this file.
 
     Raises:
         AutoscalerError: matplotlib is not installed.
@@ -48,7 +48,7 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
     """
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it belongs to an extra
 
-    from autoscaler import plot_style as style  # noqa: PLC0415 - likewise
+    from autoscaler import plot_style as style  # noqa: PLC0415 - the same
 
     track, plant = run.track, run.plant
     hours = [step * STEP / 3600 for step in range(len(track.arrivals))]
@@ -98,7 +98,7 @@ def draw_jobs(name: str, time_zone: str, run: BatchRun, path: Path) -> None:
     """
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - it belongs to an extra
 
-    from autoscaler import plot_style as style  # noqa: PLC0415 - likewise
+    from autoscaler import plot_style as style  # noqa: PLC0415 - the same
 
     minutes = [sample.after / 60 for sample in run.samples]
     figure, (tasks, workers) = style.timeline((2, 1.4))
@@ -108,7 +108,7 @@ def draw_jobs(name: str, time_zone: str, run: BatchRun, path: Path) -> None:
     slots = [sample.slots for sample in run.samples]
     tasks.step(minutes, slots, where="post", color=style.BLUE, linewidth=1.5, label="slots")
     tasks.set_ylabel("tasks, slots")
-    # What waits may be a hundred times as many.
+    # The waiting tasks may be a hundred times as many.
     tasks.set_ylim(0, 2 * max((*slots, 1)))
     style.filled_steps(workers, minutes, [sample.billed for sample in run.samples], style.GREEN, "workers, billed")
     workers.set_ylabel("workers")
@@ -122,7 +122,7 @@ def draw_jobs(name: str, time_zone: str, run: BatchRun, path: Path) -> None:
 
 
 def _label_times(axes: Any, time_zone: str, unit: timedelta, name: str) -> None:  # noqa: ANN401 - matplotlib has no types
-    """Label the time axis, in units since the begin: in UTC by their number, else by the local time."""
+    """Label the time axis: in UTC with the units since the beginning, else with the local time."""
     if time_zone == "UTC":
         axes.set_xlabel(name)
         return

@@ -1,4 +1,4 @@
-"""What `autoscaler simulate` runs: a cluster of a configuration, a simulated cluster, a load and faults."""
+"""Sets up and runs `autoscaler simulate`: a cluster of a configuration, a simulated cluster, a load and faults."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ PEAK_SHARE = 2 / 3
 """Without a rate per worker, the peak of the load needs this share of the maximum size at 100 % utilization..."""
 
 DEFAULT_RATE = 1000.0
-"""... and without a peak either, a worker processes so many records/s."""
+"""... and without a peak either, a worker processes this many records/s."""
 
 _NO_STALL = 1e-9  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated.
+    """The inputs of a simulation.
 
     Attributes:
-        cluster: of the configuration.
-        spec: the cluster's, its interval a multiple of the plant's step.
+        cluster: the cluster of the configuration.
+        spec: the cluster's spec, with an interval that is a multiple of the plant's step.
         plant, load, faults: as in `simulation.loop.run`.
         fault_texts: the faults as sentences, with the cluster's own names of its metrics.
-        seed: of all random numbers.
-        static: the fixed size that is compared with.
+        seed: the seed of all random numbers.
+        static: the fixed size to compare with.
         names: metric of the cluster -> the plant's name of it.
         notes: assumptions that the reader should know.
     """
@@ -76,10 +76,10 @@ class Setup:
 
 
 def setup(options: argparse.Namespace) -> Setup:
-    """What the options ask for.
+    """Build the setup that the options describe.
 
     Raises:
-        ConfigurationError: an option, or a file that one names, is wrong.
+        ConfigurationError: an option, or a file that an option names, is wrong.
     """
     cluster = configuration.chosen(options)
     described = plants.plant(options.plant)
@@ -127,7 +127,7 @@ def setup(options: argparse.Namespace) -> Setup:
 
 
 def _other_objectives(spec: ClusterSpec, slo: float) -> list[str]:
-    """The objectives of policies that are not what the output calls too old."""
+    """Notes about policies whose objective differs from the age that the output calls too old."""
     objectives = {named.name: getattr(named.policy, "objective", None) for named in spec.policies}
     return [
         f"The objective of {name} is {objective.total_seconds():g} s; too old means older than {slo:g} s, the `slo` of "
@@ -138,7 +138,7 @@ def _other_objectives(spec: ClusterSpec, slo: float) -> list[str]:
 
 
 def _check(faults: Faults, spec: ClusterSpec, names: Mapping[str, str]) -> None:
-    """Refuse a fault of what the cluster does not read: it would have no effect."""
+    """Refuse a fault of a reading that the cluster does not use: it would have no effect."""
     known = (*names, TARGET, *((ENGINE,) if spec.engine else ()))
     problems = [
         f"{fault.kind}@{fault.name}: cluster {spec.name} does not read it{guess(fault.name, known)}; it has "
@@ -176,7 +176,7 @@ def _cut(load: Load, hours: float | None) -> Load:
 def _sized(
     load: Load, options: argparse.Namespace, spec: ClusterSpec, described: plants.Described, notes: list[str]
 ) -> Load:
-    """The load with its peak, and what one worker processes of it."""
+    """The load, scaled to its peak, with the rate that one worker processes."""
     workers = max(spec.limits.minimum, round(PEAK_SHARE * spec.limits.maximum), 1)
     peak = options.peak
     gamma = described.plant.gamma
@@ -187,7 +187,7 @@ def _sized(
             f"One worker processes {format_number(rate)} records/s: capacity.per_replica of the configuration."
         )
     if peak is None and options.load in (*SYNTHETIC, *RECORDED):
-        # Their rates are not those of any real cluster.
+        # The rates of these loads are not the rates of a real cluster.
         rate = rate or DEFAULT_RATE
         peak = rate * work(workers, gamma)
         notes.append(f"The load is scaled so that {workers} workers at 100 % process its peak; change it with --peak.")
@@ -198,8 +198,8 @@ def _sized(
             raise LoadError(f"{load.name}: is 0 throughout: set --rate-per-worker")
         rate = load.peak / work(workers, gamma)
         notes.append(
-            f"One worker is assumed to process so much that {workers} of them at 100 % process the peak; change it "
-            "with --rate-per-worker."
+            f"The rate of a worker is assumed, so that {workers} workers at 100 % process the peak; change it with "
+            "--rate-per-worker."
         )
     return replace(load, rate_per_worker=rate)
 
@@ -207,10 +207,10 @@ def _sized(
 def plant_metrics(
     path: Path, cluster: Cluster, given: Mapping[str, str], shown: Sequence[str] = METRICS
 ) -> dict[str, str]:
-    """Metric of the cluster -> which of the metrics that the plant has (`shown`) it is.
+    """Map each metric of the cluster to one of the plant's metrics (`shown`).
 
-    By its own name, or by what it reads from its source, as in `backlog: {source: kafka, metric: lag}`. `given` are
-    those that the user has mapped.
+    A metric is recognized by its own name, or by what it reads from its source, as in
+    `backlog: {source: kafka, metric: lag}`. `given` is the mapping by the user.
 
     Raises:
         ConfigurationError: a metric is unknown, or it is not clear which one it is.
@@ -268,7 +268,7 @@ def simulate(prepared: Setup, keep: Callable[[Record], None] | None) -> tuple[Ru
 
 
 def simulate_static(prepared: Setup) -> Run:
-    """The same load on a cluster that always has the static size."""
+    """Run the same load on a cluster that always has the static size."""
     limits = Limits(prepared.static, prepared.static)
     return _simulated(prepared, replace(prepared.spec, limits=limits, policies=(), combine=None), None)
 
@@ -277,7 +277,7 @@ def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], No
     def decide(_: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         return step(spec, state, visible_metrics(spec, prepared.names, observation))
 
-    # Faults spoil the plant's metrics, by the plant's names.
+    # Faults apply to the plant's metrics under the plant's names.
     shown = replace(spec, metrics=METRICS)
     try:
         return simulated(
@@ -289,14 +289,14 @@ def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], No
 
 @contextmanager
 def recording(directory: Path) -> Iterator[Callable[[Record], None]]:
-    """Open a directory, new or empty, for records; each goes to the file of its hour.
+    """Open a new or empty directory for records; each record goes to the file of its hour.
 
     Yields:
         a function that writes a record.
 
     Raises:
         ConfigurationError: the directory is not empty.
-        AutoscalerError: it cannot be written.
+        AutoscalerError: the directory cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -328,7 +328,7 @@ def least_cost(prepared: Setup) -> float | None:
         raise AutoscalerError(f"--optimum: {error}") from error
     plant = prepared.plant
     if isinstance(plant.scheduler, SparkSettings):
-        # Workers are added and removed without a stop.
+        # Spark adds and removes workers without stopping the job.
         plant = replace(plant, restart_up=_NO_STALL, restart_down=_NO_STALL, cold=1.0)
     try:
         return optimum.optimum(prepared.load, plant, prepared.spec.limits.maximum)
@@ -337,7 +337,7 @@ def least_cost(prepared: Setup) -> float | None:
 
 
 def describe_stalls(plant: PlantSpec) -> str:
-    """What changes of size do to the job, in words."""
+    """Describe in words how changes of size affect the job."""
     if isinstance(plant.scheduler, SparkSettings):
         return "the query continues while workers come and go"
     down = plant.restart_down + plant.heartbeat

@@ -1,4 +1,4 @@
-"""Changes of size that a simulated cluster was asked for, printed and as JSON."""
+"""The requested changes of size of a simulated cluster, printed or as JSON."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from autoscaler.ports import AutoscalerError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# ruff: noqa: PLC0415 - PySpark is loaded when a command runs: `--help` is quick, and goes without it
+# ruff: noqa: PLC0415 - PySpark is loaded when a command runs: `--help` is fast and does not need it
 
 _OPTIONS = "spark.driver.extraJavaOptions"
 _END_S = 0.1
@@ -57,7 +57,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def table_url(path: str) -> str:
-    """The URL of a table to be written, which may replace that of an earlier run.
+    """The URL of a table to write; it may replace the table of an earlier run.
 
     Raises:
         ConfigurationError: the path exists and is not such a table.
@@ -83,13 +83,13 @@ def require_pyspark(command: str) -> None:
 def open_session(
     options: argparse.Namespace, command: str, *, reads: str | None = None, little: bool = False
 ) -> Iterator[SparkSession]:
-    """The Spark session of the options, until the end of the block. Errors of Spark inside it become one line.
+    """Open the Spark session of the options for the block. An error of Spark in the block becomes one line.
 
     Args:
-        options: those of `add_arguments`.
-        command: its name.
-        reads: a dataset that the command reads: if it is on this machine and is none, that is reported at once.
-        little: whether Java has little to do; also where a dataset on this machine has few observations.
+        options: the options of `add_arguments`.
+        command: the name of the command.
+        reads: the dataset that the command reads; a local path that is no dataset is refused before Spark starts.
+        little: whether Java has little to do; this is determined here if `reads` is on this machine.
 
     Raises:
         AutoscalerError: there is no PySpark or no Java, or Spark does not start or fails.
@@ -133,7 +133,7 @@ def open_session(
 
 
 def _settings(given: dict[str, str], *, little: bool) -> dict[str, str]:
-    """The given settings, and those that keep Spark's console quiet: a bar, and that on a terminal only."""
+    """Add the settings that keep Spark's console quiet: only a progress bar, and only on a terminal."""
     from autoscaler import history
     from autoscaler.history.session import LITTLE_JAVA
 
@@ -145,20 +145,20 @@ def _settings(given: dict[str, str], *, little: bool) -> dict[str, str]:
 
 
 def _silence_pyspark() -> None:
-    """Silence what PySpark logs with pages of stack: the command reports its errors."""
+    """Silence PySpark's logs, which have pages of stack traces: the command reports the errors."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-    # Py4J logs to the root that a call was interrupted by Ctrl-C.
+    # Py4J logs to the root logger when Ctrl-C interrupts a call.
     logging.basicConfig(handlers=[logging.NullHandler()])
 
 
 class _Interrupts:
-    """Has SIGINT and SIGTERM end the command by KeyboardInterrupt, and what Spark does for it.
+    """On SIGINT and SIGTERM, ends the command by KeyboardInterrupt and cancels its Spark jobs.
 
-    PySpark only tries that: its handler of SIGINT calls Java within another call, and the result of the job is waited
-    for.
+    PySpark's own handler of SIGINT does not achieve this: it calls Java within another call, and the command still
+    waits for the job's result.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class _Interrupts:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch signals until the end of the block, unless the command itself does."""
+        """Catch signals until the end of the block, unless the command catches them itself."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -177,7 +177,7 @@ class _Interrupts:
         try:
             yield
         except Exception as error:
-            if self._received.is_set():  # Spark's error is that its work was ended
+            if self._received.is_set():  # Spark reports its cancelled jobs as an error
                 raise KeyboardInterrupt from error
             raise
         finally:
@@ -186,7 +186,7 @@ class _Interrupts:
                 signal.signal(number, handler)
 
     def end(self, spark: SparkSession) -> None:
-        """End also what a session does, which has installed PySpark's handler."""
+        """Cancel the jobs of this session too, and catch signals again: the session has installed PySpark's handler."""
         self._sessions.append(spark)
         self._handle()
 
@@ -197,7 +197,7 @@ class _Interrupts:
     def _interrupt(self, _: int, __: FrameType | None) -> None:
         if not self._received.is_set():
             self._received.set()
-            # In another thread, as a call may be waiting in this one.
+            # In another thread, because this one may wait in a call.
             threading.Thread(target=self._end_jobs, daemon=True).start()
         raise KeyboardInterrupt
 
@@ -209,7 +209,7 @@ class _Interrupts:
 
 
 def _hint(error: BaseException) -> str:
-    """What to do about a module that workers lack."""
+    """What to do if Spark's workers lack a module; empty for other errors."""
     if not cause(error).startswith("ModuleNotFoundError"):
         return ""
     return "; workers need it: install it on them, or send it with --conf spark.submit.pyFiles=FILE.zip"

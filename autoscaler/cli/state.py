@@ -1,4 +1,4 @@
-"""`autoscaler state`: what daemons keep."""
+"""`autoscaler state`: manages the persisted state of daemons."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     copy = own.add_parser("copy", help="copy all state from a directory to PostgreSQL, or back")
     copy.description = (
         "Copy everything a daemon has persisted: the states of clusters, their decisions, the members of fleets, the "
-        "pauses, holds and limits, and the audit. Stop all daemons first. TO must be empty; after an error it still "
-        "is. The hourly history files stay in their directory."
+        "pauses, holds and limits, and the audit. Stop all daemons first. TO must be empty, and stays empty after an "
+        "error. The hourly history files stay in their directory."
     )
     where = "daemon.directory of a configuration, or postgresql://USER@HOST/DATABASE with the password in $PGPASSWORD"
     copy.add_argument("source", metavar="FROM", help=f"the state to copy: {where}")

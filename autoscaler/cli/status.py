@@ -1,4 +1,4 @@
-"""`autoscaler status`: the clusters of a running daemon."""
+"""`autoscaler status`: shows the clusters of a running daemon."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from autoscaler.core.wording import count_of, format_age, format_number, format_
 from autoscaler.ports import AutoscalerError
 
 MAX_LISTED = 40
-"""Clusters that are listed although nobody asked for a list."""
+"""Up to this many clusters are listed without an option; for more, a summary is printed."""
 
 MAX_TROUBLED = 10
-"""Problems in a summary."""
+"""The maximum number of problems in a summary."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        f"Show the clusters of a running daemon. Of more than {MAX_LISTED}, a summary is shown, with those "
-        "that have a problem; the options list them."
+        f"Show the clusters of a running daemon. For more than {MAX_LISTED}, print a summary with the clusters that "
+        "have a problem; the options list clusters."
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and what was learned of it")
+    which.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and what was learned about it")
     which.add_argument(
         "--filter",
         action="append",
@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--fleet", metavar="PATTERN", help="show the clusters of the fleets whose names match")
     parser.add_argument("--troubled", action="store_true", help="show the clusters with a problem or a missing reading")
     parser.add_argument(
-        "--verbose", action="store_true", help="with --cluster: also the numbers that the policies work with"
+        "--verbose", action="store_true", help="with --cluster: also show the numbers that the policies use"
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
+    how.add_argument("--watch", action="store_true", help=f"refresh every {WATCH_INTERVAL:g} s, until Ctrl-C")
     json_option(how)
     daemon_options(parser, argument=True)
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(daemon: Address, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The answer of the daemon, with the clusters that are asked for."""
+    """The answer of the daemon, with only the selected clusters."""
     if arguments.cluster is not None:
         return get(daemon, cluster_path(arguments.cluster), "learned")
     answer = get(daemon, "/api/v1/clusters", "clusters")
@@ -98,7 +98,7 @@ def _lines(answer: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
 
 
 def _summary(clusters: Sequence[dict[str, Any]], fleets: Sequence[dict[str, Any]]) -> list[str]:
-    """The clusters by fleet, and what is wrong with the first of those that have a problem."""
+    """Counts of the clusters by fleet, and the first problems."""
     rows: dict[str | None, list[dict[str, Any]]] = {fleet["name"]: [] for fleet in fleets}
     for row in clusters:
         rows.setdefault(row.get("fleet"), []).append(row)
@@ -146,7 +146,7 @@ def _sums(name: str | None, clusters: Sequence[dict[str, Any]], fleet: dict[str,
 
 
 def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
-    """What concerns fleets and members that have no row of their own."""
+    """The problems of fleets, and of members that have no row of their own."""
     lines = [
         f"Fleet {fleet['name']}: the discovery failed, the known members are kept: {fleet['problem']}"
         for fleet in fleets
@@ -161,7 +161,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
         problem
         for fleet in fleets
         for each in fleet["refused"]
-        if each["cluster"] is None  # otherwise the row of its cluster says so
+        if each["cluster"] is None  # otherwise the row of its cluster shows the problem
         for problem in each["problems"]
     )
     lines += [f"Refused: {line}" for line in refused]
@@ -169,7 +169,7 @@ def _fleet_problems(fleets: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
-    # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
+    # A terminal has no room for sentences in a table with this many columns: they follow below the table.
     wide = not sys.stdout.isatty()
     controlled = any(row.get("controls") for row in clusters)
     rows = [
@@ -197,13 +197,13 @@ def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _daemon(answer: dict[str, Any]) -> list[str]:
-    """What concerns the whole daemon."""
+    """The lines about the whole daemon."""
     lines = ["", "This is a dry run: no target is called."] if answer["dry_run"] else []
-    # A daemon of an earlier version does not say.
+    # A daemon of an earlier version does not report this.
     if answer.get("reload", "ok") != "ok":
         lines += ["", "The configuration was not reloaded, the previous one stays in use:"]
         lines += [f"  {problem}" for problem in answer["reload"]]
-    # Nor has an earlier version copies.
+    # A daemon of an earlier version has no copies.
     for copy in answer.get("copies", ()):
         if copy["problem"] is not None:
             lines += ["", f"The copy {copy['name']} ({copy['url']}) cannot be asked: {copy['problem']}"]
@@ -270,7 +270,7 @@ def _durations(durations: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    # Below that the rounding to whole seconds hides what there is to see.
+    # Rounding to whole seconds would hide the differences between short times.
     return f"{format_number(seconds)} s" if seconds < 10 else format_span(seconds)  # noqa: PLR2004
 
 
@@ -284,7 +284,7 @@ def _memory(memory: dict[str, dict[str, dict[str, float]]]) -> list[str]:
 
 
 def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]:
-    """Learned numbers and ages by what stands before the last dot of their names, numbered ones in order."""
+    """Group learned numbers and ages by the part of their names before the last dot, sorted with `_numbered`."""
     groups: dict[str, list[str]] = {}
     for kind, write in (("numbers", format_number), ("ages", format_age)):
         for name, value in learned[kind].items():
@@ -294,7 +294,7 @@ def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]
 
 
 def _numbered(name: str) -> list[tuple[int, str]]:
-    """What to sort dotted names by, so that 2 comes before 12."""
+    """A sort key for dotted names in which 2 comes before 12."""
     return [(len(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
@@ -313,8 +313,8 @@ def _problems(row: dict[str, Any]) -> str:
     found = [f"{name}: {why}" for name, why in row["missing"].items()]
     if row["problem"] and row["problem"] not in found:
         found.insert(0, row["problem"])
-    # What the page calls trouble: also a rescale that is stuck, a backlog at the maximum. A daemon of an earlier
-    # version does not say.
+    # Trouble as on the web page: also a stuck rescale, or a backlog at the maximum. A daemon of an earlier version
+    # does not report it.
     if not found and row.get("trouble"):
         found.append(row["trouble"])
     return "; ".join(found)

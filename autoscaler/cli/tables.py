@@ -1,11 +1,11 @@
-"""Rows and times of tables."""
+"""The number of rows of printed tables, and times in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 DEFAULT_ROWS = 30
-"""Rows of a list without --all."""
+"""The maximum number of rows of a list without --all."""
 
 
 def omitted_rows(shown: Sequence[object], rows: Sequence[object], what: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trials of `backtest` and `tune`: the clusters of a configuration, the variants, and the simulated clusters."""
+"""What `backtest` and `tune` try: the clusters of a configuration, the variants, and the simulated clusters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIGURED = "configured"
 """The name of the configured policies in tables."""
 
 PROFILE = "profile"
-"""The metric with the profile of a policy that gets one for the trial, and the name of such a policy's parameter."""
+"""The name of the metric that carries a profile in a trial, and of a policy's parameter for such a metric."""
 
 Setting = tuple[str, tuple[str, ...]]
 """A key, like `main.objective`, and the values to try."""
@@ -51,7 +51,7 @@ WHOLE_DAY = "a day (UTC) counts if it has no gap of more than 15 minutes"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seeds: int) -> None:
-    """Add the options that `backtest` and `tune` have in common; so many seeds are the default."""
+    """Add the options that `backtest` and `tune` share; `seeds` is the default number of seeds."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the history: a dataset of `autoscaler history import`")
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
@@ -72,20 +72,20 @@ def add_arguments(parser: argparse.ArgumentParser, seeds: int) -> None:
         "--slo",
         type=arguments.span,
         metavar="TIME",
-        help="no record should be older (default: the policy's objective)",
+        help="no record should be older than this (default: the policy's objective)",
     )
     add(
         "--profiles",
         type=Path,
         metavar="DIR",
-        help="profiles of `autoscaler profile`: the simulated clusters get their properties, and policies that can use "
-        "one are tried with it too, on days after those it was computed from",
+        help="profiles of `autoscaler profile`: the simulated clusters get their properties. Policies that can use a "
+        "profile are also tried with it, on the days after those that it was computed from",
     )
     add(
         "--plant",
         default="k8s",
         metavar="NAME|FILE",
-        help="the simulated cluster, if there is no profile: as for `simulate` (default: k8s)",
+        help="the simulated cluster if there is no profile, as for `simulate` (default: k8s)",
     )
     add(
         "--rate-per-worker",
@@ -106,7 +106,7 @@ def _setting(text: str) -> Setting:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas, but not within lists, mappings and quotes."""
+    """Split at commas, except within lists, mappings and quotes."""
     depth = 0
     quote = ""
     begin = 0
@@ -209,7 +209,7 @@ def combinations(settings: Sequence[Setting]) -> list[dict[str, str]]:
 
 
 def defaults(policies: Sequence[NamedPolicy], keys: Iterable[str]) -> dict[str, str]:
-    """The defaults of policies' parameters, as settings, where others are configured. What is aimed at has none."""
+    """The defaults of those parameters in `keys` that are configured otherwise, as settings; never of `objective`."""
     found = {}
     for named in policies:
         for field in dataclasses.fields(named.policy):  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def defaults(policies: Sequence[NamedPolicy], keys: Iterable[str]) -> dict[str, 
 
 
 def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:
-    """The path of a key like `main.objective` in a configuration: of that policy, or else of the cluster."""
+    """The path of a key like `main.objective` in a configuration: a key of that policy, or else of the cluster."""
     for policy in sorted(policies, key=len, reverse=True):
         if key.startswith(f"{policy}."):
             return ("clusters", name, "policies", policy, *key.removeprefix(f"{policy}.").split("."))
@@ -237,7 +237,7 @@ def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:
 
 
 def setting_path(root: Node, key: str, name: str, policies: Sequence[NamedPolicy]) -> tuple[str, ...]:
-    """Like `path_of`; a policy's parameter gets the name that the file has it under, or else its present name."""
+    """Like `path_of`, but a policy's parameter gets the name that the file uses for it, or else its present name."""
     path = path_of(key, name, [named.name for named in policies])
     match path:
         case (_, _, "policies", policy, parameter, *rest):
@@ -260,7 +260,7 @@ def _keys(node: Node, path: Sequence[str]) -> Iterable[str]:
 
 
 def apply_settings(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
-    """The configuration with settings changed. (cluster -> key -> value, as given). Raises ConfigurationError."""
+    """The configuration with changed settings (cluster -> key -> value, as given). Raises ConfigurationError."""
     root: Node = include.read(options.config, Problems(str(options.config)))
     for name, changes in settings.items():
         policies = read.clusters[name].spec.policies
@@ -284,7 +284,7 @@ def variants(
 ) -> dict[str, list[Variant]]:
     """The variants of the configured policies: cluster -> one for each combination of settings.
 
-    `grid`: cluster in the configuration -> combinations, of which the first changes nothing.
+    `grid` returns the combinations of a cluster of the configuration; the first one changes nothing.
     """
     ours = dict.fromkeys(given.names.values())
     all_of_them = {name: grid(name) for name in ours}
@@ -301,10 +301,10 @@ def variants(
 def _configured(
     options: argparse.Namespace, cluster: Cluster, parameters: Mapping[str, str], profile: Profile | None, name: str
 ) -> list[Variant]:
-    """A cluster as it is configured, and with a profile if it has one that it could use."""
+    """The variants of a cluster: as it is configured, and with its profile if a policy can use one."""
     spec = _stepped(cluster.spec, name)
     used = {getattr(named.policy, PROFILE, None) for named in spec.policies} - {None}
-    # The metric of a profile is not one of the simulated cluster: it has the given profile, or none.
+    # The simulated cluster has no metric with a profile: the trial adds the given profile, if there is one.
     rest = {metric: reading for metric, reading in cluster.metrics.items() if metric not in used}
     names = plant_metrics(options.config, replace(cluster, metrics=rest), _shown(options, cluster))
     shown = replace(spec, metrics=tuple(rest))
@@ -334,7 +334,7 @@ def _accepts_profile(policy: Any) -> bool:  # noqa: ANN401 - any plug-in
 
 
 def _with_profile(spec: ClusterSpec) -> tuple[NamedPolicy, ...]:
-    """The policies; those that can use a profile get one."""
+    """The policies, with a profile for those that can use one."""
 
     def profiled(policy: Any) -> Any:  # noqa: ANN401 - any plug-in
         return replace(policy, **{PROFILE: PROFILE}) if _accepts_profile(policy) else policy
@@ -343,7 +343,7 @@ def _with_profile(spec: ClusterSpec) -> tuple[NamedPolicy, ...]:
 
 
 def _stepped(spec: ClusterSpec, name: str) -> ClusterSpec:
-    """With the interval rounded up to steps of the simulation."""
+    """The spec with its interval rounded up to steps of the simulation."""
     steps = max(1, math.ceil(spec.interval.total_seconds() / STEP))
     return replace(spec, name=name, interval=timedelta(seconds=STEP * steps))
 
@@ -375,8 +375,8 @@ def _baseline_variants(
 ) -> list[Variant]:
     """Other policies, with their default parameters and all metrics of the simulated cluster.
 
-    The limits, interval and slots of the configured cluster (`own`) hold for all. Policies that can use a profile are
-    tried with it too. Raises ConfigurationError for a policy that cannot be configured, as without its parameters.
+    All of them use the limits, interval, slots and partitions of the configured cluster (`own`). Policies that can use
+    a profile are also tried with it. Raises ConfigurationError for a policy that lacks parameters, for example.
     """
     found = []
     for label, other in policies:
@@ -415,7 +415,7 @@ def build_case(
     tried: Sequence[Variant],
     policies: Sequence[tuple[str, Baseline]],
 ) -> tuple[Case, str]:
-    """The simulated cluster for one of the history, and the rate of a worker with its origin, in words."""
+    """The simulated cluster for a cluster of the history, and the rate of a worker with its origin, in words."""
     name = there.cluster
     cluster = given.read.clusters[given.names[name]]
     described = plants.plant(options.plant)

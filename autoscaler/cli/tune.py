@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
 HELD = 1 / 3
-"""The share of a cluster's days, the last ones, that validate what was chosen on the others."""
+"""The share of a cluster's days that validate what was chosen on the others; they are the last days."""
 
-NEEDS = f"two whole days of history at least, and two weeks to be worth it; {trials.WHOLE_DAY}"
+NEEDS = f"at least two whole days of history, and two weeks to be worthwhile; {trials.WHOLE_DAY}"
 
 VIOLATION = 0.005
 
 SEEDS = 3
-"""Every variant has the same seeds: it is compared with another day by day, seed by seed."""
+"""The minimum number of seeds. All variants use the same seeds, and are compared day by day, seed by seed."""
 
 GAIN = 0.02
-"""A change must save this share of the cost, and more than twice the standard error of what it saves on single days."""
+"""A change must save this share of the cost, and more than twice the standard error of its savings on single days."""
 
 OBJECTIVES = (0.5, 0.75, 1.0)
 HEADROOMS = ("0.05", "0.2", "0.4")
-"""Tried without --set for policies with an `objective` and a `headroom`: shares of the configured objective, and
-headrooms."""
+"""What is tried without --set for policies with an `objective` and a `headroom`: shares of the configured objective,
+and headrooms."""
 
 Row = Mapping[str, Any]
 
@@ -56,10 +56,10 @@ Row = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, and add its arguments."""
     parser.description = (
-        "Find the parameters that meet an objective at the least cost, by back-tests: chosen on the first two thirds "
-        "of each cluster's days, and recommended only if on the last third they also meet it and cost at least "
-        f"{GAIN:.0%} less than the configured ones and than the defaults, by more than chance. Prints a patch of the "
-        f"configuration. It needs {NEEDS}. docs/simulate.md has an example."
+        "Find the parameters that meet an objective at the least cost, by back-tests. Parameters are chosen on the "
+        "first two thirds of each cluster's days. They are recommended only if on the last third they also meet the "
+        f"objective and cost at least {GAIN:.0%} less than the configured ones and than the defaults, by more than "
+        f"chance. Prints a patch of the configuration. It needs {NEEDS}. docs/simulate.md has an example."
     )
     trials.add_arguments(parser, seeds=SEEDS)
     add = parser.add_argument
@@ -104,10 +104,10 @@ class Tuned:
     Attributes:
         cluster: its name in the history.
         trained, validated: the days on which parameters were chosen, and those on which they were validated.
-        configured, chosen: the figures on the former days; chosen: None where nothing meets the objective.
-        configured_then, chosen_then: the figures on the latter days; chosen_then: None where it is what is configured.
+        configured, chosen: the figures on the former days; `chosen` is None if nothing meets the objective.
+        configured_then, chosen_then: the figures on the latter days; `chosen_then` is None if nothing new was chosen.
         recommended: whether the chosen parameters are recommended.
-        why: a sentence.
+        why: the reason, as a sentence.
     """
 
     cluster: str
@@ -123,7 +123,7 @@ class Tuned:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    print_error(f"tune needs {NEEDS}.")  # at once, as in `backtest`
+    print_error(f"tune needs {NEEDS}.")  # before Spark is loaded, as in `backtest`
     spark_options.require_pyspark("tune")
     if options.seeds < SEEDS:
         raise wrong(f"--seeds {options.seeds}: expected at least {SEEDS}: with fewer, chance looks like a saving")
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     specs = {name: cluster.spec for name, cluster in given.read.clusters.items()}
     grids = {own: _grid(options, specs[own]) for own in dict.fromkeys(given.names.values())}
     tried = {
-        # Parameters are recommended; giving a policy a profile is more than that.
+        # Only parameters are recommended, not the use of a profile.
         name: [variant for variant in found if variant.policy == trials.CONFIGURED]
         for name, found in trials.variants(options, given, grids.__getitem__).items()
     }
@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]]:
-    """The combinations to try: what is configured, the defaults where that is not what is configured, all others."""
+    """The combinations to try: the configured one, the defaults if they differ from it, and all others."""
     configured, *others = trials.combinations(options.set or _settings(options, spec))
     default = trials.defaults(spec.policies, others[0])
     return [configured, *([default] if default else []), *others]
@@ -186,8 +186,8 @@ def _settings(options: argparse.Namespace, spec: ClusterSpec) -> list[trials.Set
     if not settings:
         names = ", ".join(named.name for named in spec.policies)
         raise wrong(
-            f"{options.config}: cluster {spec.name} has no policy with an objective and a headroom: name with --set "
-            f"what may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
+            f"{options.config}: cluster {spec.name} has no policy with an objective and a headroom: give the values "
+            f"to try, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
         )
     return settings
 
@@ -253,7 +253,7 @@ def _tuned(
 
 
 def _contenders(row: Row) -> list[int]:
-    """The variants to validate: what is configured, what was chosen, and the defaults."""
+    """The variants to validate: the configured one, the chosen one, and the defaults."""
     return list(dict.fromkeys(row[name]["variant"] for name in ("configured", "chosen", "default") if row[name]))
 
 
@@ -265,10 +265,10 @@ def recommendation_for(
     then: Mapping[int, Row],
     objective: Objective,
 ) -> Tuned:
-    """Whether the chosen parameters are recommended, or the defaults, or neither.
+    """Decide whether to recommend the chosen parameters, the defaults or neither.
 
-    `row` is of `tune_search.best`, with `default` (None: that is what is configured); `then` has the figures of these
-    variants on the validation days, with what they save and how sure that is (`tune_search.savings`).
+    `row` is a row of `tune_search.best` with a key `default` (None: the defaults are configured). `then` has the
+    figures of these variants on the validation days, with the saving and its standard error (`tune_search.savings`).
     """
     before = then[row["configured"]["variant"]]
     chosen, default = row["chosen"], row["default"]
@@ -288,7 +288,7 @@ def recommendation_for(
             ours, theirs = then[chosen["variant"]], then[default["variant"]]
             least = (1 - GAIN) * theirs["replica_hours"]
             if objective.is_met(theirs) and (why or ours["replica_hours"] > least):
-                # Of two that differ by less the defaults: they were not chosen for these days.
+                # If the two differ by less, take the defaults: they were not fitted to the days of the choice.
                 best, why = default, _refusal(theirs, before, objective) or ""
     after = None if best is None or best["variant"] == row["configured"]["variant"] else then[best["variant"]]
     return Tuned(
@@ -305,7 +305,7 @@ def recommendation_for(
 
 
 def _refusal(after: Row, before: Row, objective: Objective) -> str:
-    """Why parameters are not recommended by their figures on the validation days; empty: they are."""
+    """Why the figures on the validation days rule parameters out; empty if they do not."""
     if not objective.is_met(after):
         return f"not recommended: on the validation days it misses the objective ({_figures(after)})"
     if not objective.is_met(before):
@@ -409,7 +409,7 @@ def patch(
     found: Sequence[Tuned],
     objective: Objective,
 ) -> str | None:
-    """The recommended parameters as a part of a configuration, with comments; None: nothing is recommended."""
+    """The recommended parameters as a part of a configuration, with comments. None: nothing is recommended."""
     good = [one for one in found if one.recommended and one.chosen is not None]
     if not good:
         return None

@@ -319,8 +319,8 @@ def test_a_reader_that_has_seen_enough_is_not_an_error() -> None:
     ("answer", "problem"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "BadStatusLine"),
-        (b'HTTP/1.0 200 OK\r\n\r\n{"status": "up"}', "there is no 'clusters' in it"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[]", "there is no 'clusters' in it"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"status": "up"}', "the answer has no 'clusters'"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[]", "the answer has no 'clusters'"),
         (b"HTTP/1.0 200 OK\r\n\r\n<html></html>", "no JSON"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{", "IncompleteRead"),
         (b"HTTP/1.0 502 Bad Gateway\r\n\r\n<html></html>", "502 Bad Gateway"),

@@ -136,7 +136,7 @@ def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
     assert cli.main(["hold", requested, "orders", *resumed.options]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"the size is held at {requested} until ")
-    assert second == f"at {held} instead, by min and max of the configuration: orders"
+    assert second == f"at {held} instead, because of min and max in the configuration: orders"
 
 
 def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
@@ -147,9 +147,9 @@ def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
     assert cli.main(["hold", "4", "orders", *resumed.options]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("the size is held at 4 until ")
-    assert second.startswith("what is in force already counts before it: scaling up and down is paused by ")
+    assert second.startswith("a control in force takes precedence: scaling up and down is paused by ")
     assert second.endswith(": upgrade, for orders")
-    assert third == "`autoscaler resume` ends all of these, except annotations: those end when they are removed"
+    assert third == "`autoscaler resume` ends all of these except annotations, which end when they are removed"
 
 
 def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_a_daemon_with_tls_that_is_asked_by_http_is_reported(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status", "--url", secure.daemon.url.replace("https:", "http:")]) == 1
-    assert "RemoteDisconnected; one with daemon.tls is asked by https://" in capsys.readouterr().err
+    assert "RemoteDisconnected; a daemon with daemon.tls needs https://" in capsys.readouterr().err
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_before_the_token_is_sent(

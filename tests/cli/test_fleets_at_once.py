@@ -234,9 +234,9 @@ def test_which_fleet_the_member_is_of_must_be_clear(tmp_path: Path, capsys: pyte
     assert simulated(tmp_path, two) == 2
     assert "has the fleets jobs, streams: choose with --fleet NAME" in capsys.readouterr().err
     assert simulated(tmp_path, two, "--fleet", "streams") == 2
-    assert "fleets.streams: its members have templates of their own: write one as a cluster" in capsys.readouterr().err
+    assert "fleets.streams: its members bring their own templates: write one of them as" in capsys.readouterr().err
     assert simulated(tmp_path, STATIC) == 2
-    assert "has no fleets, and --member is of one" in capsys.readouterr().err
+    assert "has no fleet, but --member needs one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,4 @@ def test_commands_that_connect_to_nothing_want_a_cluster_in_the_file(
 ) -> None:
     words = [word.format(config=fleet, trace=fleet.parent) for word in command]
     assert cli.main(words) == 2
-    assert f"{fleet}: has fleets only, and this command takes clusters that are written in the file" in (
-        capsys.readouterr().err
-    )
+    assert f"{fleet}: has only fleets, but this command needs a cluster in the file" in capsys.readouterr().err

@@ -99,4 +99,4 @@ def test_a_file_that_cannot_be_written_is_an_error(
 
 def test_batch_jobs_are_not_shown_there(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", str(config), "--jobs", str(tmp_path / "jobs.yaml"), "--open"]) == 2
-    assert "--open: is of a load, and --jobs has none" in capsys.readouterr().err
+    assert "--open: applies to a load, not to --jobs" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_what_is_watched_on_a_terminal_is_drawn_in_place_and_fits(monkeypatch: p
     head = "\x1b[1mcluster\x1b[0m"
     terminal.watch(_frames([head, "a", "\na: " + "word " * 20], [head, *map(str, range(9))]), _Pauses(2))
     first, second = screen.getvalue().removeprefix("\x1b[H").split("\x1b[H")
-    foot = ["", "Again every 2 s; Ctrl-C ends this."]
+    foot = ["", "Refreshed every 2 s; Ctrl-C ends this."]
     assert first.removesuffix("\x1b[J").split("\x1b[K\n") == [
         *(head, "a", "", "... and 2 more lines: --filter and --troubled show fewer clusters"),
         *(*foot, ""),

@@ -84,7 +84,7 @@ def test_what_would_have_been_different_is_reported_with_what_differs_first(
     shown = capsys.readouterr().out
     assert "different (" in shown
     assert "policy busy" in shown
-    assert "Every decision sees the recorded sizes: one that differs has no effect on the next" in shown
+    assert "Every decision sees the recorded sizes: a different decision has no effect on the next one" in shown
     found = as_json(capsys, trace, config, "--explain")["clusters"]["orders"]
     assert found["equal"] < found["decisions"]
     assert found["replica_hours"]["again"] > found["replica_hours"]["recorded"]
@@ -175,7 +175,7 @@ def test_a_cluster_that_is_called_otherwise_can_be_named(
     )
     assert as_json(capsys, trace, config, "--cluster", "orders")["clusters"]["orders"]["equal"] == 480
     assert replay(trace, config, "--cluster", "renamed") == 2
-    assert "has no record of cluster 'renamed', but of orders" in capsys.readouterr().err
+    assert "has no record of cluster 'renamed'; it has records of orders" in capsys.readouterr().err
     config.write_text(CONFIG + CONFIG.partition("clusters:")[2].replace("orders:", "clicks:"))
     assert replay(trace, config, "--cluster", "order") == 2
     assert "expected one of clicks, orders; did you mean 'orders'?" in capsys.readouterr().err

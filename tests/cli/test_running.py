@@ -145,7 +145,7 @@ def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureF
 
 def test_a_daemon_without_tls_that_is_asked_by_https_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", url.replace("http:", "https:")]) == 1
-    assert "; one without daemon.tls is asked by http://): is it running?" in capsys.readouterr().err
+    assert "; a daemon without daemon.tls needs http://): is it running?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_
         assert out == ""
         assert err == (
             f"autoscaler: the daemon at {daemon.url} runs another configuration: {daemon.config}, not {other}. "
-            f"To ask it all the same, pass --url {daemon.url}\n"
+            f"To use this daemon anyway, pass --url {daemon.url}\n"
         )
     assert cli.main(["status", str(other), "--url", daemon.url]) == 0
     assert "orders" in capsys.readouterr().out
@@ -315,7 +315,7 @@ def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.Raw
 def test_status_is_drawn_again_until_ctrl_c(url: str) -> None:
     with terminal_of(["status", "--url", url, "--watch"], 80) as (terminal, process):
         shown = b""
-        while shown.count(b"Again every 2 s") < 2:
+        while shown.count(b"Refreshed every 2 s") < 2:
             shown += terminal.read(65536) or b""
         process.send_signal(signal.SIGINT)
         shown += everything(terminal)

@@ -196,7 +196,7 @@ def test_an_option_of_a_load_is_refused_by_name(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str], option: str, value: object
 ) -> None:
     assert simulate(config, *WITH_METRIC, "--jobs", jobs, option, *([value] if value else [])) == 2
-    assert capsys.readouterr().err == f"{option}: is of a load, and --jobs has none\n"
+    assert capsys.readouterr().err == f"{option}: applies to a load, not to --jobs\n"
 
 
 def test_the_directory_of_loads_may_be_set_in_the_environment(

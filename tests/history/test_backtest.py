@@ -283,7 +283,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
     cases = [
         ((config, "--cluster", "absent"), "has no arrivals of absent; it has those of orders, short"),
         ((config, "--cluster", "short"), "has no whole day of short: short 2026-03-04: nothing recorded for 23 h"),
-        ((config, "--from", "2026-04-01"), "has no arrivals of orders in this time, but from 2026-03-04 to"),
+        ((config, "--from", "2026-04-01"), "has no arrivals of orders in this time; it has some from 2026-03-04 to"),
         ((many, "--cluster", "order"), "'order' is not a cluster of"),
         (
             (config, "--set", "main.headroom=much"),
