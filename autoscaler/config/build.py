@@ -212,7 +212,7 @@ class Builder:
                 raise self.problems.fail(*mapping.place(error.name, path), error.message) from error
             raise self.fail(mapping, path, str(error)) from error
         except ValueError as error:
-            message = str(error) or "these values are refused without a reason"
+            message = str(error) or f"{cls.__name__} refuses these values without a reason"
             word = re.split(r"[\s:,=(]", message.lstrip("`'\""), maxsplit=1)[0].rstrip("`'\"")
             if word in mapping.entries:
                 _warn_of_first_word(cls)

@@ -263,7 +263,7 @@ class ClusterReader:
                     line,
                     where,
                     f"the timeout of the {part} ({format_duration(theirs)}) is above that of the cluster "
-                    f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can "
+                    f"({format_duration(cluster.timeout)}): the cluster stops waiting before the {part} can "
                     "report what is wrong",
                 )
         if isinstance(cluster.spec.combine, combine.Expression):

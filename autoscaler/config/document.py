@@ -403,7 +403,9 @@ class _Composer:
             mapping.size = self._grown(mapping.size, value, path)
             if key == "<<" and _is_merge(inner):
                 if merge_line:
-                    self._problems.add(line, path, f"`<<` again, after line {merge_line}: write `<<: [*one, *other]`")
+                    self._problems.add(
+                        line, path, f"a second `<<`, after line {merge_line}: write `<<: [*one, *other]`"
+                    )
                 merge_line = line
                 merged += self._merged(value, line, path)
             elif key in mapping.entries:

@@ -158,7 +158,7 @@ class _File:
             self._problems.hide(unquote(found[1]))
         if not spec.state.startswith(("postgresql://", "postgres://")):
             line, where = mapping.place("state", path)
-            message = "expected postgresql://USER:PASSWORD@HOST/DATABASE; left out, state is kept in the directory"
+            message = "expected postgresql://USER:PASSWORD@HOST/DATABASE; without it, state is kept in the directory"
             raise self._problems.fail(line, where, message)
 
     def _token(self, spec: TokenSpec) -> TokenSpec:

@@ -203,9 +203,9 @@ class DaemonSpec:
         names = [token.name for token in self.tokens]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ParameterError("tokens", f"two of them are called {twice}")
+            raise ParameterError("tokens", f"two tokens have the name {twice}")
         if self.read_needs_token and not self.tokens:
-            raise ParameterError("read_needs_token", "needs tokens: nobody could read")
+            raise ParameterError("read_needs_token", "needs tokens: without them, nobody could read")
         if self.decisions < 1:
             raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):

@@ -165,13 +165,13 @@ def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
         ),
         (
             "{tokens: [{name: a, rights: write, token: '${LONG}'}, {name: a, rights: read, token: '${OTHER}'}]}",
-            ["1: daemon.tokens: two of them are called a"],
+            ["1: daemon.tokens: two tokens have the name a"],
         ),
         (
             "{tokens: [{name: a, rights: write, token: '${LONG}'}, {name: b, rights: read, token: '${LONG}'}]}",
             ["1: daemon.tokens[1]: has the same token as a"],
         ),
-        ("{read_needs_token: true}", ["1: daemon.read_needs_token: needs tokens: nobody could read"]),
+        ("{read_needs_token: true}", ["1: daemon.read_needs_token: needs tokens: without them, nobody could read"]),
         (
             "\n  tokens: [{name: a, rights: write, token_file: none}]",
             ["2: daemon.tokens[0].token_file: DIR/none cannot be used: No such file or directory"],

@@ -186,7 +186,7 @@ def test_a_timeout_above_that_of_the_cluster_is_warned_of(accepted: Accepted, go
     assert config.warnings == (
         (
             f"{tmp_path}/autoscaler.yaml:9: clusters.demo.timeout: the timeout of the source main (3s) is above "
-            "that of the cluster (2s): a slow answer is given up before the source main can report what is wrong"
+            "that of the cluster (2s): the cluster stops waiting before the source main can report what is wrong"
         ),
     )
     config = accepted(good.replace("interval: 15s", "interval: 3s"))

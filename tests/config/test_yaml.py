@@ -186,7 +186,7 @@ def test_a_merge_key_takes_mappings_only(refused: Refused, good: str, value: str
 
 def test_two_merge_keys_in_one_mapping_are_refused(refused: Refused, good: str) -> None:
     text = good.replace("    max: 4\n", "    max: 4\n    <<: {partitions: 3}\n    <<: {partitions: 4}\n")
-    assert refused(text) == ["9: clusters.demo: `<<` again, after line 8: write `<<: [*one, *other]`"]
+    assert refused(text) == ["9: clusters.demo: a second `<<`, after line 8: write `<<: [*one, *other]`"]
 
 
 @pytest.mark.parametrize(
