@@ -153,4 +153,4 @@ def test_a_trace_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.Cap
     file = tmp_path / "short.csv"
     file.write_text("t_seconds,value\n0,1\n3600,2\n")
     assert main([*TINY, *ONE, "--generalize", "verdict", "--traces", str(tmp_path)]) == 2
-    assert f"{file}: is not longer than the first hour" in capsys.readouterr().err
+    assert f"{file}: expected more than 1 hour, because the first hour is scored separately" in capsys.readouterr().err

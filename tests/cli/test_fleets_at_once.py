@@ -215,7 +215,7 @@ def test_a_member_of_a_fleet_is_simulated_by_its_values(tmp_path: Path, capsys: 
         ((), (*VALUES, "labels=1"), "--member labels: labels has either one value or keys"),
         (("--fleet", "job"), VALUES, "'job' is not a fleet of"),
         (("--fleet", "jobs"), (), "--fleet: chooses the template that --member fills"),
-        ((), (), "or simulate a member by its values, with --member name=NAME"),
+        ((), (), "or simulate one member by its values, with --member name=NAME"),
     ],
 )
 def test_values_that_no_member_can_have_are_refused(

@@ -257,7 +257,7 @@ def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
         out, err = capsys.readouterr()
         assert f"{oldest + timedelta(hours=20):%Y-%m-%d %H:%M:%S} UTC: cluster orders" in out
         assert f"{written[1]}: cannot be read: " in err
-        assert "move a damaged file away to see what is older" in err
+        assert "to see what is older than a damaged file, move that away" in err
     finally:
         for path in written:
             path.unlink()

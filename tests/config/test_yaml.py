@@ -83,7 +83,7 @@ def test_tabs_in_the_indentation_say_so(refused: Refused) -> None:
             4,
             "write `key: value`, with a space after the colon",
         ),
-        ("clusters:\n  demo:\n    min:1\n    max: 4\n", 4, "a key above needs a space after its colon"),
+        ("clusters:\n  demo:\n    min:1\n    max: 4\n", 4, "or add a space after the colon of a key above"),
         ("clusters:\n  demo: a: b\n", 2, "put a value that has a colon and a space in quotes, or add a space"),
         ("clusters:\n  demo:\n    min: 1\n   max: 4\n", 4, "same indentation: compare this line with the lines above"),
     ],

@@ -150,7 +150,7 @@ def test_a_line_has_what_is_out_of_the_usual() -> None:
         ("rate_limit nobody", r"decision\.guards\.1: Input should be"),
         (["rate_limit"], r"decision\.guards: Value error, must be names with a space between them"),
         ("cap", "verdicts: a guard has a verdict but is not among the names in guards"),
-        ("rate_limit rate_limit", "or one comes twice"),
+        ("rate_limit rate_limit", "or occurs twice"),
     ],
 )
 def test_guards_of_which_no_trail_can_be_made_are_refused(guards: object, problem: str) -> None:

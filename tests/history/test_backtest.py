@@ -297,7 +297,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
         ((config, "--policy", "threshold"), "give its parameters like --policy 'threshold={type: ...}'"),
         (
             (config, "--rate-per-worker", "1e-9"),
-            "processes 1e-09/s: one of the two is in another unit (orders; --rate-per-worker)",
+            "processes 1e-09/s: the two rates have different units (orders; --rate-per-worker)",
         ),
         ((config, "--profiles", "nowhere"), "--profiles nowhere: is not a directory"),
         ((config, "--from", "2026-03-05", "--to", "2026-03-05"), "--to must be after --from"),
