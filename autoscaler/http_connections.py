@@ -1,6 +1,6 @@
-"""The connections of an HTTP server of ours: how many there may be, and how long each may take.
+"""Limits on the connections of our HTTP servers: their number, and how long each may take.
 
-A client that sends nothing, half a request, or does not read its answer holds a descriptor that others need.
+A client that sends nothing, sends half a request, or does not read its answer holds a descriptor that others need.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from aiohttp.http_exceptions import HttpProcessingError
 log = logging.getLogger("autoscaler.http_connections")
 
 IDLE_TIMEOUT = 30.0
-"""Seconds from its connection within which a client must have sent a whole request."""
+"""Seconds from connecting within which a client must send its first complete request."""
 
 KEEP_ALIVE = 90.0
-"""Likewise from the last answer on: longer than scrapers and reverse proxies keep a connection, mostly 60 s."""
+"""Seconds from an answer within which a client must send its next complete request.
+
+It is longer than scrapers and reverse proxies keep a connection, which is mostly 60 s.
+"""
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds from a request until the client must have read the whole answer."""
+"""Seconds from a request within which the client must read the whole answer."""
 
 HANDSHAKE_TIMEOUT = 5.0
-"""Seconds that the handshake of TLS may take."""
+"""Seconds that a TLS handshake may take."""
 
 MAX_CONNECTIONS = 256
-"""Open connections, and never more than a quarter of the descriptors that the process may have."""
+"""Most open connections; the limit is also at most a quarter of the descriptors that the process may have."""
 
 ACCEPTED = 16
-"""Connections that are accepted at a time, before any of them counts; more wait in the kernel."""
+"""Connections that asyncio accepts at a time, before any of them is counted; more wait in the kernel."""
 
 _BACKLOG = 1024
 
-# A client that does not speak HTTP gets an answer; neither that one nor one that leaves can fill the log.
+# A client that does not speak HTTP gets an answer. Neither such clients nor those that disconnect may fill the log.
 _protocol = logging.getLogger("autoscaler.http_connections.protocol")
 _OF_CLIENTS = HttpProcessingError | web.RequestPayloadError | ConnectionError
 _protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], _OF_CLIENTS)))
@@ -48,8 +51,8 @@ _protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info
 class Connections:
     """All open connections.
 
-    Above the limit the connection that has waited longest for a request is closed: a probe gets its answer however many
-    clients do nothing. While all others have a request, it is the new one.
+    Above the limit, the connection that has been idle longest is closed, so that a probe gets its answer however many
+    clients do nothing. If every other connection has a request, the new connection is closed.
     """
 
     def __init__(self) -> None:
@@ -68,7 +71,7 @@ class Connections:
         sock: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> asyncio.Server:
-        """Accept connections at an address, or of a socket that listens; with TLS, if it is given. Raises OSError."""
+        """Accept connections at an address or on a listening socket, with TLS if it is given. Raises OSError."""
         loop = asyncio.get_running_loop()
 
         def connect() -> _Connection:
@@ -88,7 +91,7 @@ class Connections:
 
     @contextmanager
     def busy(self, connection: web.RequestHandler) -> Iterator[None]:
-        """While a request is answered."""
+        """Count a connection as busy while its request is answered."""
         self.forget(connection)
         self._add(self._busy, connection, ANSWER_TIMEOUT)
         try:
@@ -101,7 +104,7 @@ class Connections:
 
     @contextmanager
     def receiving(self, connection: web.RequestHandler) -> Iterator[None]:
-        """While the rest of a request is waited for: half a request keeps no other out."""
+        """Count a connection as idle while the rest of its request is read: half a request must not block others."""
         if connection not in self._busy:
             yield
             return
@@ -115,13 +118,13 @@ class Connections:
                 self._add(self._busy, connection, ANSWER_TIMEOUT)
 
     def extend(self, connection: web.RequestHandler, seconds: float) -> None:
-        """Give a request so many seconds more, once the whole of it is there."""
+        """Give a request these additional seconds, once it has been received completely."""
         if connection in self._busy:
             self.forget(connection)
             self._add(self._busy, connection, seconds + ANSWER_TIMEOUT)
 
     def opened(self, connection: _Counted) -> None:
-        """Count a new one."""
+        """Count a new connection."""
         self._add(self._idle, connection, IDLE_TIMEOUT)
         number = len(self._idle) + len(self._busy)
         if number > self.limit:
@@ -133,7 +136,7 @@ class Connections:
             self._full = False
 
     def forget(self, connection: _Counted) -> None:
-        """Count one no more."""
+        """Stop counting a connection."""
         timer = self._idle.pop(connection, None) or self._busy.pop(connection, None)
         if timer is not None:
             timer.cancel()
@@ -143,7 +146,7 @@ class Connections:
 
     def _close(self, connection: _Counted) -> None:
         self.forget(connection)
-        # Not close(): that waits until the client has read what was written.
+        # Not close(): it waits until the client has read all written bytes.
         if isinstance(connection.transport, asyncio.WriteTransport):
             connection.transport.abort()
 
@@ -165,12 +168,12 @@ class _Connection(web.RequestHandler):
 
 
 class _Handshake(asyncio.Protocol):
-    """A connection until it speaks TLS. It counts like others: asyncio's own server counts from the handshake on only.
+    """A connection during its TLS handshake. It counts like others; asyncio's server would count it only afterwards.
 
     Args:
-        connections: where it counts.
-        connect: makes the connection that follows.
-        tls: the certificate.
+        connections: the connections among which it counts.
+        connect: makes the connection that follows the handshake.
+        tls: the context with the certificate.
     """
 
     def __init__(self, connections: Connections, connect: Callable[[], _Connection], tls: ssl.SSLContext) -> None:
@@ -190,7 +193,7 @@ class _Handshake(asyncio.Protocol):
         self._task = asyncio.create_task(self._shake(transport), name="TLS handshake")
 
     def data_received(self, data: bytes) -> None:
-        # It came with the end of the handshake.
+        # These bytes came with the end of the handshake.
         self._received += data
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -204,7 +207,7 @@ class _Handshake(asyncio.Protocol):
             secure = await loop.start_tls(
                 transport, self, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT
             )
-        except OSError:  # no TLS, another version of it, or too slow
+        except OSError:  # not TLS, an unsupported version, or too slow
             return
         finally:
             self._connections.forget(self)

@@ -23,7 +23,7 @@ ORANGE, PURPLE = "#d35400", "#7d3c98"
 
 
 def grid(axes: Iterable[Any]) -> None:
-    """A light grid behind the data, and no frame above and on the right."""
+    """Draw a light grid behind the data, and no frame at the top and on the right."""
     for each in axes:
         each.grid(color="#e5e8e8", linewidth=0.8)
         each.set_axisbelow(True)
@@ -32,7 +32,7 @@ def grid(axes: Iterable[Any]) -> None:
 
 
 def timeline(height_ratios: Sequence[float]) -> tuple[Any, Any]:
-    """A figure with panels above each other that share their time axis."""
+    """A figure with stacked panels that share their time axis."""
     figure, axes = plt.subplots(
         len(height_ratios), 1, figsize=(11, 8), sharex=True, height_ratios=height_ratios, layout="constrained"
     )
@@ -41,7 +41,7 @@ def timeline(height_ratios: Sequence[float]) -> tuple[Any, Any]:
 
 
 def timelines(height_ratios: Sequence[float], columns: int) -> tuple[Any, Any]:
-    """A figure with as many timelines beside each other, all with the same time axis; panels by row and column."""
+    """A figure with `columns` timelines side by side and one time axis for all; the panels come by row and column."""
     figure, axes = plt.subplots(
         len(height_ratios),
         columns,
@@ -55,27 +55,27 @@ def timelines(height_ratios: Sequence[float], columns: int) -> tuple[Any, Any]:
 
 
 def legend(axes: Any) -> None:
-    """A legend above the panel."""
+    """Draw a legend above the panel."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=3, fontsize=9)
 
 
 def filled_steps(axes: Any, x: Sequence[float], y: Sequence[float], color: str, label: str) -> None:
-    """A filled step function."""
+    """Draw a filled step function."""
     axes.fill_between(x, y, step="post", color=color, alpha=0.25, linewidth=0)
     axes.step(x, y, where="post", color=color, linewidth=1.5, label=label)
 
 
 def limit(axes: Any, x: float, y: float, text: str) -> None:
-    """A dotted red line with a label that ends at x."""
+    """Draw a dotted red horizontal line at y, with a label that ends at x."""
     axes.axhline(y, color=RED, linewidth=1, linestyle=":")
     axes.annotate(text, (x, y), ha="right", va="bottom", fontsize=8, color=RED)
 
 
 def save(figure: Any, path: Path, title: str, dpi: float = 110) -> None:
-    """Write a figure with a title into a PNG file, the same bytes for the same data.
+    """Write a figure with a title into a PNG file. The same data always gives the same bytes.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     figure.suptitle(title, fontsize=12, fontweight="bold")
     try:

@@ -5,9 +5,9 @@ A plug-in is a frozen stdlib dataclass that a package announces under one of the
 `autoscaler.notifiers`.
 It is imported only when it is used by name. The built-in plug-ins are announced in the same way.
 
-What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
-`field(default=..., metadata={"aliases": ("old",)})`; a plug-in has them in its class attribute `former_names`, and an
-entry point for each.
+Former names of renamed parameters and plug-ins are still accepted, with a warning. A parameter declares its former
+names in `field(default=..., metadata={"aliases": ("old",)})`. A plug-in declares its former names in the class
+attribute `former_names`, with an entry point for each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autoscaler.ports import PluginError
 
 
 class Kind(StrEnum):
-    """What a plug-in is; the value is the last part of its entry-point group."""
+    """The kind of a plug-in; the value is the last part of its entry-point group."""
 
     POLICY = "policies"
     SOURCE = "sources"
@@ -68,7 +68,7 @@ class Parameter:
 
     Attributes:
         name: the key in the configuration.
-        type: its type as it is written in the plug-in.
+        type: its type as the source of the plug-in writes it.
         default: the default as text, or None when the parameter is required.
         doc: its description in the docstring.
         aliases: its former names.
@@ -86,15 +86,15 @@ class Description:
     """One installed plug-in, for people.
 
     Attributes:
-        kind: what it is.
-        name: the name it is used by (`type:` in the configuration).
+        kind: its kind.
+        name: its name in the configuration (`type:`).
         package: the distribution that announces it.
         version: the version of that distribution.
         reference: the object, `module:name`.
         summary: first line of its docstring.
         parameters: its parameters in order.
         query: for a source, the parameters of one metric.
-        variables: for a discovery, what a fleet's template may name of a member.
+        variables: for a discovery, the values of a member that a fleet's template may use.
         problem: why it cannot be used, or None.
         former_names: the names it had before, which are still accepted.
     """
@@ -121,7 +121,7 @@ def load(kind: Kind, name: str) -> type[Any]:
     """Import the plug-in that is announced under a name.
 
     Raises:
-        PluginError: the name is unknown or claimed by two packages, the import failed, or what was imported
+        PluginError: the name is unknown or claimed by two packages, the import failed, or the imported object
             is not a plug-in of this kind.
     """
     kind = Kind(kind)
@@ -136,7 +136,7 @@ def load(kind: Kind, name: str) -> type[Any]:
 
 
 def current_name(kind: Kind, name: str) -> str:
-    """The present name of a plug-in that is found under this name. Raises PluginError, as `load`."""
+    """The present name of the plug-in with this present or former name. Raises PluginError like `load`."""
     cls = load(kind, name)
     if name in _former_names(cls):
         points = {point.name: point.value for point in entry_points(group=kind.group)}
@@ -147,7 +147,7 @@ def current_name(kind: Kind, name: str) -> str:
 
 
 def installed() -> list[Description]:
-    """Describe every installed plug-in under its present name, by kind and name; a broken one with its problem."""
+    """Describe every installed plug-in under its present name, by kind and name; a broken one has a `problem`."""
     descriptions = []
     for kind in Kind:
         points = sorted(entry_points(group=kind.group), key=lambda point: (point.name, _owner(point)))
@@ -182,7 +182,7 @@ def installed() -> list[Description]:
 
 
 def plugin_of(stack: Iterable[tuple[str | None, str]]) -> str | None:
-    """The plug-in whose code is the innermost in a stack of (module, qualified name), innermost first; None: none."""
+    """The plug-in with the innermost frame in a stack of (module, qualified name), innermost first; or None."""
     points = [(kind, point) for kind in Kind for point in entry_points(group=kind.group)]
     for module, code in stack:
         found = [
@@ -191,23 +191,23 @@ def plugin_of(stack: Iterable[tuple[str | None, str]]) -> str | None:
             if module == point.module or (module or "").partition(".")[0] == _foreign_package(point)
         ]
         if found:
-            # One module may have several: that of the class, if a method of one is called.
+            # A module may define several plug-ins: prefer the one whose class the code belongs to.
             kind, point = min(found, key=lambda pair: pair[1].attr != code.partition(".")[0])
             return f"the {kind.noun} {point.name!r} of {_owner(point)}"
     return None
 
 
 def _foreign_package(point: EntryPoint) -> str | None:
-    """The package of a plug-in that is not one of ours."""
+    """The top-level package of a third-party plug-in; None for one of ours."""
     return None if _package(point)[0] == _OWN else point.module.partition(".")[0]
 
 
 def modules(kind: Kind) -> list[str]:
-    """The top-level modules of all installed packages with plug-ins of a kind, except ours."""
+    """The top-level modules of all installed third-party packages with plug-ins of a kind."""
     found: set[str] = set()
     for point in entry_points(group=kind.group):
         if _package(point)[0] != _OWN:
-            # The files of an editable package are not listed: then it is the module of the plug-in.
+            # An editable package does not list its files: then only the module of the plug-in is known.
             files = [file for file in (point.dist and point.dist.files) or () if file.suffix == ".py"]
             found |= {point.module.partition(".")[0], *(file.parts[0].removesuffix(".py") for file in files)}
     return sorted(name for name in found if name.isidentifier())
@@ -228,7 +228,7 @@ def field_aliases(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 
 def install_hint(extra: str) -> str:
-    """How to install an extra of this package, which is not on the package index."""
+    """How to install an extra of our own package, which is not on the package index."""
     wheel = f"dist/reactive_autoscaler-{version(_OWN)}-py311-none-any.whl"
     return f"pip install '.[{extra}]' in a clone, or pip install '{wheel}[{extra}]' with a built wheel"
 
@@ -237,7 +237,7 @@ def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
     """Raise PluginError if a package of the plug-in's attribute `packages` is not installed, with how to install it."""
     named = getattr(plugin, "packages", ())
     if not isinstance(named, tuple) or not all(isinstance(package, str) for package in named):
-        return  # a parameter of the plug-in, which may be called so
+        return  # not the declaration, but a parameter of the plug-in that happens to have this name
     missing = next((package for package in named if not is_installed(package)), None)
     if missing is not None:
         point = next(point for point in entry_points(group=kind.group) if point.name == name)
@@ -250,7 +250,7 @@ def is_installed(package: str) -> bool:
     """Whether a package, or a module of one, can be imported."""
     try:
         return find_spec(package) is not None
-    except (ImportError, ValueError):  # of `google.cloud` without `google`, and of no name
+    except (ImportError, ValueError):  # `google.cloud` without `google`, and an empty name
         return False
 
 
@@ -262,9 +262,9 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def summary(cls: type[Any]) -> str:
-    """The first paragraph of a class's own docstring on one line, empty without one."""
+    """The first paragraph of a class's own docstring on one line; empty if it has none."""
     doc = cls.__doc__ or ""
-    if doc.startswith(f"{cls.__name__}("):  # what @dataclass writes when there is no docstring
+    if doc.startswith(f"{cls.__name__}("):  # @dataclass generates this if there is no docstring
         return ""
     return " ".join(inspect.cleandoc(doc).partition("\n\n")[0].split())
 
@@ -328,10 +328,10 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
     return str(default.value) if isinstance(default, Enum) else str(default)
 
 
-def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
-    """The same for equal values, also of those that cannot be hashed: of ten thousand, not each pair is compared."""
+def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - a plug-in or a part of one
+    """A key that is the same for equal values, hashable or not. It avoids comparing each pair of ten thousand."""
     try:
-        return hash(value)  # and not the value, which a dictionary would compare
+        return hash(value)  # not the value itself, which a dictionary would compare
     except TypeError:
         match value:
             case abc.Mapping():
@@ -345,7 +345,7 @@ def hash_key(value: Any) -> Hashable:  # noqa: ANN401 - whatever a plug-in has
 
 
 def _package(point: EntryPoint) -> tuple[str, str]:
-    # `dist` is None only for entry points that were made by hand; those of installed packages have one.
+    # `dist` is None only for entry points that were created by hand, not for those of installed packages.
     dist: Distribution | None = point.dist
     return ("unknown", "unknown") if dist is None else (dist.name, dist.version)
 
@@ -405,7 +405,7 @@ def _fault(kind: Kind, plugin: object) -> str | None:
 def _dataclass_fault(plugin: object, reserved: str) -> str | None:
     if not isinstance(plugin, type) or not dataclasses.is_dataclass(plugin):
         return f"expected a frozen dataclass whose fields are its parameters, not {plugin!r}"
-    # Set by @dataclass itself and by nothing else; there is no public way to ask.
+    # Only @dataclass sets this attribute; there is no public API for it.
     if not plugin.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return f"the dataclass {plugin.__name__} must be frozen: @dataclass(frozen=True)"
     if any(field.name == reserved for field in dataclasses.fields(plugin)):
@@ -414,7 +414,7 @@ def _dataclass_fault(plugin: object, reserved: str) -> str | None:
 
 
 def _extra_for(point: EntryPoint, missing: str | None) -> str:
-    """How to install what is missing, when the package of the plug-in has an extra for it."""
+    """How to install a missing module, by the extra of the plug-in's package that has it, if any."""
     dist: Distribution | None = point.dist
     if not missing or dist is None:
         return ""
@@ -423,8 +423,8 @@ def _extra_for(point: EntryPoint, missing: str | None) -> str:
     sizes = Counter(match["extra"] for match in matches)
     extras = {match["extra"] for match in matches if match["name"].lower().replace("_", "-") == module}
     if extras:
-        extra = min(extras, key=lambda extra: (sizes[extra], extra))  # the one that brings the least besides
+        extra = min(extras, key=lambda extra: (sizes[extra], extra))  # the extra with the fewest other packages
         hint = install_hint(extra) if dist.name == _OWN else f"pip install '{dist.name}[{extra}]'"
         return f"; install it with: {hint}"
-    its_own = point.module.partition(".")[0] == missing.partition(".")[0]  # then its package itself is broken
+    its_own = point.module.partition(".")[0] == missing.partition(".")[0]  # then the plug-in's package is broken
     return "" if its_own else f"; install the package that brings the module {missing!r}"

@@ -1,10 +1,10 @@
-"""What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
+"""The names that the author of a policy imports: the model that policies see, and `ParameterError`.
 
-A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
-`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `Comparing` (it compares metrics
-with levels), `LookingBack` (reads the past), `Requiring` (it cannot do without some metrics), `Ranging` (it knows what
-they can be), `Serving` (it keeps up with arrivals) and `Estimating` (it learns what sizes can process). A policy has a
-hook when it has the attribute; nothing is registered.
+A policy is a frozen dataclass with the method of `Policy`. Each optional hook is declared by a protocol: `Learner` (it
+learns), `Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `Comparing` (it compares
+metrics with levels), `LookingBack` (it reads past observations), `Requiring` (it cannot work without some metrics),
+`Ranging` (it knows the possible values of metrics), `Serving` (it keeps up with arrivals) and `Estimating` (it learns
+how much each size can process). A policy has a hook if it has the hook's attribute; nothing is registered.
 """
 
 from autoscaler.core import dataflow, expression

@@ -1,12 +1,12 @@
 """The interfaces of sources, engines, targets, discoveries and stores, and their errors.
 
 A source, engine, target or discovery plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not
-hold a connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and
-engines (same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
-cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
+hold a connection: `connect()` gives a live object for as long as an asynchronous context is open. All clusters that use
+equal sources or engines (same type, same parameters) share one connection; each cluster has its own connection to its
+target. Plug-ins get objects that several of them need, such as an HTTP client, from `Shared`.
 
-A class attribute `packages`, such as `("boto3",)`, names what it imports only to connect: a configuration that uses the
-plug-in is refused while one is not installed, with the extra that brings it.
+A class attribute `packages`, such as `("boto3",)`, lists the packages that a plug-in imports only in `connect()`. While
+one of them is not installed, a configuration that uses the plug-in is rejected; the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class AutoscalerError(Exception):
-    """Anything that this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class ConfigurationError(AutoscalerError):
@@ -46,35 +46,35 @@ class EdgeError(AutoscalerError):
 
 
 class UnavailableError(EdgeError):
-    """It could not be reached or cannot answer now (refused, reset, 429, 5xx). A retry may help."""
+    """The external system could not be reached, or cannot answer now (refused, reset, 429, 5xx). A retry may help."""
 
 
 class EdgeTimeoutError(UnavailableError):
-    """It did not answer in time. A retry may help."""
+    """The external system did not answer in time. A retry may help."""
 
 
 class AnswerError(EdgeError):
-    """Its answer is not usable (HTML, no sample, NaN, too large). A retry would not help."""
+    """The answer of the external system is not usable (HTML, no sample, NaN, too large). A retry would not help."""
 
 
 class NotYetError(AnswerError):
-    """There is no value yet, as a rate needs two readings. Nothing is wrong; there will be one later."""
+    """There is no value yet, for example because a rate needs two readings. Nothing is wrong; a value comes later."""
 
 
 class RefusedError(EdgeError):
-    """It refused the request (401, 403, 404, a policy of the target). A retry would not help."""
+    """The external system refused the request (401, 403, 404, a policy of the target). A retry would not help."""
 
 
 class StoreError(AutoscalerError):
     """State cannot be read or persisted (disk full, file corrupt). No decision may be acted on."""
 
 
-class LeaseLost(StoreError):  # noqa: N818 - it is what has happened
-    """The cluster belongs to another copy now, or to none: nothing was persisted, and nothing may be done."""
+class LeaseLost(StoreError):  # noqa: N818 - named after the event
+    """This copy does not own the cluster any more. Nothing was persisted, and this copy must not act on the cluster."""
 
 
 class Secret(str):
-    """A string that is not shown: its repr is masked, and it should be `${ENV}` in a configuration."""
+    """A string whose repr is masked. A configuration should set it by `${ENV}`."""
 
     __slots__ = ()
 
@@ -83,9 +83,9 @@ class Secret(str):
 
 
 class Shared(Protocol):
-    """What plug-ins share: one live object per key, opened at first use, closed when the daemon stops.
+    """The objects that plug-ins share: one live object per key, opened at first use, closed when the daemon stops.
 
-    The daemon's also has `dry_run`: if it is true, a plug-in must not change anything, also without a scale call.
+    The daemon's instance also has `dry_run`. If it is true, a plug-in must not change anything, even outside `scale`.
     """
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
@@ -102,17 +102,17 @@ class MetricSource(Protocol):
         `now` is the time of the observation. The reading's `at` is when the value was true at its origin.
 
         Raises:
-            EdgeError: the metric cannot be read; the message says why. Never an invented value.
+            EdgeError: the metric cannot be read; the message says why. A source never invents a value.
         """
         ...
 
 
 @runtime_checkable
 class HasProfile(Protocol):
-    """Optional interface of a live source: the profile of a cluster as a whole, which is shown to people."""
+    """Optional interface of a live source: the workload profile of a whole cluster, for display."""
 
     def profile(self, query: Any) -> Profile | None:  # noqa: ANN401 - each source has its own query
-        """That of a metric, as it was read last, or None."""
+        """The profile of the query's cluster as it was last read, or None."""
         ...
 
 
@@ -129,14 +129,14 @@ class TargetStatus:
     """The status of a target.
 
     Attributes:
-        desired: the size it was last set to.
+        desired: the size that the target was last set to.
         ready: replicas that are up.
-        remarks: what users should know now, one sentence each, such as why replicas do not start. They are kept
-            with every observation: no permanent facts.
-        floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
-            suspended process, another controller): decisions stay within. Both at `desired` hold the size. None: no
-            such limit.
-        controls: manual controls that are set on the target itself, as by an annotation.
+        remarks: what users should know now, one sentence each, such as why replicas do not start. Every observation
+            stores them, so they must not contain permanent facts.
+        floor, ceiling: the smallest and the largest size that the target can have at present, and why (an Auto Scaling
+            group's own limits, a suspended process, another controller). Decisions stay within. If both equal
+            `desired`, the size is held. None: no such limit.
+        controls: manual controls that are set on the target itself, for example by an annotation.
     """
 
     desired: int
@@ -170,9 +170,9 @@ class Worker:
     """One worker, as its engine reports it.
 
     Attributes:
-        id: the engine's name for it.
-        hosts: every host name and address that the engine has for it: how a target finds the pod or instance.
-        cost: of losing it now, comparable within one answer only; 0 for an idle one.
+        id: the engine's name for the worker.
+        hosts: every host name and address that the engine knows for it; a target finds the pod or instance by them.
+        cost: the cost of losing this worker now; comparable only within one answer; 0 for an idle worker.
     """
 
     id: str
@@ -189,11 +189,11 @@ class Workforce(Protocol):
         ...
 
     async def drain(self, worker: Worker) -> None:
-        """Ask a worker to take no new work and finish what it has. Idempotent; `workers` shows when it has ended.
+        """Ask a worker to accept no new work and finish its own. Idempotent; `workers` shows when it has ended.
 
         Raises:
-            RefusedError: this engine cannot do that; its workers give up their work when they are stopped.
-            EdgeError: it cannot be asked.
+            RefusedError: this engine cannot drain; its workers abandon their work when they are stopped.
+            EdgeError: the engine cannot be asked.
         """
         ...
 
@@ -203,10 +203,10 @@ class PicksWorkers(Protocol):
     """Optional interface of a live target: choose, with the engine's help, which workers to remove."""
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the cluster's engine, before any other call of the target.
+        """Receive the cluster's engine. The daemon calls this before any other method of the target.
 
-        `workforce()` raises EdgeError while there is none: not connected, none configured, or one that cannot list
-        its workers. A requested size must be reached nevertheless.
+        `workforce()` raises EdgeError while the engine is not connected, none is configured, or it cannot list its
+        workers. Even then the target must reach a requested size.
         """
         ...
 
@@ -214,10 +214,10 @@ class PicksWorkers(Protocol):
 class SourcePlugin(Protocol):
     """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters.
 
-    A query may have an attribute `share`: whether its value is a share from 0 to 1. If it is not known, leave it out.
-    It may have a property `doubts`: pairs of a key and what is probably wrong with its value, shown as warnings; and a
-    property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
-    the next one arrives. A cluster whose `max_age` is not above the least is refused; the greatest is suggested.
+    A query may have an attribute `share`: whether its value is a share from 0 to 1. Omit it if that is not known.
+    It may have a property `doubts`: pairs of a key and what is probably wrong with its value, shown as warnings.
+    It may have a property `ages`, two `timedelta`: the smallest and the largest age of the newest value just before the
+    next one arrives. A cluster whose `max_age` is not above the smallest is rejected; the error suggests the largest.
     """
 
     Query: ClassVar[type]
@@ -229,10 +229,10 @@ class SourcePlugin(Protocol):
 
 @runtime_checkable
 class ChecksQueries(Protocol):
-    """Optional interface of a source plug-in: refuse queries that do not fit its own parameters."""
+    """Optional interface of a source plug-in: reject queries that do not fit its own parameters."""
 
     def check_query(self, query: Any) -> None:  # noqa: ANN401 - each source has its own query
-        """Raise ParameterError, which names the key of the query, when it cannot be answered."""
+        """Raise ParameterError, which names the key of the query, if the source cannot answer the query."""
         ...
 
 
@@ -247,11 +247,11 @@ class EnginePlugin(Protocol):
 class TargetPlugin(Protocol):
     """Parameters of a target.
 
-    Two clusters may not have equal targets, as each would undo the changes of the other. If some parameters do not
-    identify the target, a property `subject`, any value that can be compared, identifies it. If every connection has a
-    size of its own, the class attribute `shareable = True` allows equal targets. Of one whose attribute `advisory` is
-    true no size is requested: its cluster is decided about as in a dry run. One whose class attribute `shows_events` is
-    true has live targets that are `ShowsEvents`.
+    Two clusters may not have equal targets, because each would undo the changes of the other. If some parameters do not
+    identify the target, define a property `subject`: any comparable value that does. If every connection has a size of
+    its own, the class attribute `shareable = True` allows equal targets. If the attribute `advisory` is true, the
+    daemon requests no size from the target and decides as in a dry run. If the class attribute `shows_events` is true,
+    the live targets are `ShowsEvents`.
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:
@@ -264,12 +264,12 @@ class Member:
     """One member of a fleet, as a discovery finds it.
 
     Attributes:
-        id: identifies it among all members of the discovery, and stays the same for as long as it is the same thing,
-            such as `prod-a/orders`. It names the member while its template cannot be filled.
-        values: what the expressions of a template may name: strings, and mappings of strings such as `labels`. They
-            come from outside and may be anything, of any length.
-        problem: why its values are not known, or None; then it is in trouble alone, for this reason.
-        template: its own template as a JSON object, where the discovery's members bring theirs; or None.
+        id: unique among all members of the discovery and the same for as long as the member exists, such as
+            `prod-a/orders`. It names the member while its template cannot be filled.
+        values: the variables of the expressions in a template: strings, and mappings of strings such as `labels`. They
+            come from outside and may have any content and any length.
+        problem: why its values are not known, or None. A problem affects this member only.
+        template: its own template as a JSON object, if members of this discovery bring one; or None.
     """
 
     id: str
@@ -282,12 +282,12 @@ class Discovery(Protocol):
     """A live discovery: it finds the members of a fleet."""
 
     async def members(self) -> Sequence[Member]:
-        """All members at present. One that is left out has gone.
+        """All present members. A member that is not among them has gone.
 
-        It is asked every few seconds, so it should answer from a watch, or with one request.
+        The daemon calls this every few seconds, so it should answer from a watch, or with one request.
 
         Raises:
-            EdgeError: they are not known now, in whole or in part. Never a part of them without an error.
+            EdgeError: the members, or some of them, are not known now. Never return only a part of them.
         """
         ...
 
@@ -308,18 +308,18 @@ class DiscoveryPlugin(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """The status of a member of a fleet, as it is shown where the member was found.
+    """The status of a member of a fleet, for display where the member was found.
 
     Attributes:
-        at: when this was so first.
+        at: since when the member has had this status.
         size: the size its target was last set to; None: not known.
         proposed: the size that its policies propose, before the guards; None: not known.
-        reason: of the last decision, one word such as `rescale`; empty: there is none.
-        message: the last decision as a sentence; empty: there is none.
+        reason: the reason of the last decision, one word such as `rescale`; empty: no decision yet.
+        message: the last decision as a sentence; empty: no decision yet.
         rescaled_at: when another size was last requested, or None.
         problem: what is wrong with it, or None.
-        refused: whether the problem is its own template or values, so that it is not scaled or goes on with earlier
-            ones.
+        refused: whether its own template or values are the problem. The member is then not scaled, or continues with
+            earlier ones.
     """
 
     at: datetime
@@ -337,25 +337,25 @@ class Reports(Protocol):
     """Optional interface of a live discovery: show the status of a member where it was found."""
 
     async def report(self, member: str, status: MemberStatus) -> None:
-        """Show it, by the member's id. One that has gone is no error.
+        """Show the status of the member with this id. A member that has gone is not an error.
 
-        It is called on changes only, and again later if it fails. In a dry run too: then nothing may be changed.
+        The daemon calls this only on changes, and retries later if it fails. A dry run calls it too: change nothing.
 
         Raises:
-            EdgeError: it cannot be shown now.
+            EdgeError: the status cannot be shown now.
         """
         ...
 
 
 @runtime_checkable
 class MembersWithControls(Protocol):
-    """Optional interface of a discovery plug-in: manual controls are set on the members themselves, as by annotations.
+    """Optional interface of a discovery plug-in: manual controls set on the members themselves, e.g. by annotations.
 
-    A fleet asks it about each member that it finds or has kept from before a start.
+    A fleet calls it for each member that it finds or restores at a start.
     """
 
     def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
-        """The controls of the cluster of a member, and remarks on what is wrong with it. Pure."""
+        """The controls of a member's cluster, and remarks on what is wrong with the member. A pure function."""
         ...
 
 
@@ -399,13 +399,13 @@ class Notification:
     """Something that has happened to a cluster, for people and for other systems.
 
     Attributes:
-        id: the same whenever it is sent again.
-        at: when it was noticed.
+        id: stays the same in retries.
+        at: when the daemon noticed it.
         kind: what has happened.
         severity: how bad it is.
         cluster: the name of the cluster.
-        message: it in words.
-        text: the message by the receiver's template.
+        message: what has happened, in words.
+        text: the message, rendered with the receiver's template.
     """
 
     id: str
@@ -421,13 +421,13 @@ class Notifier(Protocol):
     """A live receiver of notifications."""
 
     async def send(self, notifications: Sequence[Notification]) -> None:
-        """Send them, as one message. After an UnavailableError they are sent again, after another error not.
+        """Send all as one message. The daemon retries after an UnavailableError, and not after other errors.
 
         Args:
-            notifications: one; or several, oldest first, that would have been too many messages.
+            notifications: one, or several (oldest first) if a message for each would be too many messages.
 
         Raises:
-            EdgeError: they were not accepted.
+            EdgeError: the receiver did not accept them.
         """
         ...
 
@@ -442,10 +442,10 @@ class NotifierPlugin(Protocol):
 
 @runtime_checkable
 class ShowsEvents(Protocol):
-    """Optional interface of a live target: show what happens to its cluster beside what is scaled."""
+    """Optional interface of a live target: show the events of its cluster at the object that is scaled."""
 
     async def show(self, notification: Notification) -> None:
-        """Show it. Raises EdgeError when it cannot be shown."""
+        """Show the event. Raises EdgeError if that fails."""
         ...
 
 
@@ -479,13 +479,13 @@ class StoredControl:
     """A manual control, as it is stored.
 
     Attributes:
-        id: of several the greatest is the newest; 0: it is not stored yet.
+        id: a newer control has a greater one; 0: not stored yet.
         clusters: names of clusters, or patterns of them such as `prod-*`.
-        fleets: names of fleets, or patterns of them, all of whose clusters it is for.
-        control: that one; None: the controls that were set before are at an end.
+        fleets: names of fleets, or patterns of them; the control applies to all clusters of these fleets.
+        control: the control; None: a resume, which ends all earlier controls.
         by: who set it.
         at: when it was set.
-        until: when it ends by itself, or None.
+        until: when it expires, or None.
         reason: why it was set, or None.
     """
 
@@ -501,11 +501,11 @@ class StoredControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One entry of the audit: what somebody changed, or was not allowed to.
+    """One entry of the audit: what somebody changed, or was not allowed to change.
 
     Attributes:
         at: when.
-        by: who; what they said they are where it was refused.
+        by: who; for a refused request, who the client said it was.
         action: `pause`, `hold`, `limit`, `resume` or `decide`.
         scope: which clusters and fleets.
         detail: what exactly, such as a size.
@@ -523,7 +523,7 @@ class AuditEntry:
 
 
 MAX_AUDIT = 10_000
-"""The last so many entries of the audit are kept."""
+"""How many entries of the audit are kept: the newest ones."""
 
 
 class ClusterStore(Protocol):
@@ -538,9 +538,9 @@ class ClusterStore(Protocol):
         ...
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
-        """Delete state and records of all clusters whose last record is older, but of those named in `keep`.
+        """Delete state and records of all clusters whose last record is older, except those named in `keep`.
 
-        Saves are not delayed by more than a moment, however many there are. Raises StoreError.
+        It delays saves by a moment at most, however many clusters it deletes. Raises StoreError.
         """
         ...
 
@@ -549,11 +549,13 @@ class ControlStore(Protocol):
     """Persists manual controls, and the audit of them."""
 
     async def load_controls(self) -> list[StoredControl]:
-        """All that is stored, oldest first. Raises StoreError."""
+        """All stored controls, oldest first. Raises StoreError."""
         ...
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
-        """Persist both together, delete what is not needed any more, and return it with its id.
+        """Persist control and audit entry together, and return the control with its id.
+
+        It also deletes the controls that are not needed any more.
 
         Raises:
             StoreError: neither is persisted.
@@ -561,7 +563,7 @@ class ControlStore(Protocol):
         ...
 
     async def add_audit(self, entry: AuditEntry) -> None:
-        """Persist an entry of the audit, of which the last `MAX_AUDIT` are kept. Raises StoreError."""
+        """Persist an entry of the audit; only the last `MAX_AUDIT` are kept. Raises StoreError."""
         ...
 
     async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
@@ -581,12 +583,12 @@ class MemberStore(Protocol):
         ...
 
     async def forget_members(self, fleets: Collection[str]) -> None:
-        """Delete the members of all fleets but these. Raises StoreError."""
+        """Delete the members of all fleets except these. Raises StoreError."""
         ...
 
 
 class StateStore(ClusterStore, ControlStore, MemberStore, Protocol):
-    """All that a daemon persists.
+    """Everything that a daemon persists.
 
     Attributes:
         decisions: how many decisions of each cluster are kept.
@@ -600,20 +602,20 @@ class StateStore(ClusterStore, ControlStore, MemberStore, Protocol):
         ...
 
     def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
-        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+        """The last decisions of a cluster as lines of the trace format, newest first, page by page.
 
         Raises:
-            StoreError: they cannot be read.
+            StoreError: the decisions cannot be read.
         """
         ...
 
     async def close(self) -> None:
-        """Write what waits and close it."""
+        """Write pending changes and close the store."""
         ...
 
 
 LEASE = 15
-"""Seconds after its last renewal at which all leases of a copy end, by the clock of the store."""
+"""Seconds from a copy's last renewal until all its leases expire, by the clock of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,9 +623,9 @@ class Copy:
     """One running copy of the daemon.
 
     Attributes:
-        id: drawn at its start.
-        name: for people, such as that of its pod.
-        url: where other copies reach its HTTP endpoints; empty: nowhere.
+        id: random, drawn at its start.
+        name: for people, such as the name of its pod.
+        url: where other copies reach its HTTP endpoints; empty: they cannot.
     """
 
     id: UUID
@@ -633,12 +635,12 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """What a renewal has found.
+    """The result of a renewal of leases.
 
     Attributes:
-        copies: those that are alive, this one among them, by their ids.
-        terms: the clusters that belong to this copy, and the term of each lease.
-        oldest: the most seconds since one of the copies has renewed.
+        copies: the living copies by their ids, this copy included.
+        terms: the clusters that this copy owns, and the term of each lease.
+        oldest: the longest time, in seconds, since any of these copies last renewed.
     """
 
     copies: Mapping[UUID, Copy]
@@ -650,5 +652,5 @@ class DecisionSink(Protocol):
     """Records every decision with its observation."""
 
     async def write(self, record: Record) -> None:
-        """Record it. Raises StoreError."""
+        """Write one record. Raises StoreError."""
         ...

@@ -1,7 +1,7 @@
 """Compression of past hours of the history: a file under its final name is complete and never changes.
 
-Collectors of history files, such as Spark's file source, read a file once, so the content of a name never changes: what
-is written about an hour after it was compressed (the clock was set back) goes to files of its own.
+Collectors of history files, such as Spark's file source, read each file name once, so its content must never change.
+If lines of an hour arrive after its compression (because the clock was set back), they go to additional files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("autoscaler.daemon.history")
 HISTORY_FILE = re.compile(
     rf"(?P<hour>\d{{4}}-\d\d-\d\dT\d\d)(?:\.(?P<number>\d+))?{re.escape(SUFFIX)}(?P<packed>\.gz)?"
 )
-"""Names of history files: `2026-01-31T17.jsonl`, `2026-01-31T17.jsonl.gz`, and `2026-01-31T17.1.jsonl` for more."""
+"""Names of history files: `2026-01-31T17.jsonl`, `2026-01-31T17.jsonl.gz`; additional ones: `2026-01-31T17.1.jsonl`."""
 
 _PART = ".part"
 _PIECE = 1 << 20
@@ -31,7 +31,7 @@ _LEVEL = 6
 
 
 def names(directory: Path, hour: str) -> Iterable[Path]:
-    """The names of files of an hour, in order, without end."""
+    """The possible names of files of an hour, in order; an infinite iterator."""
     yield directory / f"{hour}{SUFFIX}"
     for number in itertools.count(1):
         yield directory / f"{hour}.{number}{SUFFIX}"
@@ -43,10 +43,10 @@ def compressed_path(path: Path) -> Path:
 
 
 class Compressor:
-    """Compresses files in a thread of its own.
+    """Compresses files in its own thread.
 
     Attributes:
-        failure: why the last file could not be compressed, or None. The plain file is then kept.
+        failure: why the last file could not be compressed, or None. After a failure the plain file is kept.
     """
 
     def __init__(self) -> None:
@@ -56,17 +56,17 @@ class Compressor:
         self._ending = threading.Event()
 
     def has(self, path: Path) -> bool:
-        """Whether a plain file waits or is being compressed: no line may be added to it."""
+        """Whether a plain file is queued or being compressed, so that no line may be added to it."""
         return path in self._pending
 
     def add(self, path: Path) -> None:
-        """Compress a complete file, unless it waits already."""
+        """Queue a complete file for compression, unless it is queued already."""
         if path not in self._pending:
             self._pending.add(path)
             self._thread.submit(self._compress, path)
 
     def close(self) -> None:
-        """End it; files that are not compressed yet stay as they are."""
+        """Stop compressing; files that are not compressed yet stay plain."""
         self._ending.set()
         self._thread.shutdown(cancel_futures=True)
 
@@ -74,7 +74,7 @@ class Compressor:
         try:
             compress(path, self._ending)
         except FileNotFoundError:
-            pass  # removed, as it was too old
+            pass  # removed, because it was too old
         except OSError as error:
             if self.failure is None:
                 log.warning(
@@ -91,19 +91,19 @@ class Compressor:
 
 
 def compress(path: Path, ending: threading.Event) -> None:
-    """Compress a complete file, and remove it once the compressed one is safe on the disk.
+    """Compress a complete file, and remove it once the compressed file is safely on the disk.
 
     Args:
         path: the file.
-        ending: when this is set, it is given up.
+        ending: once this is set, the compression is abandoned.
 
     Raises:
-        OSError: a file cannot be read or written; then nothing has changed.
+        OSError: a file cannot be read or written; nothing has changed.
     """
     compressed = compressed_path(path)
     if compressed.exists() and not same_content(path, compressed):
         compressed = compressed_path(_unused_name(path))
-    # If it exists now, the process was killed before the plain one was removed.
+    # If `compressed` exists now, the process was killed before it removed the plain file.
     if compressed.exists() or _write(path, compressed, ending):
         path.unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ def _unused_name(path: Path) -> Path:
 
 
 def _write(path: Path, compressed: Path, ending: threading.Event) -> bool:
-    # Hidden by the dot: readers of the directory, also Spark, ignore it.
+    # The leading dot hides the file: readers of the directory, Spark included, ignore it.
     part = compressed.with_name(f".{compressed.name}{_PART}")
     try:
         with path.open("rb") as plain, open(part, "wb", opener=_private) as file:
@@ -138,7 +138,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _sync(directory: Path) -> None:
-    """Write the names in a directory to the disk."""
+    """Flush the entries of a directory to the disk."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -147,6 +147,6 @@ def _sync(directory: Path) -> None:
 
 
 def remove_partial(directory: Path) -> None:
-    """Remove partial files that a kill has left. Raises OSError."""
+    """Remove partial files that a killed process left behind. Raises OSError."""
     for part in directory.glob(f".*{COMPRESSED_SUFFIX}{_PART}"):
         part.unlink(missing_ok=True)

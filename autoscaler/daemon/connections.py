@@ -1,7 +1,7 @@
-"""Connected plug-ins and what they share: equal plug-ins are connected once, and failed connections are retried.
+"""Connections of plug-ins and the objects they share: equal plug-ins are connected once, failures are retried.
 
-A context must be left by the task that entered it, so every connection is held by a task of its own. One that fails
-delays no other: its clusters see it as missing, with the reason.
+The task that enters a context must also leave it, so each connection has its own task. A connection that fails does not
+delay others: its clusters see it as missing, with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONNECT_TIMEOUT = 30.0
 """Seconds a plug-in may take to connect."""
 
 CLOSE_TIMEOUT = 10.0
-"""Seconds it may take to close."""
+"""Seconds a plug-in may take to close."""
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -62,16 +62,16 @@ class Plugin(Protocol):
 
 
 def format_error(error: BaseException) -> str:
-    """An error on one line, cut: our own by their message, others with their type. It never raises."""
+    """An error on one line, shortened: our own errors by their message, others with their type. It never raises."""
     return (isinstance(error, EdgeError | PluginError) and foreign_text(error)) or format_exception(error)
 
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Make an ordinary error of what a plug-in raises to end the process: in a task it would end the loop.
+    """Turn a plug-in's attempt to end the process into an ordinary error: in a task it would end the event loop.
 
     Raises:
-        RuntimeError: it raised SystemExit, KeyboardInterrupt or another exception that is no `Exception`.
+        RuntimeError: the plug-in raised SystemExit, KeyboardInterrupt or another BaseException that is no `Exception`.
     """
     try:
         yield
@@ -85,14 +85,14 @@ CANCELLED = "the plug-in cancelled itself"
 
 
 def cancelled_itself() -> bool:
-    """Whether a CancelledError that was caught was raised by a plug-in, and not from a cancellation of this task."""
+    """Whether a caught CancelledError comes from a plug-in and not from a cancellation of this task."""
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 
 
 @contextmanager
 def uncancelled() -> Iterator[None]:
-    """As `contained`, and make a CancelledError that a plug-in raises itself an EdgeError: it would end our task."""
+    """Like `contained`; also turn a CancelledError of the plug-in itself into an EdgeError: it would end our task."""
     try:
         with contained():
             yield
@@ -106,7 +106,7 @@ class Connection:
     """One plug-in, kept connected by a task until it is released.
 
     Attributes:
-        key: under which it is open.
+        key: the key under which it is open.
         users: how many clusters use it.
     """
 
@@ -131,7 +131,7 @@ class Connection:
     def get(self) -> Any:  # noqa: ANN401 - a source, an engine or a target
         """The live object. Raises UnavailableError while there is none.
 
-        What this context does in threads from now on counts as its.
+        From now on, calls that this context makes in threads count as calls of this plug-in.
         """
         caller.set(self)
         if not self._connected:
@@ -148,7 +148,7 @@ class Connection:
         await self._tried.wait()
 
     async def close(self) -> None:
-        """Close it. One that does not end when it is cancelled is abandoned."""
+        """Close the connection. If its task does not end when it is cancelled, abandon it."""
         self._stop.set()
         if not self._connected:
             expire(self._limit)  # Nothing is lost: it has not connected.
@@ -160,7 +160,7 @@ class Connection:
         pause = FIRST_PAUSE
         while not self._stop.is_set():
             error = await self._connect()
-            self._tried.set()  # also where it was released meanwhile
+            self._tried.set()  # even if it was released meanwhile
             if error is not None and not self._stop.is_set():
                 text = f"{self.name} cannot be connected: {error}"
                 if text != self._error:
@@ -170,7 +170,7 @@ class Connection:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _connect(self) -> str | None:
-        """Hold the connection until it is released. Returns why it could not be opened or kept."""
+        """Hold the connection until it is released. Returns why it could not be opened or kept, or None."""
         loop = asyncio.get_running_loop()
         caller.set(self)
         limit = self._limit = asyncio.timeout(CONNECT_TIMEOUT)
@@ -188,7 +188,7 @@ class Connection:
                         self._connected = False
                         limit.reschedule(loop.time() + CLOSE_TIMEOUT)
         except TimeoutError as error:
-            # Else it is the plug-in's own.
+            # If the limit has not expired, the TimeoutError is the plug-in's own.
             return f"not connected within {CONNECT_TIMEOUT:.0f} s" if limit.expired() else format_error(error)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             return format_error(error)
@@ -198,7 +198,7 @@ class Connection:
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether plug-ins, or what holds some, are equal. Where one of them cannot be compared they are not."""
+    """Whether two plug-ins, or two objects that contain some, are equal. If comparing them fails, they are not."""
     try:
         return bool(one == other)
     except Exception as error:  # noqa: BLE001 - a plug-in's __eq__
@@ -207,16 +207,16 @@ def equal(one: object, other: object) -> bool:
         return False
 
 
-@lru_cache(maxsize=100)  # once: each reload compares them all
+@lru_cache(maxsize=100)  # log each error once: every reload compares all plug-ins
 def _warn_of_comparison(error: str) -> None:
-    log.warning("a plug-in cannot be compared: each reload starts what uses it anew", extra={"error": error})
+    log.warning("a plug-in cannot be compared: each reload restarts everything that uses it", extra={"error": error})
 
 
 class Connections:
-    """All connections of a daemon, and the `Shared` that its plug-ins are given.
+    """All connections of a daemon. Its plug-ins get this object as their `Shared`.
 
     Attributes:
-        dry_run: nothing may be changed, also by plug-ins that act without a scale call.
+        dry_run: nothing may be changed, not even by plug-ins that act without a scale call.
     """
 
     def __init__(self, *, dry_run: bool = False) -> None:
@@ -230,7 +230,7 @@ class Connections:
         if holder is None:
             holder = self._shared[key] = _Holder(factory)
         try:
-            # Another plug-in may wait for the same object: a time-out of this one must not cancel it.
+            # Another plug-in may wait for the same object: a time-out of this caller must not cancel the opening.
             live: T = await asyncio.shield(holder.live)
         except asyncio.CancelledError:
             raise
@@ -241,10 +241,10 @@ class Connections:
         return live
 
     def lease(self, plugin: Plugin, *, of: str = "") -> Connection:
-        """The connection of this plug-in or of an equal one; `release` returns it.
+        """The connection of this plug-in or of an equal one. Return it with `release`.
 
-        With `of`, the name of a cluster, it is only shared within that cluster: a target may have state, as `advice`
-        has, that must not be that of another cluster with equal parameters.
+        With `of`, the name of a cluster, the connection is shared only within that cluster: a target may have state, as
+        `advice` has, that clusters with equal parameters must not share.
         """
         key = self._key(plugin, of)
         connection = self._open.get(key)
@@ -265,7 +265,7 @@ class Connections:
         await asyncio.gather(*(connection.tried() for connection in self._open.values()))
 
     async def close(self) -> None:
-        """Close everything: plug-ins first, then what they shared, newest first."""
+        """Close everything: first the plug-ins, then the objects they shared, newest first."""
         await asyncio.gather(*(connection.close() for connection in self._open.values()))
         self._open.clear()
         for holder in reversed(self._shared.values()):
@@ -273,14 +273,14 @@ class Connections:
         self._shared.clear()
 
     def _key(self, plugin: Plugin, of: str) -> Hashable:
-        """The same key for equal plug-ins."""
-        # Of those that cannot be hashed, different ones may have the same hash key.
+        """A key that is the same for equal plug-ins."""
+        # Different plug-ins that cannot be hashed may have the same hash key: the number tells them apart.
         keys = ((of, type(plugin), plugins.hash_key(plugin), number) for number in count())
         return next(key for key in keys if key not in self._open or equal(self._open[key].plugin, plugin))
 
 
 class _Holder:
-    """One shared object, held open by a task of its own."""
+    """One shared object, held open by its own task."""
 
     def __init__(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._factory = factory
@@ -303,7 +303,7 @@ class _Holder:
             if not inside:
                 self.live.cancel()
                 raise
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited, or logged when it was open
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited, or logged if it was open
             if self.live.done():
                 extra = {"client": self._client, "error": format_error(error)}
                 log.warning("shared client failed while closing", extra=extra)
@@ -311,7 +311,7 @@ class _Holder:
                 self.live.set_exception(error)
 
     async def close(self) -> None:
-        """Close it. One that does not end when it is cancelled is abandoned."""
+        """Close the object. If its task does not end in time, abandon it."""
         self._stop.set()
         if not self.live.done():
             self._task.cancel()  # Nothing is lost: it has not opened.
@@ -334,7 +334,7 @@ class ClusterConnections:
         }
 
     def target(self) -> ScaleTarget:
-        """The live target, given the engine if it picks workers. Raises UnavailableError while it is not connected."""
+        """The live target; if it picks workers, it gets the engine. Raises UnavailableError while not connected."""
         target: ScaleTarget = self._target.get()
         if target is not self._attached:
             if isinstance(target, PicksWorkers):
@@ -343,7 +343,7 @@ class ClusterConnections:
         return target
 
     def workforce(self) -> Workforce:
-        """The live engine, if it can name its workers. Raises EdgeError when there is none that can."""
+        """The live engine, which can list its workers. Raises EdgeError if there is no such engine."""
         if self._engine is None:
             raise RefusedError("the cluster has no engine that could name its workers")
         engine = self._engine.get()
@@ -357,7 +357,7 @@ class ClusterConnections:
         return await self.target().describe()
 
     async def describe_engine(self) -> EngineStatus | None:
-        """The status of the engine; None when there is none."""
+        """The status of the engine; None if the cluster has none."""
         if self._engine is None:
             return None
         await self._engine.tried()
@@ -371,12 +371,12 @@ class ClusterConnections:
         return reading
 
     def profile(self, cluster: Cluster) -> Profile | None:
-        """The profile of the cluster, if one of its sources has it."""
+        """The workload profile of the cluster, if one of its sources has one."""
         for metric in cluster.metrics.values():
             try:
                 live = self._sources[metric.source].get()
                 found = live.profile(metric.query) if isinstance(live, HasProfile) else None
-            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; it is for people only
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the profile is only for display
                 log.debug("no profile to show", extra={"source": metric.source, "error": format_error(error)})
                 continue
             if found is not None:
@@ -384,23 +384,23 @@ class ClusterConnections:
         return None
 
     def connections(self) -> Mapping[str, Connection]:
-        """All of them, by their part in the cluster."""
+        """All connections of the cluster, by their role."""
         engine = {} if self._engine is None else {ENGINE: self._engine}
         return {TARGET: self._target, **engine, **{f"source {name}": c for name, c in self._sources.items()}}
 
     async def release(self) -> None:
-        """Return them."""
+        """Return all connections."""
         await asyncio.gather(*(self._connections.release(connection) for connection in self.connections().values()))
 
 
 def expire(limit: asyncio.Timeout | None) -> None:
-    """Have a time-out that is waited under expire now."""
+    """Make a running time-out expire now."""
     if limit is not None and not limit.expired():
         limit.reschedule(asyncio.get_running_loop().time())
 
 
 async def sleep_until_stopped(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait so long, or until stopped. Returns whether it was stopped."""
+    """Sleep, but at most until `stop` is set. Returns whether it is set."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

@@ -44,7 +44,7 @@ from autoscaler.ports import ClusterStore, DecisionSink, EdgeError, LeaseLost, R
 log = logging.getLogger("autoscaler.daemon.controller")
 
 SCALE_TIMEOUT = 30.0
-"""Seconds a scale call may take before it is unknown whether it was accepted."""
+"""Seconds a scale call may take; after that it is unknown whether the target accepted it."""
 
 NOT_OBSERVED = "not observed yet"
 
@@ -53,21 +53,21 @@ UNANSWERED = "the daemon was stopped, or handed the cluster over, before the tar
 EXPIRED = "the lease may have expired: another copy of the daemon may control this cluster"
 
 SILENCE = 15.0
-"""Seconds without an answer of the state store after which that is said, and a decision is too old to be acted on.
+"""Seconds without an answer of the state store after which this is reported and a decision is too old to act on.
 
-A database answers, or is given up, sooner.
+A database answers, or the call to it times out, sooner.
 """
 
-LATE = "the decision is out of date, as the state store or this process stood still: the next tick decides anew"
+LATE = "the decision is too old, because the state store or this process was stalled: the next tick decides again"
 
 SHORTEST_PAUSE = 1.0
-"""Least seconds from one tick to one that is asked for, or the interval: however often it is asked for."""
+"""Shortest time in seconds from a tick to a requested one (or the interval, if shorter), however many are requested."""
 
 FIRST = 15.0
-"""Seconds within which a cluster that was taken has its first tick here: grids are those of each machine's clock."""
+"""Seconds until a cluster taken over has its first tick here: each machine's clock gives another grid of ticks."""
 
 _TICKS_UNTIL_BACK = 3
-"""Ticks until it counts that a reading is available again, or a remark gone: what is unstable must not fill the log."""
+"""Ticks until a reading counts as available again, or a remark as gone: unstable ones must not fill the log."""
 
 _MAX_REFUSALS = 100
 
@@ -76,22 +76,22 @@ RecordTick = Callable[[float, float], None]
 """Records how late a tick began and how long it took, in seconds."""
 
 Ticked = Callable[["Controller"], None]
-"""Called after each tick of a controller; it neither raises nor takes time."""
+"""Called after each tick of a controller. It must return at once and must not raise."""
 
 
 @dataclass(eq=False)
 class LogState:
-    """What has been logged of a cluster, so that only changes are logged. A reload keeps it: it is as the cluster's id.
+    """What has been logged about a cluster, so that only changes are logged. A reload keeps it.
 
     Attributes:
-        missing: readings that went missing -> ticks they have been available again.
-        remarks: what was reported -> ticks since when it is not any more.
-        sizes: current and desired of the last decision.
-        reasons: of the decisions since these sizes.
+        missing: readings that were logged as missing -> ticks since they are available again.
+        remarks: remarks that were logged -> ticks since they are gone.
+        sizes: current and desired size of the last decision.
+        reasons: the reasons of the decisions since these sizes.
         refused: why scale calls have failed since the last success.
-        controls: what was in force at the last tick.
-        beyond_use: the maximum that was logged to be more than the job can use; logged once, as what a Spark job can
-            use changes with every batch.
+        controls: the controls in force at the last tick.
+        beyond_use: the maximum that was logged as more than the job can use. It is logged once, because the size that
+            a Spark job can use changes with every batch.
     """
 
     missing: dict[str, int] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class LogState:
     beyond_use: int | None = None
 
     def is_new_refusal(self, why: str) -> bool:
-        """Whether this was not logged yet, apart from its numbers: a text may have the id of the request."""
+        """Whether this was not logged yet. Words with digits are ignored: a message may contain a request id."""
         why = re.sub(r"\S*\d\S*", "", why)
         if why in self.refused:
             return False
@@ -121,10 +121,10 @@ class Counters:
         decisions: reason -> decisions.
         rescales: direction -> rescales requested.
         phases: direction and phase -> number and total seconds.
-        errors: reading that was missing -> how often.
+        errors: name of a reading -> how often it was missing.
         failed_calls: scale calls that failed.
-        unexpected: errors of its plug-ins that are no failures of another system but defects.
-        skipped: ticks that were skipped because the one before took too long.
+        unexpected: errors of its plug-ins that are defects, not failures of an external system.
+        skipped: ticks that were skipped because the previous one took too long.
     """
 
     decisions: dict[Reason, int] = field(default_factory=dict)
@@ -138,12 +138,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Scale calls that fail.
+    """A series of failed scale calls.
 
     Attributes:
-        since: when the first one failed.
-        replicas: the size that the last one asked for.
-        error: why the last one failed.
+        since: when the first call failed.
+        replicas: the size that the last call requested.
+        error: why the last call failed.
     """
 
     since: datetime
@@ -151,7 +151,7 @@ class Refusal:
     error: str
 
     def is_over(self, observation: Observation, decision: Decision) -> bool:
-        """Whether the size is reached all the same, or known not to be needed any more."""
+        """Whether the target has the size nevertheless, or it is certain that the size is not needed any more."""
         return observation.desired == self.replicas or (
             decision.desired == decision.current and not observation.missing
         )
@@ -168,13 +168,13 @@ class Controller:
 
     Attributes:
         observation, decision: the last ones that were persisted.
-        limits: those that held at the last decision: policies may move them.
-        state: the start of the next step; None until it could be loaded.
-        finished: loop time when the last tick ended without a failure, or when the controller was made.
+        limits: the limits in force at the last decision; policies may move them.
+        state: the input of the next step; None until it has been loaded.
+        finished: loop time when the last tick ended without a failure, or when the controller was created.
         problem: why the last tick has no persisted decision, or None.
         refusal: the scale calls that have failed since the last success, while another size is needed; or None.
-        template_problem: why it goes on with earlier values in the template of its fleet, or None.
-        series: what it did, for drawing.
+        template_problem: why the cluster keeps earlier values in the template of its fleet, or None.
+        series: the history of the cluster, for charts.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Controller:
         self._begun = -math.inf
 
     def adopt_state_of(self, before: Controller) -> None:
-        """Continue where another controller of the same cluster has ended."""
+        """Continue from the state of an ended controller of the same cluster."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
         self.limits = self._allowed_limits()
@@ -233,56 +233,56 @@ class Controller:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remarks of the target, and on controls."""
+        """The remarks of the target, and the remarks on controls."""
         return () if self.observation is None else self.observation.remarks
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        """The controls that are in force now, also since the last tick."""
+        """The controls in force now, including those set since the last tick."""
         return self._observer.controls_at(self._utc()).controls
 
     def overdue(self, now: float) -> bool:
-        """Whether no tick has succeeded for three intervals and a time-out, and that of a scale call in progress."""
+        """Whether no tick has succeeded for three intervals and a time-out, plus that of a scale call in progress."""
         limit = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
         return now - self.finished > limit + (SCALE_TIMEOUT if self._scaling else 0.0)
 
     def interrupt(self) -> None:
-        """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
+        """Abandon the observation in progress, so that a stop does not wait for a plug-in that hangs."""
         expire(self._observing)
 
     async def decide_now(self) -> None:
-        """Wait for a tick that begins from now on, as soon as it may. All who wait for the same one share it.
+        """Request a tick as soon as possible, and wait for it. Concurrent callers share one tick.
 
-        It also returns when the controller ends before: then there is no new decision.
+        If the controller ends before, this returns without a new decision.
         """
         if self._asked is None:
             self._asked = asyncio.get_running_loop().create_future()
             if self._sleeping is not None and not self._sleeping.expired():
                 self._sleeping.reschedule(self._hastened(self._sleeping.when() or 0.0))
-        # Who leaves must not cancel it for the others.
+        # A cancelled caller must not cancel the tick for the others.
         await asyncio.shield(self._asked)
 
     def _hastened(self, due: float) -> float:
-        """When the tick that is due then begins, as it is asked for."""
+        """When a requested tick begins that would otherwise begin at `due`."""
         interval = self.cluster.interval.total_seconds()
         earliest = self._begun + min(SHORTEST_PAUSE, interval)
         return min(due, max(earliest, asyncio.get_running_loop().time()))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
+        """Tick until stopped. A stop takes effect between two ticks; see also `interrupt`.
 
-        Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
-        takes, and those that were missed are skipped. `decide_now` adds one, and so does a cluster that was taken.
+        Ticks follow a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
+        takes, and missed ticks are skipped. `decide_now` adds a tick, and so does taking over a cluster.
         """
         try:
             await self._run(stop)
         finally:
-            # Done, for those who ask from here on too.
+            # Release the waiting callers, and those who request a tick from here on.
             self._asked = self._asked or asyncio.get_running_loop().create_future()
             _resolve(self._asked)
 
     async def _sleep(self, stop: asyncio.Event, due: float) -> float | None:
-        """Wait until then, or until a tick that is asked for. Returns when it was due; None: stopped."""
+        """Wait until `due`, or until an earlier requested tick. Returns when the tick is due; None: stopped."""
         if self._asked is not None:
             due = self._hastened(due)
         try:
@@ -306,7 +306,7 @@ class Controller:
             due, soon = await self._sleep(stop, min(planned, soon)), math.inf
             if due is None:
                 return
-            # Who asks from here on waits for the next tick: this one may have observed already.
+            # Requests from here on get the next tick: this one may have observed already.
             asked, self._asked = self._asked, None
             begun = self._begun = loop.time()
             try:
@@ -316,7 +316,7 @@ class Controller:
                 _resolve(asked)
                 raise
             except BaseException as error:
-                # A failure of one cluster, even a defect of ours, must not end the others.
+                # A failure of one cluster, even by a defect of ours, must not end the others.
                 self.counters.unexpected += 1
                 problem = format_error(error)
                 if problem != self.problem:
@@ -327,7 +327,7 @@ class Controller:
             self._ticked(self)
             ended = loop.time()
             self._record_tick(begun - due, ended - begun)
-            following = number if due < planned else number + 1  # an asked one leaves the grid as it is
+            following = number if due < planned else number + 1  # a requested tick does not move the grid
             number = max(following, math.floor((ended - offset) / interval) + 1)
             self.counters.skipped += number - following
             _resolve(asked)
@@ -352,7 +352,7 @@ class Controller:
             self.counters.unexpected += self._observer.unexpected
             with span("decide", self.name):
                 after, decision = self._decide(self.cluster.spec, state, observation)
-            # As the core trusted it: a stale reading is missing wherever the observation is shown.
+            # The observation as the core used it: it lists stale readings as missing, wherever it is shown.
             observation = after.past[-1]
             if self.dry_run and decision.rescale:
                 after = call_withheld(after)
@@ -361,7 +361,7 @@ class Controller:
             with self._noticed_silence():
                 await self._store.save(self.name, after, record)
         except LeaseLost as error:
-            self.problem = str(error)  # what has become of the lease is logged where it is renewed
+            self.problem = str(error)  # the renewal logs what has happened to the lease
             self._ownership.doubt()
             return
         except StoreError as error:
@@ -425,7 +425,7 @@ class Controller:
         self.counters.failed_calls += 1
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
-        assert self.state is not None and self.decision is not None  # noqa: S101, PT018 - it is made after a decision
+        assert self.state is not None and self.decision is not None  # noqa: S101, PT018 - a scale call follows a decision
         self.refusal = Refusal(self.refusal.since if self.refusal else self.decision.at, replicas, error)
         self.state = call_failed(self.state, error)
         try:
@@ -438,7 +438,7 @@ class Controller:
 
     @contextmanager
     def _noticed_silence(self) -> Iterator[None]:
-        """While the store is waited for, which may be as long as a disk hangs."""
+        """Report it as a problem if a call of the store takes longer than `SILENCE`, for example if its disk hangs."""
         text = f"the state store has not answered for {SILENCE:g} s: nothing is scaled until it does"
         late = asyncio.get_running_loop().call_later(SILENCE, self._set_problem, text)
         try:
@@ -465,17 +465,17 @@ class Controller:
         observation: Observation,
         decision: Decision,
     ) -> None:
-        """Count the decision, and log what differs from the one before."""
+        """Count the decision, and log how it differs from the previous one."""
         self._report_readings(observation)
         self._report_controls(observation)
         settled = any(reason is Reason.SETTLED for reason, _ in decision.notes)
         rescale = before.rescale
         at_once = settled and rescale is not None and rescale.at == before.past[-1].at
         for reason, text in decision.notes:
-            # One line for a rescale whose last steps were seen together, none for one that was done at the next tick.
+            # One line for a rescale whose last steps were seen together; none for one that had ended by the next tick.
             if settled and (reason is Reason.SETTLING or (reason is Reason.SETTLED and at_once)):
                 continue
-            # Of a call before the start there is one line, and what is requested in its place is news.
+            # A scale call before the start is logged once; the size requested in its place is logged as a new decision.
             if reason is Reason.UNCONFIRMED and self.refusal is not None and not self.logged.is_new_refusal(text):
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
@@ -505,16 +505,16 @@ class Controller:
             if remark not in remarks:
                 log.info("target or annotation reports a condition", extra={"cluster": self.name, "remark": remark})
             remarks[remark] = 0
-        # What a target reports is not known while it does not answer.
+        # While the target does not answer, its remarks are not known.
         for remark in remarks.keys() - observation.remarks if TARGET not in observation.missing else ():
             remarks[remark] += 1
             if remarks[remark] == _TICKS_UNTIL_BACK:
                 del remarks[remark]
 
     def _report_controls(self, observation: Observation) -> None:
-        """Log what has come into force and what has ended."""
+        """Log the controls that have come into force and those that have ended."""
         before, now = self.logged.controls, observation.controls
-        if before == now or observation.desired is None:  # what a target shows is not known while it does not answer
+        if before == now or observation.desired is None:  # while the target does not answer, its controls are not known
             return
         for message, some, others in (("control in force", now, before), ("control ended", before, now)):
             for each in some:
@@ -529,13 +529,13 @@ class Controller:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
             counters.rescales[direction] = counters.rescales.get(direction, 0) + 1
             if logged.refused:
-                return  # Calls fail, which is logged: as long as they do, every tick requests it anew.
+                return  # While calls fail, every tick repeats the request; the failure has been logged.
         sizes = (decision.current, decision.desired)
         if sizes != logged.sizes:
             arrived = logged.sizes is not None and sizes == 2 * logged.sizes[1:]
             logged.sizes = sizes
             logged.reasons.clear()
-            if arrived:  # No news: it is what was decided.
+            if arrived:  # Nothing new: the cluster has reached the size that was decided.
                 logged.reasons.add(decision.reason)
         if decision.reason not in logged.reasons:
             logged.reasons.add(decision.reason)
@@ -556,7 +556,7 @@ class Controller:
         for direction, phases in after.learned.durations.items():
             known = before.learned.durations.get(direction, {})
             for phase, seconds in phases.items():
-                # Identity: equal durations may repeat, and what was not learned now is the same object.
+                # Compare by identity: equal durations may repeat, and durations not learned now are the same object.
                 if seconds is not known.get(phase):
                     number, total = self.counters.phases.get((direction, phase), (0, 0.0))
                     self.counters.phases[direction, phase] = (number + 1, total + seconds[-1])
@@ -570,7 +570,7 @@ def _resolve(asked: asyncio.Future[None] | None) -> None:
 def trouble(controller: Controller) -> str | None:
     """Why a cluster is not under control now, or not as it is configured; or None.
 
-    Nothing is decided, its target does not answer or refuses, or the template of its fleet cannot be filled any more.
+    Nothing is decided, its target does not answer or refuses scale calls, or its fleet's template cannot be filled.
     """
     if controller.problem is not None:
         return controller.problem
@@ -581,7 +581,7 @@ def trouble(controller: Controller) -> str | None:
     if refusal is None:
         return controller.template_problem
     return (
-        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
+        f"scale calls have failed since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
         f"the last one, to {refusal.replicas}: {refusal.error}"
     )
 

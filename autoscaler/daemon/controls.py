@@ -1,8 +1,8 @@
-"""What people set for clusters, the controls: pauses, holds and limits, kept in the state store and known in memory.
+"""Manual controls of clusters (pauses, holds and limits), persisted in the state store and cached in memory.
 
-What is stored is a list that only grows at its end. Of each kind the newest one that is for a cluster, that has not
-expired and that is newer than the last resume for that cluster is in force. So one that expires gives way to an older
-one that has not.
+The state store keeps an append-only list. For each cluster and each kind, the newest control is in force that applies
+to the cluster, has not expired and is newer than the cluster's last resume. When a control expires, an older one that
+has not expired comes into force again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autoscaler.ports import AuditEntry, ControlStore, StoredControl, StoreError
 log = logging.getLogger("autoscaler.daemon.controls")
 
 RESUME = "resume"
-"""The action that ends controls, beside the kinds of these."""
+"""The action that ends controls; the other actions are the kinds of controls."""
 
 _MAX_KNOWN = 65_536
-"""Clusters for which it is known which controls are for them."""
+"""Clusters whose controls are cached."""
 
 
 class Controls:
-    """The controls that a daemon knows: as they were when it last read or wrote them."""
+    """The controls that a daemon knows, as of its last read or write."""
 
     def __init__(self, store: ControlStore, utc: Callable[[], datetime]) -> None:
         self._store = store
@@ -37,13 +37,13 @@ class Controls:
         self._know(())
 
     async def load(self) -> None:
-        """Read them. Raises StoreError."""
+        """Read the controls. Raises StoreError."""
         self._know(await self._store.load_controls())
 
     async def refresh(self) -> None:
-        """Read them again, as another daemon on the same store may have written some.
+        """Read the controls again, because another daemon on the same store may have written some.
 
-        While they cannot be read, those that are known stay in force; that is logged once.
+        If they cannot be read, the known ones stay in force; that is logged once.
         """
         before = self._stored
         try:
@@ -53,7 +53,7 @@ class Controls:
                 log.error("manual controls cannot be read: the known ones stay in force", extra={"error": str(error)})  # noqa: TRY400 - it is complete
             self._failure = str(error)
             return
-        if self._stored is before:  # else this daemon has added one meanwhile, which may not be among those
+        if self._stored is before:  # else this daemon has added a control meanwhile, which `found` may not contain
             self._know(found)
         if self._failure is not None:
             log.info("manual controls are read again")
@@ -69,18 +69,19 @@ class Controls:
         reason: str | None = None,
         until: datetime | None = None,
     ) -> StoredControl:
-        """Set a control, at the present time, and write it into the audit.
+        """Set a control as of now, and write it into the audit.
 
         Args:
-            control: its `by`, `at`, `reason` and `until` are those given here. None: what was set before is at an end.
+            control: the control; its `by`, `at`, `reason` and `until` are set here. None: a resume, which ends all
+                earlier controls.
             clusters: names of clusters, or patterns of them.
             fleets: names of fleets, or patterns of them.
             by: who sets it.
             reason: why, or None.
-            until: when it ends by itself; None: when it is resumed.
+            until: when it expires; None: it lasts until a resume.
 
         Raises:
-            StoreError: it cannot be stored, and nothing is set.
+            StoreError: the control cannot be stored; nothing is set.
         """
         at = self._utc()
         if control is None:
@@ -104,17 +105,17 @@ class Controls:
         return stored
 
     def in_force(self, cluster: str, fleet: str | None, now: datetime) -> tuple[Control, ...]:
-        """What is in force for a cluster now, one of a kind at most, in the order of the kinds.
+        """The controls in force for a cluster, at most one of each kind, in the order of the kinds.
 
         Args:
             cluster: its name.
-            fleet: the name of the fleet that it is a member of, or None.
+            fleet: the name of its fleet, or None.
             now: the time.
         """
         return in_force(self._stored_for(cluster, fleet), now) if self._stored else ()
 
     def listing(self, now: datetime) -> tuple[StoredControl, ...]:
-        """All pauses, holds and limits that have not expired or been replaced, oldest first; without resumes."""
+        """All stored pauses, holds and limits that have not expired, oldest first; without resumes."""
         return tuple([each for each in self._stored if each.control is not None and not expired(each, now)])
 
     def _know(self, stored: Iterable[StoredControl]) -> None:
@@ -123,7 +124,7 @@ class Controls:
 
 
 def stored_for(stored: Sequence[StoredControl], cluster: str, fleet: str | None) -> tuple[StoredControl, ...]:
-    """Those that are for a cluster, newest first, up to the last resume."""
+    """The controls that apply to a cluster, newest first, back to its last resume."""
     found = []
     for each in reversed(stored):
         if matches(each, cluster, fleet):
@@ -134,14 +135,14 @@ def stored_for(stored: Sequence[StoredControl], cluster: str, fleet: str | None)
 
 
 def matches(stored: StoredControl, cluster: str, fleet: str | None) -> bool:
-    """Whether it is for this cluster, of this fleet if it is a member of one."""
+    """Whether a control applies to this cluster, directly or by its fleet."""
     return any(fnmatchcase(cluster, pattern) for pattern in stored.clusters) or (
         fleet is not None and any(fnmatchcase(fleet, pattern) for pattern in stored.fleets)
     )
 
 
 def in_force(stored: Iterable[StoredControl], now: datetime) -> tuple[Control, ...]:
-    """Of each kind the newest one of a cluster's `stored_for` that has not expired."""
+    """The newest control of each kind that has not expired, from a cluster's `stored_for`."""
     newest: dict[ControlKind, Control] = {}
     for each in stored:
         if each.control is not None and not expired(each, now):
@@ -150,15 +151,15 @@ def in_force(stored: Iterable[StoredControl], now: datetime) -> tuple[Control, .
 
 
 def expired(stored: StoredControl, now: datetime) -> bool:
-    """Whether it has ended by itself."""
+    """Whether a control has expired."""
     return stored.until is not None and stored.until <= now
 
 
 def unneeded(stored: Sequence[StoredControl], now: datetime) -> list[int]:
-    """The ids of those that can never be in force again, whatever is added: what is stored need not grow forever.
+    """The ids of controls that can never be in force again, whatever is added. The store may delete them.
 
-    They have expired, or a newer one of their kind or a resume is for at least the same clusters and time. A resume
-    is needed for as long as there is something older.
+    They have expired, or a newer control of their kind, or a resume, covers at least the same clusters and time.
+    A resume is needed for as long as an older control remains.
     """
     kept: list[StoredControl] = []
     gone = []
@@ -179,6 +180,6 @@ def _replaces(newer: StoredControl, older: StoredControl) -> bool:
 
 
 def describe_scope(clusters: Collection[str], fleets: Collection[str]) -> str:
-    """For which clusters and fleets something is, as the audit has it."""
+    """The clusters and fleets to which an action applies, as text for the audit."""
     parts = [f"{what} {', '.join(names)}" for what, names in (("clusters", clusters), ("fleets", fleets)) if names]
     return "; ".join(parts)

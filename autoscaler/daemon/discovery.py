@@ -1,8 +1,8 @@
-"""The fleets of a running daemon: their discoveries are asked regularly, and members come and go without a reload.
+"""The fleets of a running daemon: it polls their discoveries, and members come and go without a reload.
 
-Each fleet has a task. What it finds changes the clusters under control at once (`Fleet.change`), a reload does the same
-for all fleets; one of them at a time. The members last accepted are persisted, so that a start while the discovery does
-not answer goes on with them.
+Each fleet has a task that applies changes of its members to the controllers at once (`Fleet.change`). A reload does the
+same for all fleets. A lock allows one such change at a time. The members last accepted are persisted: if the discovery
+does not answer after a start, the daemon continues with them.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ MAX_LINES = 10
 """Log lines about single members at a time; the others are counted in one line."""
 
 KEPT = timedelta(days=30)
-"""How long what is known of a cluster that has left is kept, from its last tick."""
+"""How long the state of a removed cluster is kept, from its last tick."""
 
 SWEEP = timedelta(days=1).total_seconds()
-"""Seconds between two looks for what is kept no longer."""
+"""Seconds between two deletions of expired state."""
 
 SWEEP_RETRY = 60.0
-"""Seconds until the next look while not all discoveries have answered: who has left is not known before."""
+"""Seconds until the next attempt while not all discoveries have answered: until then nobody knows who has left."""
 
 NOT_ASKED = "the discovery has not answered yet"
 
@@ -69,10 +69,10 @@ class Filled:
     """A member and the cluster that the template makes of it.
 
     Attributes:
-        member: as it was found last.
-        good: as it was when the template could be filled last; None: never.
-        cluster: made of `good`, with the template of that time.
-        problems: why the template cannot be filled now; empty when it can.
+        member: the member as it was last found.
+        good: the member as it was when the template could last be filled; None: never.
+        cluster: the cluster made of `good`, with the template of that time.
+        problems: why the template cannot be filled now; empty if it can.
     """
 
     member: Member
@@ -83,15 +83,15 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """What is known of a fleet after an answer or a reload. It never changes: it can be read in another thread.
+    """The status of a fleet after an answer or a reload. It is immutable, so other threads can read it.
 
     Attributes:
-        members: how many it has, those without a cluster included.
-        held: ids of members that are not found any more and are kept until that is certain -> loop time since when.
-        clusters: id of a member -> its cluster, for those that are under control.
-        problems: id of a member -> what is wrong with it; one that has a cluster goes on as it was before.
+        members: number of members, including those without a cluster.
+        held: ids of missing members that are kept until it is certain that they have gone -> loop time since when.
+        clusters: id of a member -> its cluster, for clusters under control.
+        problems: id of a member -> what is wrong with it; a member that has a cluster keeps its previous configuration.
         failure: why the discovery does not answer, or None.
-        failures: how often it did not.
+        failures: how often it has not answered.
         answered_at: when it answered last, or None.
     """
 
@@ -106,11 +106,11 @@ class FleetStatus:
 
 
 class Discoveries:
-    """All fleets of a configuration, and the clusters that they and its own section make.
+    """All fleets of a configuration. It combines their clusters with those of the section `clusters`.
 
     Attributes:
         members: name of a member's cluster -> its fleet and the member's id.
-        controls: name of a member's cluster -> the controls on the member, where there is something.
+        controls: name of a member's cluster -> the controls on the member, for members that have controls or remarks.
     """
 
     def __init__(self, fleet: Fleet, store: MemberStore, *, utc: Callable[[], datetime]) -> None:
@@ -129,13 +129,13 @@ class Discoveries:
 
     @property
     def status(self) -> list[FleetStatus]:
-        """That of every fleet, by their names. It may be read in another thread."""
+        """The status of every fleet, sorted by name. Other threads may read it."""
         return [watch.status for _, watch in sorted(self._watches.copy().items())]
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
-        """Make the clusters those of the configuration and of the members that are known, and watch its fleets.
+        """Control the clusters of a configuration and of the known members of its fleets, and poll these fleets.
 
-        The members stay, whatever a changed template makes of them; the discoveries are asked at once.
+        Known members stay, whatever a changed template makes of them. All discoveries are polled at once.
 
         Returns:
             The names of the clusters that were added, removed and changed.
@@ -164,7 +164,7 @@ class Discoveries:
         return changes.added, changes.removed, changes.changed
 
     def shows(self, cluster: str) -> bool:
-        """Whether a cluster is a member that is shown its status where it was found."""
+        """Whether a cluster is a member whose status is shown where the member was found."""
         fleet, _ = self.members.get(cluster, ("", ""))
         try:
             return fleet in self._watches and isinstance(self._watches[fleet].live(), Reports)
@@ -172,13 +172,13 @@ class Discoveries:
             return False
 
     async def stop(self) -> None:
-        """Ask no more. The controllers go on until they are stopped."""
+        """Stop polling. The controllers continue until they are stopped themselves."""
         if self._sweeping is not None:
             self._sweeping.cancel()
         await asyncio.gather(*(watch.end() for watch in self._watches.values()))
 
     async def _sweep(self) -> None:
-        """Forget clusters that left long ago, until this is cancelled."""
+        """Delete the state of clusters that were removed long ago, regularly until this is cancelled."""
         while True:
             complete = all(fleet.answered_at is not None for fleet in self.status)
             if complete:
@@ -189,7 +189,7 @@ class Discoveries:
             await asyncio.sleep(SWEEP if complete else SWEEP_RETRY)
 
     async def _run(self, watch: _Watch) -> None:
-        """Ask a discovery until this is cancelled."""
+        """Poll a discovery until this is cancelled."""
         loop = asyncio.get_running_loop()
         restored = False
         while True:
@@ -201,19 +201,19 @@ class Discoveries:
                     await self._restore(watch)
                 await self._poll(watch)
             except Exception as error:
-                # A defect of a plug-in or of ours: the other fleets go on, and it is tried again.
+                # A defect of a plug-in or of ours: the other fleets continue, and this one is retried.
                 if watch.fail(format_error(error)):
                     log.exception("fleet cannot be updated", extra={"fleet": watch.name})
             interval = watch.spec.interval.total_seconds()
             await sleep_until_stopped(watch.asked_for, max(begun + interval - loop.time(), interval / 2))
 
     async def _report(self, watch: _Watch) -> None:
-        """Show the members their status until this is cancelled."""
+        """Show the status of the members where they were found, until this is cancelled."""
         fleet = self._fleet
         await Reporter(watch.name, watch.live, watch.known, fleet.controllers, self._utc, fleet.ownership).run()
 
     async def _restore(self, watch: _Watch) -> None:
-        """Go on with the members of before the start."""
+        """Continue with the members that were persisted before the start."""
         try:
             members = await self._store.load_members(watch.name)
         except StoreError as error:
@@ -225,7 +225,7 @@ class Discoveries:
             await self._take(watch, lambda _: Membership(members))
 
     async def _poll(self, watch: _Watch) -> None:
-        """Ask the discovery once, and take what it answers."""
+        """Poll the discovery once, and apply its answer."""
         try:
             found = await watch.ask()
         except EdgeError as error:
@@ -238,14 +238,14 @@ class Discoveries:
         watch.succeed(self._utc())
 
     async def _take(self, watch: _Watch, members: Callable[[FleetSpec], Membership]) -> None:
-        """Make the clusters those of these members, and persist them."""
+        """Control the clusters of these members, and persist the members."""
         while True:
             spec, before = watch.spec, watch.filled
             membership = members(spec)
             filled = await _fill(self._config, spec, membership, before, anew=False)
             async with self._lock:
                 if watch.spec is not spec or watch.filled is not before:
-                    continue  # there was a reload meanwhile, or a member of another fleet took the place of one
+                    continue  # meanwhile there was a reload, or a member of another fleet replaced one of this fleet
                 held = watch.membership.held.keys()
                 watch.take(membership, filled)
                 if filled is not before or membership.held.keys() != held or not self._applied:
@@ -256,15 +256,15 @@ class Discoveries:
             watch.unsaved = not await self._persist(self._store.save_members(watch.name, good))
 
     async def _change(self) -> Changes:
-        """Have the controllers follow."""
+        """Make the controllers match the known members."""
         self._applied = False
         found = {name: _clusters(watch.filled) for name, watch in self._watches.items()}
         held = {(name, key) for name, watch in self._watches.items() for key in watch.membership.held}
-        # In a thread: with ten thousand members it takes longer than a tick may be late.
+        # In a thread: with ten thousand members it would delay ticks too long.
         with contained():
             assembled = await asyncio.to_thread(assemble, self._config, found, self.members, held)
         mask.hide(*assembled.config.secrets)
-        # Before: a new cluster must know its fleet, and its controls, at its first tick.
+        # Set these before the change: a new cluster needs its fleet and its controls at its first tick.
         self.controls = await self._controls(assembled.members)
         self.members = {**self.members, **assembled.members}
         changes = await self._fleet.change(assembled.config)
@@ -284,7 +284,7 @@ class Discoveries:
         return changes
 
     async def _controls(self, members: Mapping[str, tuple[str, str]]) -> dict[str, FoundControls]:
-        """The controls on members, by the names of their clusters, where there is something."""
+        """The controls on members by the names of their clusters, without members that have no controls or remarks."""
         found, slices = {}, Slices()
         plugins = {
             fleet: watch.spec.discover
@@ -298,7 +298,7 @@ class Discoveries:
         return {name: each for name, each in found.items() if each.controls or each.remarks}
 
     async def _persist(self, call: Coroutine[None, None, None]) -> bool:
-        """Wait for a call of the store. Returns whether it succeeded; that it does not is logged once."""
+        """Wait for a call of the store. Returns whether it succeeded; the same failure is logged once."""
         try:
             await call
         except StoreError as error:
@@ -310,27 +310,27 @@ class Discoveries:
         return True
 
     def _release(self, connection: Connection) -> None:
-        """Close the connection of a discovery that is not asked any more."""
+        """Close the connection of a discovery that is not polled any more."""
         self._in_background(self._fleet.connections.release(connection))
 
     def _in_background(self, work: Coroutine[None, None, object]) -> None:
-        """Do what a reload need not wait for, however long a disk or a plug-in takes."""
+        """Run work in the background, so that a reload does not wait for a slow disk or plug-in."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
 class _Watch:
-    """One fleet: its members, and what is known of its discovery.
+    """One fleet: its members and the state of its discovery.
 
     Attributes:
-        connection: of the discovery.
+        connection: the connection of the discovery.
         membership: the members.
-        filled: by their ids; another mapping whenever one of them changes.
+        filled: the filled members by their ids; replaced by another mapping whenever one of them changes.
         refused: id of a member that has no cluster although its template could be filled -> why.
         reported: id of a member -> its problems, as they were logged.
-        unsaved: whether the members differ from what is persisted.
-        asked_for: set to have the discovery asked now.
+        unsaved: whether the members differ from the persisted ones.
+        asked_for: set it to poll the discovery now.
     """
 
     def __init__(self, spec: FleetSpec, connection: Connection) -> None:
@@ -353,7 +353,7 @@ class _Watch:
 
     @property
     def status(self) -> FleetStatus:
-        """What is known now."""
+        """The present status."""
         filled, refused = self.filled, self.refused
         return FleetStatus(
             name=self.name,
@@ -371,11 +371,11 @@ class _Watch:
         )
 
     def start(self, *runs: Callable[[_Watch], Coroutine[None, None, None]]) -> None:
-        """Begin to ask, and to show the members their status."""
+        """Start the tasks of this fleet."""
         self._tasks = [asyncio.create_task(run(self), name=f"fleet {self.name}") for run in runs]
 
     async def end(self) -> None:
-        """Ask no more. A discovery that does not end when it is cancelled is abandoned."""
+        """Stop the tasks of this fleet. If a plug-in does not end when it is cancelled, abandon it."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -386,7 +386,7 @@ class _Watch:
         return self.connection.get()
 
     def known(self) -> Iterator[Known]:
-        """What is known of each member; of those of the time of the call."""
+        """What is known of each member, as of the time of the call."""
         refused = self.refused
         for key, each in self.filled.items():
             cluster = None if each.cluster is None or key in refused else each.cluster.name
@@ -396,7 +396,7 @@ class _Watch:
         """Ask the discovery.
 
         Raises:
-            EdgeError: it gives no members.
+            EdgeError: the discovery did not return the members.
         """
         if self._asked is not None and not self._asked.done():
             raise UnavailableError("the previous request still hangs")
@@ -414,7 +414,7 @@ class _Watch:
         return task.result()
 
     def take(self, membership: Membership, filled: Mapping[str, Filled]) -> None:
-        """Have these members."""
+        """Replace the members, and log when members begin or cease to be missing."""
         extra = {"fleet": self.name, "members": len(self.membership.members), "missing": len(membership.held)}
         if membership.held and not self.membership.held:
             confirm = format_duration(self.spec.confirm)
@@ -428,13 +428,13 @@ class _Watch:
         self.membership, self.filled = membership, filled
 
     def renew(self, spec: FleetSpec, filled: Mapping[str, Filled]) -> None:
-        """Have another specification, and what it makes of the members."""
+        """Replace the specification and the members filled with it, and poll the discovery now."""
         self.spec = spec
         self.take(self.membership, filled)
         self.asked_for.set()
 
     def refuse(self, refused: Mapping[str, str]) -> None:
-        """Have these members refused. One that is held has left: another has its name or its target now."""
+        """Refuse these members. A held one is removed instead: another member now has its name or its target."""
         gone = refused.keys() & self.membership.held.keys()
         self.refused = {key: problem for key, problem in refused.items() if key not in gone}
         if gone:
@@ -443,13 +443,13 @@ class _Watch:
             self.unsaved = True
 
     def fail(self, error: str) -> bool:
-        """Note that there was no answer. Returns whether this was not logged yet."""
+        """Record that the discovery did not answer. Returns whether this error was not logged yet."""
         self._failure = error
         self._failures += 1
         return self._logged.is_new_refusal(error)
 
     def succeed(self, at: datetime) -> None:
-        """Note an answer."""
+        """Record an answer of the discovery."""
         if self._logged.refused:
             log.info("discovery answers again", extra={"fleet": self.name, "members": len(self.filled)})
             self._logged.refused.clear()
@@ -458,7 +458,7 @@ class _Watch:
         self._failure, self._answered_at = None, at
 
     def report(self) -> None:
-        """Log who has joined, left, was refused and is not any more."""
+        """Log which members have joined, left, were refused, or are accepted after a refusal."""
         before, problems = self.reported, _problems(self.filled, self.refused)
         self.reported = now = {key: problems.get(key, ()) for key in self.filled}
         joined = [key for key in now.keys() - before.keys() if not now[key]]
@@ -493,7 +493,7 @@ class _Watch:
         return {"member": key, **({} if cluster is None else {"cluster": cluster.name})}
 
     def _log(self, level: int, message: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """A line for each row, and one for those that are too many."""
+        """Log a line for each of the first `MAX_LINES` rows, and one that counts the others."""
         for row in sorted(rows, key=lambda row: row["member"])[:MAX_LINES]:
             log.log(level, message, extra={"fleet": self.name, **row})
         if len(rows) > MAX_LINES:
@@ -501,16 +501,16 @@ class _Watch:
 
 
 def _problems(filled: Mapping[str, Filled], refused: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """What is wrong with members, by their ids."""
+    """The problems of members, by their ids."""
     failed = {key: each.problems for key, each in filled.items() if each.problems}
     return failed | {key: (*failed.get(key, ()), problem) for key, problem in refused.items()}
 
 
 async def find_members(config: Config, connections: Connections) -> tuple[Config, dict[str, tuple[str, ...]]]:
-    """Ask every discovery once, for commands that look at everything once.
+    """Ask every discovery once, for one-shot commands.
 
     Returns:
-        The configuration with the members that could be added; fleet -> what is wrong with it and the others.
+        The configuration with the members that could be added; fleet -> its problems and those of its other members.
     """
 
     async def find(spec: FleetSpec) -> tuple[Mapping[str, Filled], tuple[str, ...]]:
@@ -550,12 +550,12 @@ async def _members(connection: Connection) -> Sequence[Member]:
         members = tuple(await connection.get().members())
     for member in members:
         if not (isinstance(member, Member) and isinstance(member.id, str)):
-            raise RefusedError(f"{connection.name} gave {foreign_text(member)}, which is no member")
+            raise RefusedError(f"{connection.name} gave {foreign_text(member)}, which is not a Member")
     return members
 
 
 def _ignore(task: asyncio.Task[Sequence[Member]]) -> None:
-    """Take what came too late, which keeps the loop from reporting it."""
+    """Retrieve a result that came too late, so that the loop does not report an unretrieved exception."""
     if not task.cancelled():
         task.exception()
 
@@ -563,10 +563,10 @@ def _ignore(task: asyncio.Task[Sequence[Member]]) -> None:
 async def _fill(
     config: Config, spec: FleetSpec, membership: Membership, before: Mapping[str, Filled], *, anew: bool
 ) -> Mapping[str, Filled]:
-    """Fill the template for every member whose values have changed, or `anew` for all.
+    """Fill the template for every member whose values have changed, or, with `anew`, for all.
 
     Returns:
-        By their ids; the very mapping of before if all are the same.
+        The filled members by their ids; if nothing has changed, the same mapping object as `before`.
     """
     slices = Slices()
     filled = {}

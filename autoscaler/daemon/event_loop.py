@@ -1,7 +1,7 @@
 """The event loop of the daemon: no call in a thread waits for another one, and no plug-in ends the process.
 
-asyncio gives name resolution and `asyncio.to_thread` one pool of a few threads: a handful of names that hang in DNS
-stop every other call, and the process waits for them when it ends. Here every call has a daemon thread of its own.
+asyncio runs name resolution and `asyncio.to_thread` in one pool of a few threads: a handful of names that hang in DNS
+block every other call, and the process waits for them at exit. Here each call runs in its own daemon thread.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Ts = TypeVarTuple("Ts")
 log = logging.getLogger("autoscaler.daemon.event_loop")
 
 MAX_CALLS = 512
-"""Calls in threads at a time, name resolution included, from which on a plug-in has one at a time."""
+"""Concurrent calls in threads, name resolution included, above which each plug-in may have only one."""
 
 MAX_THREADS = 4096
-"""Calls in threads at a time of all plug-ins."""
+"""Concurrent calls in threads of all plug-ins together."""
 
 MAX_CALLS_OF_ONE = 128
-"""Those of one plug-in: one whose calls never return must not use up those of all."""
+"""Concurrent calls in threads of one plug-in: a plug-in whose calls never return must not use up the threads of all."""
 
 MAX_LOOKUPS_OF_ONE = 16
-"""Names that one plug-in resolves at a time, each once, however many ask for it; the next ones wait for their turn."""
+"""Names that one plug-in resolves concurrently; others wait. Concurrent requests for one name share a lookup."""
 
 SLICE = 0.01
-"""Seconds of the loop that long work takes at a time."""
+"""Seconds for which long work may occupy the loop without a break."""
 
 SLICE_PIECES = 100
-"""Pieces of it at a time: each may start a task, all of which run at once after the slice."""
+"""Pieces of long work without a break: each may start a task, and all of these run at once after the slice."""
 
 caller: ContextVar[object] = ContextVar("caller")
 """The connected plug-in that this context runs in."""
@@ -56,7 +56,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._main: asyncio.Future[Any] | None = None
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Like the base class, without a queue. Raises OSError while too many calls of plug-ins have not returned."""
+        """Like the base class, but without a queue. Raises OSError while too many calls of plug-ins are running."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         by = caller.get(self)
@@ -98,11 +98,11 @@ class EventLoop(asyncio.SelectorEventLoop):
         port: bytes | str | int | None,
         *,
         family: int = 0,
-        type: int = 0,  # noqa: A002 - as its parent's
+        type: int = 0,  # noqa: A002 - as in the base class
         proto: int = 0,
         flags: int = 0,
-    ) -> Any:  # noqa: ANN401 - as socket's
-        """Resolve a name. A thread that hangs in it serves all who ask for the same."""
+    ) -> Any:  # noqa: ANN401 - as in socket
+        """Resolve a name. All concurrent callers with the same arguments share one thread, even if it hangs."""
         asked = (host, port, family, type, proto, flags)
         turns = self._turns.setdefault(caller.get(self), asyncio.Semaphore(MAX_LOOKUPS_OF_ONE))
         while (lookup := self._lookups.get(asked)) is None:
@@ -126,12 +126,12 @@ class EventLoop(asyncio.SelectorEventLoop):
         return super().run_until_complete(main)
 
     def run_forever(self) -> None:
-        """Like the base class; `SystemExit` and `KeyboardInterrupt` of other tasks than the main one do not end it."""
+        """Like the base class, but `SystemExit` and `KeyboardInterrupt` end it only if the main task raises them."""
         while True:
             try:
                 return super().run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
-                # Where the daemon does not handle Ctrl-C itself, before it runs and after, it is a person's.
+                # If the daemon does not handle Ctrl-C itself (before and after it runs), a person has typed it.
                 handled = signal.SIGINT in self._signal_handlers  # type: ignore[attr-defined]  # the base class's
                 typed = isinstance(error, KeyboardInterrupt) and not handled
                 if typed or self._main is None or self._main.done():
@@ -140,14 +140,14 @@ class EventLoop(asyncio.SelectorEventLoop):
 
 
 class Slices:
-    """Divides long work in the loop, so that ticks in between are not late. The first slice begins when it is made."""
+    """Divides long work into slices so that ticks are not late. The first slice begins when the object is created."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._begin()
 
     async def turn(self) -> None:
-        """Let the others have their turn, if this slice has taken long enough. To be called before each piece."""
+        """Yield to other tasks if this slice is used up. Call this before each piece of work."""
         self._pieces += 1
         if self._pieces > SLICE_PIECES or self._loop.time() >= self._until:
             await asyncio.sleep(0)

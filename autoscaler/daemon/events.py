@@ -1,7 +1,7 @@
-"""`GET /api/v1/events`: server-sent events with the rows that have changed, for pages that are open.
+"""`GET /api/v1/events`: server-sent events with changed rows, for open pages.
 
-They are made once a second for all who listen, while anybody does. No reader is waited for: one that is behind is
-disconnected, and asks anew.
+While there are listeners, one event a second is built for all of them. The daemon waits for no listener: it disconnects
+one that reads too slowly, and that one reconnects.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ PEERS_PERIOD = 2.0
 """Seconds after which other copies are asked for their rows again."""
 
 HEARTBEAT = 15.0
-"""Seconds of silence after which a comment is sent: a proxy ends a connection on which nothing comes."""
+"""Seconds of silence after which a comment is sent: proxies close idle connections."""
 
 MAX_LISTENERS = 1200
-"""Who may listen at a time, and never more than half of the descriptors that the process may have."""
+"""Most concurrent listeners; the limit is also at most half of the descriptors that the process may have."""
 
 MAX_UNREAD = 64 * 1024
-"""Bytes of earlier events that a reader may be behind, besides `SYSTEM_BUFFER`."""
+"""Bytes of earlier events that a listener may leave unread, in addition to `SYSTEM_BUFFER`."""
 
 SYSTEM_BUFFER = 256 * 1024
-"""Bytes that the system keeps for a reader, instead of megabytes."""
+"""Bytes of the socket's send buffer for each listener; the system's default would be megabytes."""
 
 _COMMENT = b":\n\n"
 
 _AT_ONCE = 8
-"""Greetings in one iteration of the loop: a thousand pages come back at once when the daemon was restarted."""
+"""Greetings in one iteration of the loop: after a restart of the daemon, a thousand pages reconnect at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class _Listener:
 
 
 class Events:
-    """Who listens, and what they know."""
+    """The listeners, and the rows that they know."""
 
     def __init__(self) -> None:
         self._listeners: list[_Listener] = []
@@ -88,10 +88,10 @@ class Events:
         hello: Mapping[str, object],
         seconds: float | None = None,
     ) -> None:
-        """Send events until the client leaves, is too far behind, its seconds are over, or this is closed.
+        """Send events until the client leaves, reads too slowly, `seconds` are over, or this object is closed.
 
         Raises:
-            HTTPServiceUnavailable: too many listen.
+            HTTPServiceUnavailable: there are too many listeners.
         """
         if len(self._listeners) >= self.limit:
             text = (
@@ -108,13 +108,13 @@ class Events:
                 self._work = asyncio.create_task(self._run(), name="events")
             async with self._turns:
                 await asyncio.sleep(0)
-            # What a client reads after the greeting is newer than what the first event is compared with.
+            # The first event must compare with rows that are older than any the client reads after the greeting.
             await asyncio.shield(self._ready)
             await response.prepare(request)
             if request.transport is not None:
                 opened: socket.socket = request.transport.get_extra_info("socket")
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER)
-            listener.greeted = True  # before: the write waits only after it has written
+            listener.greeted = True  # set it before: the write first sends, and only then may wait
             await response.write(_event("hello", hello))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -123,14 +123,14 @@ class Events:
             self._listeners.remove(listener)
 
     def close(self) -> None:
-        """Let all go."""
+        """Disconnect all listeners."""
         if self._work is not None:
             self._work.cancel()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await self._changes()  # who comes now will read it
+            await self._changes()  # listeners that come now read these rows themselves
             self._ready.set_result(None)
             begun = spoke = loop.time()
             while self._listeners:
@@ -142,7 +142,7 @@ class Events:
                 spoke = begun if event else spoke
                 await self._send(event)
         except Exception:
-            log.exception("events cannot be made: all who listen are disconnected")
+            log.exception("cannot build events: all event streams are closed")
         finally:
             self._work = None
             self._known, self._seen = {}, {}
@@ -152,7 +152,7 @@ class Events:
                 listener.end()
 
     async def _send(self, event: bytes) -> None:
-        # As aiohttp would for each of them: the same bytes for all.
+        # Encode the chunk once for all listeners, in the same way as aiohttp would for each.
         chunk = b"%x\r\n%b\r\n" % (len(event), event)
         slices = Slices()
         for listener in [*self._listeners]:
@@ -168,13 +168,13 @@ class Events:
                     transport.write(chunk if listener.request.version >= HttpVersion11 else event)
 
     async def _changes(self) -> bytes:
-        """What differs from the last time, as an event; empty when nothing does."""
+        """The rows that differ from the last call, as an event; empty if none does."""
         if not self._listeners:
             return b""
         request, loop = self._listeners[0].request, asyncio.get_running_loop()
         status, alone = request.app[STATUS], is_alone(request)
         if not alone and loop.time() >= self._ask_at:
-            # Under the rights of one of those who listen, which are enough here.
+            # With the rights of any listener: each of them may read all rows.
             answers = await Peers.of(request).ask(request.clone(rel_url="/api/v1/clusters"))
             self._others = [row for answer in answers for row in answer.body.get("clusters", ())]
             self._ask_at = loop.time() + PEERS_PERIOD
@@ -186,7 +186,7 @@ class Events:
     def _compare(
         self, clusters: Sequence[ClusterSnapshot], others: Sequence[Mapping[str, Any]], now: datetime
     ) -> bytes:
-        """In the renderer's thread: nothing else uses what is known meanwhile."""
+        """Run in the renderer's thread; nothing else uses the known rows meanwhile."""
         known, seen = self._known, self._seen
         self._seen = {cluster.name: cluster for cluster in clusters}
         self._known = {row["name"]: dict(row) for row in others}
@@ -199,7 +199,7 @@ class Events:
 
 
 def _is_same(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
-    """Whether a client knows a row: its age grows all the time."""
+    """Whether a client knows a row already. The age is ignored, because it always grows."""
     return before is row or (before is not None and {**before, "age": row["age"]} == row)
 
 
@@ -208,12 +208,12 @@ def _event(name: str, data: Mapping[str, object]) -> bytes:
 
 
 EVENTS: web.AppKey[Events] = web.AppKey("events")
-"""Those of an application."""
+"""The events of an application."""
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """The endpoint."""
-    request.app[CONNECTIONS].forget(request.protocol)  # it lasts, and has a limit of its own
+    request.app[CONNECTIONS].forget(request.protocol)  # a stream stays open, and streams have their own limit
     access = request.app[ACCESS]
     response = web.StreamResponse(
         headers={hdrs.CONTENT_TYPE: "text/event-stream", hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"}
@@ -226,6 +226,6 @@ async def events(request: web.Request) -> web.StreamResponse:
         "tokens": access.has_writers,
         "problem": access.problem(request),
     }
-    # With a token that expires meanwhile nothing more is sent: the next request gets the 401 that says so.
+    # Once the token expires, the stream ends: the client's next request gets the 401 that says so.
     await request.app[EVENTS].listen(request, response, hello, access.time_left(request))
     return response

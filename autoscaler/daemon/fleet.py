@@ -21,7 +21,7 @@ CANCEL_TIMEOUT = 1.0
 """Seconds that cancelled tasks may take to end."""
 
 END_TIMEOUT = 0.5
-"""Seconds for which controllers that end are waited for before it is seen to others."""
+"""Seconds for which `Fleet.follow` waits for controllers that end before it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class _Running:
     task: asyncio.Task[None]
 
     def end(self) -> None:
-        """Have it end: an observation under way is dropped, a scale call is waited for."""
+        """Ask the controller to end: it abandons an observation in progress, but completes a scale call."""
         self.stop.set()
         self.controller.interrupt()
 
 
 @dataclass(slots=True)
 class _Ending:
-    """A controller that ends, which takes as long as its scale call.
+    """A controller that is ending, which takes as long as its scale call.
 
     Attributes:
         running: the controller.
-        successor: the cluster that follows under its name, with its connections; None: there is none any more.
-        unused: connections of successors that will not be.
+        successor: the cluster that follows under the same name, with its connections; None: no successor.
+        unused: connections of successors that were superseded and never start.
         task: waits for the end, and starts the successor.
     """
 
@@ -55,7 +55,7 @@ class _Ending:
 
 
 class Changes(NamedTuple):
-    """What a configuration has changed: names of clusters, and tasks that end when their controllers have."""
+    """The changes by a configuration: names of clusters, and tasks that end when the old controllers have ended."""
 
     added: set[str]
     removed: set[str]
@@ -67,9 +67,9 @@ class Fleet:
     """The running controllers, by the names of their clusters.
 
     Attributes:
-        controllers: those of the clusters that this copy owns.
-        ownership: says which these are.
-        template_problems: name of a member's cluster -> why it goes on with earlier values in its fleet's template.
+        controllers: the controllers of the clusters that this copy owns.
+        ownership: tells which clusters this copy owns.
+        template_problems: name of a member's cluster -> why it keeps earlier values in its fleet's template.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Fleet:
         self._ticked = ticked
 
     async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
-        """Make the controllers those of the configuration, and wait until those that end have ended.
+        """Make the controllers match the configuration, and wait until the old ones have ended.
 
         Returns:
             The names of the clusters that were added, removed and changed.
@@ -120,31 +120,31 @@ class Fleet:
 
     @property
     def running(self) -> Collection[str]:
-        """The names of the clusters that have a controller here, one that ends included."""
+        """The names of the clusters that have a controller here, including controllers that are ending."""
         return self._running.keys()
 
     async def follow(self) -> None:
-        """Have controllers for what is owned now, and wait a moment for those that end."""
+        """Make the controllers match the clusters owned now, and wait a moment (`END_TIMEOUT`) for those that end."""
         if self._config is not None:
             ending = (await self.change(None)).ending
             if ending:
                 await asyncio.wait(ending, timeout=END_TIMEOUT)
 
     async def change(self, config: Config | None) -> Changes:
-        """Make the controllers those of the configuration that are owned; None: of the present one.
+        """Run a controller for each owned cluster of the configuration; None: of the present one.
 
-        Clusters that it does not change are not disturbed. However many it changes, ticks of the others are not late.
-        One in the middle of a scale call delays only its own successor, which is not waited for.
+        Unchanged clusters are not disturbed, and their ticks are not late, however many others change. A controller in
+        the middle of a scale call delays only its own successor; this method does not wait for it.
         """
         async with self._lock:
             config = config or self._config
-            assert config is not None  # noqa: S101 - the first one is given
+            assert config is not None  # noqa: S101 - the first call passes a configuration
             return await self._change(config)
 
     async def _change(self, config: Config) -> Changes:
         before, slices = self._config, Slices()
         owned = {name: cluster for name, cluster in config.clusters.items() if self.ownership.owns(name)}
-        # Not those of the configuration before: a change to it that failed, by a defect of a plug-in, is made up for.
+        # Not the clusters of the previous configuration: a plug-in's defect may have interrupted the change to it.
         present = {name for name in self._running if name not in self._ending or self._ending[name].successor}
         added, changed = set(), set()
         for name in owned:
@@ -159,7 +159,7 @@ class Fleet:
         for name in removed | changed:
             await slices.turn()
             self._end(name)
-        # Leased before the old ones are released: what both use stays connected.
+        # Lease the new connections before the old ones are released: plug-ins that both use stay connected.
         for name in sorted(changed) + sorted(added):
             await slices.turn()
             cluster = config.clusters[name]
@@ -171,7 +171,7 @@ class Fleet:
         return Changes(added, removed, changed, [task for task in tasks if task is not None])
 
     async def forget(self, before: datetime) -> None:
-        """Delete what is known of clusters that were not decided about since, and are not here. Raises StoreError."""
+        """Delete stored data of clusters that are not configured and have no later record. Raises StoreError."""
         await self._store.forget_clusters(before, frozenset(self.wanted))
 
     async def stop(self) -> None:
@@ -183,7 +183,7 @@ class Fleet:
         await self.connections.close()
 
     async def cancel(self) -> None:
-        """End all controllers immediately. One in a call that cannot be cancelled is abandoned."""
+        """Cancel all controllers. If one is in a call that cannot be cancelled, abandon it."""
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -191,14 +191,14 @@ class Fleet:
             await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT)
 
     def _end(self, name: str) -> _Ending | None:
-        """Have the controller of that name end; None: there is none."""
+        """Ask the controller of a cluster to end. Returns None if there is none."""
         if name in self._running and name not in self._ending:
             self._running[name].end()
             self._ending[name] = _Ending(self._running[name])
         return self._ending.get(name)
 
     def _follow(self, name: str, successor: tuple[Cluster, ClusterConnections] | None) -> None:
-        """Have this follow the controller of that name, or nothing."""
+        """Replace the controller of a cluster with a successor, or end it if there is no successor."""
         ending = self._end(name)
         if ending is None:
             if successor is not None:

@@ -1,4 +1,4 @@
-"""When the daemon looks for garbage among all objects: nothing else runs meanwhile, 0.8 s with 10,000 clusters."""
+"""When to run a full garbage collection: it blocks everything else, for 0.8 s with 10,000 clusters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 GROWTH = 2.0
-"""By so much memory may have grown since the last full collection, all of it garbage at worst."""
+"""Factor by which memory may grow from one full collection to the next; at worst all growth is garbage."""
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two checks whether it has."""
+"""Seconds between two checks of the memory."""
 
 _NEVER = 2**31 - 1
 _PAGES = Path("/proc/self/statm")
 
 
 def used_memory() -> tuple[int, int]:
-    """Blocks of small objects, and pages of this process; 0 where that is not known.
+    """Allocated blocks of small objects, and memory pages of this process; 0 if not known.
 
-    Pages count large objects, whose memory is given back; small ones leave theirs to the next, so they are counted.
+    Pages show large objects, whose memory is returned to the system. Small objects are counted by their blocks, because
+    Python keeps their freed memory for later objects.
     """
     try:
         pages = int(_PAGES.read_text().split()[1])
@@ -31,14 +32,15 @@ def used_memory() -> tuple[int, int]:
 
 
 async def collect_on_growth(memory: Callable[[], Sequence[int]] = used_memory) -> None:
-    """Begin full collections when memory has grown, instead of by Python's own rule, until cancelled.
+    """Run full collections when memory has grown, instead of by Python's own rule, until cancelled.
 
-    That rule counts the objects that outlive the younger generations, not those that stay: an answer with a sample for
-    each of thousands of clusters begins one every few seconds, although it is freed by itself when the next arrives.
-    What is there after the start is taken to stay, and is left out of all of them.
+    Python counts the objects that survive the younger generations, even if they are freed soon afterwards. An answer
+    with a sample for each of thousands of clusters would trigger a full collection every few seconds, although
+    reference counting frees it when the next answer arrives. Objects that exist after the start are assumed to be
+    permanent, and all collections skip them (`gc.freeze`).
 
     Args:
-        memory: how much is used, in several ways and any units; 0 where that is not known.
+        memory: the used memory by several measures in any units; 0 for a measure that is not known.
     """
     if any(memory()):
         gc.set_threshold(*gc.get_threshold()[:2], _NEVER)

@@ -1,8 +1,8 @@
 """The decision log as JSON lines, a file for each hour (UTC): the trace format that `replay` reads.
 
 `history/2026-01-31T17.jsonl` has one `Record` per line, in the order of the decisions. A line is complete or absent:
-an incomplete one, after a kill or on a full disk, is removed before the next is written. A past hour is compressed to
-`history/2026-01-31T17.jsonl.gz`. What one cluster writes in an hour is bounded: its further decisions are left out.
+an incomplete line, after a kill or on a full disk, is removed before the next one is written. A past hour is compressed
+to `history/2026-01-31T17.jsonl.gz`. Each cluster may write `MAX_HOUR_BYTES` an hour; its further decisions are omitted.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger("autoscaler.daemon.history")
 _NAME = "%Y-%m-%dT%H"
 
 GRACE = timedelta(minutes=5)
-"""An hour is compressed so long after its end: its last observations may be decided on later."""
+"""Time from the end of an hour until its compression: records of its last observations may arrive later."""
 
 MAX_HOUR_BYTES = 64 * 2**20
-"""What one cluster may write in an hour, not compressed: a decision of 18 kB each second, where 1 kB is usual."""
+"""Uncompressed bytes that one cluster may write in an hour: 18 kB for a decision each second; 1 kB is usual."""
 
 WRITE_TIMEOUT = 5.0
-"""Seconds that a write may take until decisions go on without it, as may the last ones when the history is closed."""
+"""Seconds that a write may take before decisions continue without it; also the limit for closing the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class History:
     """The decision sink of the daemon.
 
     Attributes:
-        keep: how long the files of an hour are kept, at least; the files of as many hours are kept in any case.
+        keep: how long the files of an hour are kept, at least. The files of as many hours always stay.
         compress: whether past hours are compressed.
         failure: why the last lines could not be written, or None.
     """
@@ -83,10 +83,10 @@ class History:
             raise StoreError(f"{self.directory} cannot be used for history: {error.strerror}") from error
 
     async def write(self, record: Record) -> None:
-        """Write a record, or leave it out where its cluster has written `MAX_HOUR_BYTES` in this hour.
+        """Write a record, or omit it if its cluster has written `MAX_HOUR_BYTES` in this hour.
 
         Raises:
-            StoreError: it cannot be written; nothing of it is, unless a disk that hung for a while writes it later.
+            StoreError: the record cannot be written, not even in part. A disk that hangs may still write it later.
         """
         at = record.decision.at.astimezone(UTC)
         line = _Line(at, at.strftime(_NAME), dump_record(record) + b"\n")
@@ -95,7 +95,7 @@ class History:
         try:
             await self._put(line)
         except OSError as error:
-            why = error.strerror or f"no answer within {WRITE_TIMEOUT:g} s"  # None: it is our own time-out
+            why = error.strerror or f"no answer within {WRITE_TIMEOUT:g} s"  # strerror is None for our own time-out
             message = f"{self.directory} cannot be written: {why}"
             if self.failure is None:
                 log.error("cannot write history", extra={"error": message})  # noqa: TRY400 - the message is complete
@@ -106,8 +106,8 @@ class History:
             self.failure = None
 
     async def _put(self, line: _Line) -> None:
-        """Have it written. Raises OSError, of which TimeoutError is one."""
-        # What waits for a disk that hangs must not fill the memory.
+        """Write a line. Raises OSError; its subclass TimeoutError if the disk hangs."""
+        # Lines that wait for a disk that hangs must not fill the memory.
         if self._begun is not None and time.monotonic() - self._begun > WRITE_TIMEOUT:
             raise TimeoutError
         async with asyncio.timeout(WRITE_TIMEOUT):
@@ -131,7 +131,7 @@ class History:
         return written.full
 
     async def close(self) -> None:
-        """Write what waits and close the file; a compression in progress is given up, and so is a disk that hangs."""
+        """Write pending lines and close the file. A compression in progress is abandoned, and so is a hanging disk."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._batcher.close(self._close_file)
@@ -168,7 +168,7 @@ class History:
         try:
             written = os.write(self._file, text)
             if written < len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - a short write is the full disk
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - a short write means a full disk
         except OSError:
             os.ftruncate(self._file, before)
             raise
@@ -177,7 +177,7 @@ class History:
         if hour == self._hour and self._is_there():
             return
         self._close_file()
-        # It may have been deleted meanwhile.
+        # The directory may have been deleted meanwhile.
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = path = next(name for name in names(self.directory, hour) if self._may_grow(name))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,14 +185,14 @@ class History:
         self._remove_old(hour)
 
     def _is_there(self) -> bool:
-        """Whether the open file is still the one of its name: what is written into a deleted one is lost."""
+        """Whether the open file still has its name: lines written into a deleted file are lost."""
         try:
             return os.path.samestat(os.fstat(self._file), self._path.stat())
         except FileNotFoundError:
             return False
 
     def _may_grow(self, path: Path) -> bool:
-        # In this order: the compressed file exists before the compressor forgets the plain one.
+        # Check in this order: the compressed file exists before the compressor forgets the plain one.
         return not self._compressor.has(path) and not compressed_path(path).exists()
 
     def _close_file(self) -> None:
@@ -201,8 +201,8 @@ class History:
         self._file, self._hour = -1, ""
 
     def _compress(self, now: datetime) -> None:
-        """Compress all hours but the present one and one that has just ended or begun, in any order of the clock."""
-        # Decisions of different clusters are in any order: those of two hours alternate for a while.
+        """Compress all hours except the present one and those within `GRACE`, even if the clock was set back."""
+        # Decisions of different clusters arrive in any order: around a full hour, lines of two hours alternate.
         near = tuple((now + change).strftime(_NAME) for change in (-GRACE, timedelta(0), GRACE))
         if near == self._near:
             return
@@ -215,7 +215,8 @@ class History:
     def _remove_old(self, hour: str) -> None:
         """Remove the files that are older than `keep`, counted from this hour.
 
-        Those of as many hours as there are in `keep` always stay: a clock that jumps ahead must not delete the history.
+        The files of the newest hours, as many as `keep` has, always stay: a clock that jumps ahead must not delete the
+        history.
         """
         oldest = (datetime.strptime(hour, _NAME).replace(tzinfo=UTC) - self.keep).strftime(_NAME)
         files: dict[str, list[Path]] = {}
@@ -230,12 +231,12 @@ class History:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    # New lines can be written nevertheless.
+                    # This does not prevent writing new lines.
                     log.warning("cannot remove old history", extra={"path": str(path), "error": error.strerror})
 
 
 def remove_incomplete_line(path: Path) -> int:
-    """Remove a last line that is not complete. Returns its size in bytes."""
+    """Remove an incomplete last line. Returns its size in bytes."""
     with path.open("r+b") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:

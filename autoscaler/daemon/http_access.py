@@ -1,4 +1,4 @@
-"""Who may ask the HTTP endpoints for what: bearer tokens, TLS, and no pages of other sites."""
+"""Access control of the HTTP endpoints: bearer tokens, TLS, and no requests from pages of other sites."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from autoscaler.ports import AuditEntry, StoreError
 log = logging.getLogger("autoscaler.daemon.http_access")
 
 PUBLIC = ("/healthz", "/", "/assets/")
-"""What never needs a token to be read: what restarts the daemon has none, and the page asks people for theirs."""
+"""Paths that never need a token to read: liveness probes have no token, and the page asks its users for theirs."""
 
 READING = "/what-if"
-"""The end of paths whose POST changes nothing."""
+"""The suffix of paths whose POST changes nothing."""
 
 MAX_REFUSALS = 10
-"""Refused requests that are logged and audited within the period below: who guesses tokens must not fill either."""
+"""Refused requests that are logged and audited within `REFUSALS_PERIOD`: guessing tokens must not fill log or audit."""
 
 REFUSALS_PERIOD = 3600.0
 """In seconds."""
 
 EXPIRY_POLL = 10.0
-"""Seconds between two looks for tokens that have expired, which are only for the log."""
+"""Seconds between two checks for expired tokens, which serve only the log."""
 
 _LONGEST_PATH = 200
 _SAFE = frozenset({"GET", "HEAD"})
@@ -52,15 +52,15 @@ class _Token:
 
 
 class Access:
-    """The tokens and the certificate that are in use.
+    """The tokens and the certificate in use.
 
     Args:
-        spec: what the daemon starts with.
-        audit: keeps an entry of a refused request.
-        utc: the time.
+        spec: the specification that the daemon starts with.
+        audit: stores an audit entry for a refused request.
+        utc: the clock.
 
     Attributes:
-        tls: for the listener; None: it speaks no TLS.
+        tls: the context for the listener; None: no TLS.
         certificate: the file of its certificate, or None.
     """
 
@@ -79,9 +79,9 @@ class Access:
         self._use(spec)
 
     def update(self, spec: DaemonSpec) -> None:
-        """Use the tokens and the certificate of a configuration that was loaded again.
+        """Use the tokens and the certificate of a reloaded configuration.
 
-        What is listened on stays: tokens that this would send in clear text stay as they are too.
+        The listener stays as it is. If it would receive tokens in clear text from other machines, the tokens stay too.
         """
         if self.tls is not None and spec.tls is not None:
             load_certificate(self.tls, spec.tls)
@@ -90,7 +90,7 @@ class Access:
             self._use(spec)
 
     def _use(self, spec: DaemonSpec) -> None:
-        # Those of a command that connects to nothing have no value.
+        # Commands that connect to nothing load tokens without a value.
         self._tokens = tuple(
             _Token(each.name, each.rights, _digest(each.token), each.expires)
             for each in spec.tokens
@@ -101,7 +101,7 @@ class Access:
     async def log_expiries(self) -> None:
         """Log each token once when it has expired, until this is cancelled.
 
-        A clock that is put right must not miss one: the time is looked at again and again, not waited for.
+        This polls the clock instead of sleeping until the expiry, so that it notices when the clock is set.
         """
         logged: set[_Token] = set()
         while True:
@@ -122,7 +122,7 @@ class Access:
                 await self._holder(request)
             return
         if request.match_info.http_exception is not None:
-            return  # there is no such path, or it is to be read only: the answer says so
+            return  # no such path, or it does not accept this method: the answer says so
         if not self._tokens:
             raise web.HTTPForbidden(
                 text="nothing can be changed over HTTP: the configuration has no daemon.tokens; add one with "
@@ -135,21 +135,21 @@ class Access:
 
     @property
     def has_writers(self) -> bool:
-        """Whether there is any token that may change something."""
+        """Whether any token has the right to write."""
         return any(token.rights is Rights.WRITE for token in self._tokens)
 
     def may_write(self, request: web.Request) -> bool:
-        """Whether a request has a token that may change something."""
+        """Whether a request has a valid token with the right to write."""
         token = self._valid(request)
         return token is not None and token.rights is Rights.WRITE
 
     def holder(self, request: web.Request) -> str | None:
-        """The name of the token that a request has, or None where it has none, or none of ours."""
+        """The name of the valid token of a request, or None."""
         token = self._valid(request)
         return None if token is None else token.name
 
     def problem(self, request: web.Request) -> str | None:
-        """Why the token that a request has is refused where one is needed, or None."""
+        """Why the token of a request is not valid; None if it is valid or the request has none."""
         if not _credentials(request):
             return None
         token = self._presented(request)
@@ -160,16 +160,16 @@ class Access:
         return None
 
     def time_left(self, request: web.Request) -> float | None:
-        """Seconds until the token that a request has expires; None: it does not, or it has none that is valid."""
+        """Seconds until the token of a request expires; None if it never expires or the request has no valid token."""
         token = self._valid(request)
         return None if token is None or token.expires is None else (token.expires - self._utc()).total_seconds()
 
     def caller(self, request: web.Request) -> str:
-        """The name of the token that a request has which was checked."""
+        """The name of the valid token of a request, or a placeholder for none."""
         return self.holder(request) or _ANONYMOUS
 
     async def _holder(self, request: web.Request) -> _Token:
-        """Whose token a request has. Raises HTTPUnauthorized."""
+        """The valid token of a request. Raises HTTPUnauthorized."""
         if not _credentials(request):
             why = "this needs a token: send it as Authorization: Bearer TOKEN"
             raise web.HTTPUnauthorized(text=why, headers=_CHALLENGE)
@@ -185,19 +185,19 @@ class Access:
 
     def _presented(self, request: web.Request) -> _Token | None:
         digest = _digest(_credentials(request))
-        # All of them: how long it takes says nothing of which was nearly right.
+        # Compare with every token: the duration must not tell which one was nearly right.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         return found[0] if found else None
 
     async def _refusal(
         self, request: web.Request, by: str, error: type[web.HTTPForbidden | web.HTTPUnauthorized], why: str
     ) -> web.HTTPException:
-        """The error to raise, logged and audited unless there were too many."""
+        """The error to raise. It is logged and audited unless there were too many refusals."""
         now = asyncio.get_running_loop().time()
         self._refused = [at for at in self._refused if now - at < REFUSALS_PERIOD]
         if len(self._refused) < MAX_REFUSALS:
             self._refused.append(now)
-            # Percent-encoded as it came: no character of it does anything to a terminal.
+            # The path stays percent-encoded, so that no character of it controls a terminal.
             what = shorten(foreign_text(f"{request.method} {request.rel_url.raw_path}"), _LONGEST_PATH)
             detail = f"{what} from {request.remote}: {why}"
             if self._unreported:
@@ -217,31 +217,31 @@ class Access:
 
 
 ACCESS: web.AppKey[Access] = web.AppKey("access")
-"""Who may ask an application for what."""
+"""The access control of an application."""
 
 _CHALLENGE = {hdrs.WWW_AUTHENTICATE: "Bearer"}
 
 
 def _credentials(request: web.Request) -> str:
-    """The bearer token of a request, or nothing."""
+    """The bearer token of a request; empty if it has none."""
     scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(token: str) -> bytes:
-    """What is compared: all are of the same length."""
+    """The digest of a token. Digests are compared because all have the same length."""
     return sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def _is_foreign(request: web.Request) -> bool:
-    """Whether a browser sends it for a page of another site. Following a link to us is no such request."""
+    """Whether a browser sends the request for a page of another site. Following a link to us does not count."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None:
         try:
             found = urlsplit(origin)
         except ValueError:
             return True
-        schemes = ("https",) if request.secure else ("http", "https")  # a proxy before us may have the certificate
+        schemes = ("https",) if request.secure else ("http", "https")  # a proxy in front may terminate TLS
         return found.scheme not in schemes or found.netloc.lower() != request.headers.get(hdrs.HOST, "").lower()
     if request.headers.get("Sec-Fetch-Site") != "cross-site":
         return False

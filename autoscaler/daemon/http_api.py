@@ -1,6 +1,6 @@
 """The HTTP endpoints: health, metrics and a JSON API.
 
-`http_control` has those that change something, `http_page` those of the page. Every error is JSON.
+`http_control` has the endpoints that change something, `http_page` those of the page. Every error is JSON.
 """
 
 from __future__ import annotations
@@ -71,50 +71,50 @@ _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
 
 _LOCAL = (".localhost", ".svc", ".svc.cluster.local")
-"""Ends of names of this machine and of Kubernetes services."""
+"""Suffixes of host names of this machine and of Kubernetes services."""
 
 _AT_ONCE = 8
-"""Requests that begin in one iteration of the loop: a tick waits for no more, however many clients ask."""
+"""Requests that begin in one iteration of the loop: a tick waits for no more than these, however many clients ask."""
 
 _PART = 64 * 1024
 
 MAX_BODY = 64 * 1024
-"""Bytes of the body of a request."""
+"""Most bytes of the body of a request."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ListenError(AutoscalerError):
-    """The address cannot be listened on."""
+    """The daemon cannot listen on the address."""
 
 
 @asynccontextmanager
 async def serve_http(
     status: DaemonStatus, registry: CollectorRegistry, access: Access, listen: str, hosts: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """Serve the endpoints on `host:port` and give their URL; port 0 takes a free one.
+    """Serve the endpoints on `host:port` and yield their URL; port 0 takes a free port.
 
     Args:
-        status: of the daemon.
+        status: the status of the daemon.
         registry: its metrics.
-        access: who may ask for what.
-        listen: where.
+        access: the access control.
+        listen: the address, `host:port`.
         hosts: further names under which clients may reach it.
 
     Raises:
-        ListenError: the address is in use, not of this machine or not an address.
+        ListenError: the address is in use, does not belong to this machine, or is not an address.
     """
     host, port = split_address(listen)
     app = application(status, registry, access, {*hosts, host})
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
-    assert runner.server is not None  # noqa: S101 - there is one after setup
+    assert runner.server is not None  # noqa: S101 - setup() creates the server
     try:
         try:
             listener = await app[CONNECTIONS].listen(runner.server, host, port, tls=access.tls)
         except OSError as error:
             raise ListenError(
-                f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
+                f"daemon.listen: cannot listen on {listen}: {error.strerror or error}. "
                 "Is another autoscaler running? Choose another port, or 0 for a free one"
             ) from error
         try:
@@ -161,7 +161,7 @@ def application(
             *routes(),
             web.get("/api/v1/events", events),
             web.get("/api/v1/clusters", _clusters),
-            # A name may have slashes, which are percent-encoded or not: a proxy may have decoded them.
+            # A name may contain slashes, percent-encoded or not: a proxy may have decoded them.
             web.get("/api/v1/clusters/{name:.+}/decisions", _decisions),
             web.get("/api/v1/clusters/{name:.+}/series", series),
             web.post("/api/v1/clusters/{name:.+}/what-if", _what_if),
@@ -173,22 +173,23 @@ def application(
 
 
 async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
-    """Say which configuration this daemon runs, and where its history is.
+    """Add headers that name the daemon's configuration and the directory of its history.
 
-    A client of another daemon must not mistake these clusters for its own, and what is older is read from the files.
+    By the configuration, a client notices that it has reached another daemon. From the history, it reads what is older
+    than the daemon's state.
     """
     status = request.app[STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config.path.absolute()))
     response.headers["Autoscaler-History"] = quote(os.fsencode(status.history.directory.absolute()))
-    # Names and error texts come from outside: no browser is to take an answer for a page.
+    # Names and error texts come from outside: a browser must not interpret an answer as a page.
     response.headers["X-Content-Type-Options"] = "nosniff"
 
 
 @web.middleware
 async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer, and send the whole of it, within the time that a connection may take."""
+    """Answer a request and send the whole answer within the time that a connection may take."""
     with request.app[CONNECTIONS].busy(request.protocol):
-        if request.match_info.handler is not events:  # it has turns of its own, and waits for them uncounted
+        if request.match_info.handler is not events:  # event streams have their own turns, and wait for them uncounted
             async with request.app[_TURNS]:
                 await asyncio.sleep(0)
         response = await handler(request)
@@ -213,12 +214,12 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return web.json_response({"error": why}, status=400)
     except Exception:
         log.exception("HTTP request failed", extra={"path": request.path})
-        return web.json_response({"error": "internal error; the daemon's log has it"}, status=500)
+        return web.json_response({"error": "internal error; see the daemon's log"}, status=500)
 
 
 @web.middleware
 async def _check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a name of somebody else's: a page of that name, loaded in a browser here, could read everything."""
+    """Refuse a foreign Host: by DNS rebinding, a page under that name in a user's browser could read everything."""
     host = request.headers.get("Host")
     if host is not None and not _is_ours(host, request.app[_HOSTS]):
         raise web.HTTPMisdirectedRequest(
@@ -236,7 +237,7 @@ async def _check_access(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Have the copy answer that controls the cluster which is asked about. What was decided is known to all."""
+    """Forward a request about a cluster to the copy that controls it. Every copy can answer for past decisions."""
     status, name = request.app[STATUS], request.match_info.get("name")
     if (
         name is None
@@ -250,7 +251,7 @@ async def _forward(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _is_ours(host: str, hosts: frozenset[str]) -> bool:
-    """Whether it is an address, configured, or a name that cannot be registered in the public DNS."""
+    """Whether a host is an address, a configured name, or a name that cannot be registered in the public DNS."""
     try:
         name = _name(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -302,12 +303,12 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 def _is_down(fleet: FleetStatus, down: Collection[str]) -> bool:
-    """Whether a fleet is not under control at all. One bad member of hundreds is no reason to take the daemon away."""
+    """Whether a fleet is not under control at all. One bad member of hundreds must not make the daemon not ready."""
     return fleet.failure is not None or (fleet.members > 0 and all(name in down for name in fleet.clusters.values()))
 
 
 def _fleet_problem(fleet: FleetStatus) -> str | None:
-    """Why not all members of a fleet are under control as they are now, or None."""
+    """Why some members of a fleet are not under control with their present values, or None."""
     if fleet.failure is not None:
         return fleet.failure
     for member, problems in fleet.problems.items():
@@ -349,7 +350,7 @@ async def _clusters(request: web.Request) -> web.Response:
         loop_time = asyncio.get_running_loop().time()
 
         def rendered() -> bytes:
-            # One that has just been handed over may be in two answers: ours is the last one.
+            # A cluster that has just been handed over may be in two answers: ours comes last and wins.
             rows = {row["name"]: row for row in (*others, *(row_document(cluster, now) for cluster in clusters))}
             return _json(
                 {
@@ -381,13 +382,13 @@ async def _fleets(request: web.Request) -> web.Response:
 
 
 async def _what_if(request: web.Request) -> web.StreamResponse:
-    """The first request loads the simulator, which few ask for; in a thread, as it takes longer than a tick may."""
+    """Load the simulator at the first request, because few need it; in a thread, because that would delay ticks."""
     what_if = await asyncio.to_thread(_load_what_if)
     return await what_if(request)
 
 
 def _load_what_if() -> Handler:
-    from autoscaler.daemon.http_what_if import what_if  # noqa: PLC0415 - it takes a megabyte
+    from autoscaler.daemon.http_what_if import what_if  # noqa: PLC0415 - the import takes a megabyte of memory
 
     return what_if
 
@@ -454,7 +455,7 @@ async def _decisions(request: web.Request) -> web.Response:
         state = controller_of(status, name).state
     pages = status.store.pages(name, limit_of(request), until_of(request))
     parts = _decision_list(name, state, pages, renderer)
-    # Before the answer begins: an error after that can only end the connection.
+    # Read the first page before the answer begins: after that, an error can only close the connection.
     first = await anext(parts)
     return web.Response(body=_joined(first, parts), content_type="application/json")
 
@@ -491,7 +492,7 @@ async def _joined(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncIter
 
 
 async def _parts(body: bytes) -> AsyncIterator[bytes]:
-    """A long answer in parts: of what a client has not read yet, only the next is copied for it."""
+    """A long answer in parts: for a slow client, only the next part is copied, not all that it has not read yet."""
     for start in range(0, len(body), _PART):
         yield body[start : start + _PART]
 

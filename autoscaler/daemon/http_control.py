@@ -1,4 +1,4 @@
-"""The HTTP endpoints that set controls and decide now, and those that list controls and the audit."""
+"""The HTTP endpoints that set controls, request a decision, and list controls and the audit."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from autoscaler.daemon.status import DaemonStatus, fleet_of
 from autoscaler.ports import AuditEntry, Record, StoredControl
 
 DEFAULT_TIME = timedelta(hours=1)
-"""How long a control lasts that does not say."""
+"""How long a control lasts if the request does not say."""
 
 LONGEST_TIME = timedelta(days=366)
 
 DECIDE_TIMEOUT = 60.0
-"""Seconds that a decision may take that is asked for: a tick under way, one more, and their scale calls."""
+"""Seconds that a requested decision may take: the tick in progress, one more, and their scale calls."""
 
 _MAX_NAMES = 100
 _MAX_NAMED = 20  # names in an error
@@ -61,7 +61,7 @@ _BOTH = "If neither up nor down is given, both are paused."
 
 
 def _on_one_line(text: str) -> str:
-    """It is shown on the terminals of others: nothing in it may move their cursor, or turn their text around."""
+    """Check a text that is shown on terminals of others: it must not move the cursor or reverse the text direction."""
     text = " ".join(text.split())
     if not text.isprintable():
         raise ValueError(f"is {text!r}, expected characters that can be printed")
@@ -74,7 +74,7 @@ Words = Annotated[str, StringConstraints(max_length=500), AfterValidator(_on_one
 
 
 class ControlRequest(BaseModel):
-    """A pause, hold, limit or resume of clusters: of all that one of the names or patterns matches."""
+    """A pause, hold, limit or resume of all clusters that one of the names or patterns matches."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -89,8 +89,8 @@ class ControlRequest(BaseModel):
     lasting: str | None = Field(
         default=None, alias="for", description="How long it lasts, such as `2h`; at most 366d. Default: 1h."
     )
-    until_resumed: bool = Field(default=False, description="It lasts until it is resumed.")
-    reason: Words | None = Field(default=None, description="Why: it is shown wherever the control is.")
+    until_resumed: bool = Field(default=False, description="The control lasts until a resume.")
+    reason: Words | None = Field(default=None, description="Why. It is shown with the control.")
 
     @field_validator("lasting")
     @classmethod
@@ -124,13 +124,13 @@ class ControlRequest(BaseModel):
 
     @property
     def directions(self) -> tuple[bool, bool]:
-        """Whether a pause is for scaling up, and down: for both unless it says."""
+        """Whether a pause stops scaling up, and scaling down; both if the request names neither."""
         if self.up is None and self.down is None:
             return True, True
         return bool(self.up), bool(self.down)
 
     def control(self, by: str) -> Control | None:
-        """The control; None: what was set before is at an end."""
+        """The control; None: a resume, which ends all earlier controls."""
         if self.action == RESUME:
             return None
         kind = ControlKind(self.action)
@@ -146,14 +146,14 @@ class ControlRequest(BaseModel):
         )
 
     def until(self, now: datetime) -> datetime | None:
-        """When it ends by itself, or None."""
+        """When the control expires, or None."""
         if self.until_resumed or self.action == RESUME:
             return None
         return now + (DEFAULT_TIME if self.lasting is None else parse_duration(self.lasting))
 
 
 class DecideRequest(BaseModel):
-    """A decision now, not at the next tick."""
+    """A request for a decision now, before the next tick is due."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -181,7 +181,7 @@ async def _add_control(request: web.Request) -> web.Response:
             asked.control(by), asked.clusters, asked.fleets, by=by, reason=asked.reason or None, until=asked.until(now)
         )
     except ParameterError as error:
-        # The request has been checked: it is the time that no control has, which would be over once the clock is set.
+        # The request was valid: the machine's clock is outside the range of times that a control accepts.
         shown = f"{now:%Y-%m-%d %H:%M:%S} UTC"
         raise web.HTTPServiceUnavailable(
             text=f"nothing is set: the clock of the daemon's machine shows {shown}; set it, and try again"
@@ -193,7 +193,7 @@ async def _add_control(request: web.Request) -> web.Response:
 
 
 def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]) -> dict[str, int]:
-    """The clusters that min and max of the configuration hold at another size than was requested."""
+    """The clusters that `min` and `max` of their configuration hold at another size than the requested one."""
     if replicas is None:
         return {}
     known = status.clusters
@@ -203,14 +203,14 @@ def _held_at(status: DaemonStatus, replicas: int | None, clusters: Iterable[str]
 
 
 async def preceded_by(status: DaemonStatus, control: Control | None, clusters: Iterable[str]) -> dict[str, list[str]]:
-    """What is in force for clusters and counts before what was requested, as a pause does before a hold."""
+    """The controls in force that take precedence over the requested one, as a pause does over a hold, by cluster."""
     if control is None:
         return {}
     kinds, slices = [*ControlKind], Slices()
     before, now, found = kinds[: kinds.index(control.kind)], status.utc(), {}
     for name in clusters:
         await slices.turn()
-        controller = status.controllers.get(name)  # it knows annotations too; those of other copies are not known here
+        controller = status.controllers.get(name)  # it knows annotations; those on clusters of other copies are unknown
         if controller is None:
             in_force = status.controls.in_force(name, fleet_of(status.members, name), now)
         else:
@@ -235,7 +235,7 @@ async def _controls(request: web.Request) -> web.Response:
                 waiting.discard(each.id)
                 if any(control is each.control for control in controls):
                     in_force[each.id].append(name)
-    # Others were set or resumed since for all clusters of the rest.
+    # Omit controls that later ones have replaced or resumed for all of their clusters.
     shown = [_shown(each, in_force[each.id]) for each in listed if in_force[each.id] or each.id in waiting]
     return web.json_response({"controls": shown})
 
@@ -279,12 +279,12 @@ async def _openapi(_: web.Request) -> web.Response:
 
 
 def _written(field: str) -> str:
-    """The key of a field in a body."""
+    """The key of a field in the body of a request."""
     return ControlRequest.model_fields[field].alias or field
 
 
 async def _matching(status: DaemonStatus, asked: ControlRequest) -> list[str]:
-    """The names of the clusters that a request is for now. Raises HTTPNotFound where a name or pattern is for none."""
+    """The names of the clusters that a request matches now. Raises HTTPNotFound if a name or pattern matches none."""
     members, slices = status.members, Slices()
     control = StoredControl(
         clusters=tuple(asked.clusters), fleets=tuple(asked.fleets), control=None, by="", at=status.utc()

@@ -1,4 +1,4 @@
-"""The page: the endpoints with its files. These have no data: what it shows it asks for, with a token if need be."""
+"""The endpoints with the files of the page. The files contain no data: the page requests it, with a token if needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
-    # A browser asks each time whether it has changed: a name stays when the daemon is updated.
+    # A browser must revalidate each time: file names stay the same when the daemon is updated.
     hdrs.CACHE_CONTROL: "no-cache",
     hdrs.VARY: hdrs.ACCEPT_ENCODING,
 }
 
 
 def page_routes() -> list[web.RouteDef]:
-    """The endpoints."""
+    """The endpoints of the page."""
     return [web.get("/", _page), web.get(f"{ASSETS}{{file}}", _asset)]
 
 
@@ -37,7 +37,7 @@ async def _asset(request: web.Request) -> web.Response:
 def _answer(request: web.Request, name: str) -> web.Response:
     file = files()[name]
     headers = {**_HEADERS, hdrs.ETAG: file.etag}
-    # Proxies may send several, of which one may be ours.
+    # A proxy may send several tags; ours may be one of them.
     if file.etag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
         return web.Response(status=web.HTTPNotModified.status_code, headers=headers)
     headers[hdrs.CONTENT_TYPE] = file.content_type

@@ -1,4 +1,4 @@
-"""What handlers of the HTTP endpoints have in common: the daemon, what a request names, and how a decision is shown."""
+"""Helpers that the HTTP handlers share: keys of the application, parsing of requests, and documents of decisions."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MAX_LISTED = 10_000
 """Most decisions, or entries of the audit, in one answer."""
 
 CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
-"""Those of an application."""
+"""The connections of an application."""
 
 STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
-"""The daemon that an application is of."""
+"""The status of the daemon that an application belongs to."""
 
 BUSY: web.AppKey[asyncio.Lock] = web.AppKey("what-if")
-"""One simulation of `what-if` at a time."""
+"""The lock that allows one simulation of `what-if` at a time."""
 
 _LONGEST_SHOWN = 60
 
 
 class WhatIfRequest(BaseModel):
-    """What is to be different, and the time whose load counts."""
+    """The objective or policies to simulate, and the time range whose recorded load is used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class WhatIfRequest(BaseModel):
 
 
 def controller_of(status: DaemonStatus, name: str) -> Controller:
-    """The controller of a cluster. Raises HTTPNotFound, which names those there are."""
+    """The controller of a cluster. Raises HTTPNotFound, which lists the known clusters."""
     controller = status.controllers.get(name)
     if controller is None:
         for fleet in status.fleets:
@@ -74,14 +74,14 @@ def controller_of(status: DaemonStatus, name: str) -> Controller:
 
 
 def limit_of(request: web.Request) -> int:
-    """How many are asked for by `limit`. Raises HTTPBadRequest."""
+    """The parameter `limit` of a query. Raises HTTPBadRequest."""
     return number_of(request, "limit", 20, 1, MAX_LISTED)
 
 
 def number_of(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    """A number that is given in a query. Raises HTTPBadRequest."""
+    """A parameter of a query that is a number. Raises HTTPBadRequest."""
     text = request.query.get(name, str(default))
-    # Long ones are not converted: Python raises another error for thousands of digits.
+    # Do not convert long texts: for thousands of digits Python raises another error.
     if not text.isdecimal() or len(text) > len(str(most)) or not least <= int(text) <= most:
         shown = text[:_LONGEST_SHOWN]
         raise web.HTTPBadRequest(text=f"{name} is {shown!r}, expected a number from {least} to {most}")
@@ -89,12 +89,12 @@ def number_of(request: web.Request, name: str, default: int, least: int, most: i
 
 
 def until_of(request: web.Request) -> datetime | None:
-    """Up to when they are asked for by `until`. Raises HTTPBadRequest."""
+    """The parameter `until` of a query. Raises HTTPBadRequest."""
     return time_of(request, "until")
 
 
 def time_of(request: web.Request, name: str) -> datetime | None:
-    """A time that is given in a query. Raises HTTPBadRequest."""
+    """A parameter of a query that is a time, UTC by default. Raises HTTPBadRequest."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -107,7 +107,7 @@ def time_of(request: web.Request, name: str) -> datetime | None:
 
 
 def record_of(line: bytes) -> Record:
-    """A decision as the state store has it. Raises StoreError."""
+    """Parse a decision from a line of the state store. Raises StoreError."""
     try:
         return load_record(line)
     except ValueError as error:
@@ -126,7 +126,7 @@ def time_text(at: datetime | None) -> str | None:
 
 
 def decision_document(record: Record, failed: str | None) -> dict[str, object]:
-    """A decision with what it was made of, and its explanation; `failed` is why its scale call has failed."""
+    """A decision with its observation and its explanation; `failed` is why its scale call has failed."""
     return {
         "observation": to_json(record.observation),
         "decision": to_json(record.decision),
@@ -136,7 +136,7 @@ def decision_document(record: Record, failed: str | None) -> dict[str, object]:
 
 
 def control_document(control: Control) -> dict[str, object]:
-    """A control, and that as a sentence."""
+    """A control, also as a sentence."""
     return {
         "kind": control.kind.value,
         "by": control.by,
@@ -159,7 +159,10 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def body_of(request: web.Request, model: type[Model]) -> Model:
-    """The body of a request. Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge."""
+    """The parsed body of a request.
+
+    Raises HTTPBadRequest, HTTPUnsupportedMediaType and HTTPRequestEntityTooLarge.
+    """
     if request.content_type != "application/json":
         shown = request.headers.get(hdrs.CONTENT_TYPE, "nothing")[:100]
         raise web.HTTPUnsupportedMediaType(text=f"the Content-Type is {shown}, expected application/json")
@@ -170,7 +173,7 @@ async def body_of(request: web.Request, model: type[Model]) -> Model:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """A problem of a body, with the key that it is about."""
+    """A problem of a body, with the key that it refers to."""
     place = ".".join(map(str, error["loc"]))
     message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message

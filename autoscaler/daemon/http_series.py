@@ -1,4 +1,4 @@
-"""`GET /api/v1/clusters/{name}/series`: what a cluster did, for drawing."""
+"""`GET /api/v1/clusters/{name}/series`: time series, decisions and rescales of a cluster, for charts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("autoscaler.daemon.http_series")
 DEFAULT_SPAN = timedelta(hours=1)
 
 _LEVEL = 5
-"""Of compression: a week of 113 kB is 8 kB."""
+"""The compression level: it compresses a week of 113 kB to 8 kB."""
 
 FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -63,7 +63,7 @@ async def series(request: web.Request) -> web.Response:
 
 
 def range_of(request: web.Request, now: datetime) -> tuple[float, float]:
-    """From when and until when, seconds since 1970. Raises HTTPBadRequest."""
+    """Begin and end of the requested time range, in seconds since 1970. Raises HTTPBadRequest."""
     until = min(until_of(request) or now, now)
     since = time_of(request, "from") or max(until, FIRST) - DEFAULT_SPAN
     if not FIRST <= since < until:
@@ -75,7 +75,7 @@ def range_of(request: web.Request, now: datetime) -> tuple[float, float]:
 
 
 async def fill(request: web.Request, controller: Controller) -> None:
-    """Add what the state store has of the time before this daemon had the cluster, once."""
+    """Add, once, the decisions in the state store from before this daemon took the cluster."""
     if not controller.series.filled:
         await request.app[RENDERER].share(("fill", controller.name), lambda: _fill(request, controller))
 
@@ -100,7 +100,7 @@ async def _fill(request: web.Request, controller: Controller) -> None:
 
 
 def _earlier(controller: Controller, state: ClusterState, records: Sequence[Record]) -> Series:
-    """Of records, newest first. What was learned is taken as it is known now."""
+    """The series of records, which come newest first. All of them use the learned state of now."""
     found = Series()
     for record in reversed(records):
         found.add(controller.cluster.spec, state, record)

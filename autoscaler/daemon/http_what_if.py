@@ -1,4 +1,4 @@
-"""`POST /api/v1/clusters/{name}/what-if`: another objective or other policies, with the recorded load."""
+"""`POST /api/v1/clusters/{name}/what-if`: simulate another objective or other policies with the recorded load."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ TIME_LIMIT = 60.0
 """Seconds that a simulation may take: a day takes a few."""
 
 LEAST_SPAN = 600.0
-"""Seconds of recorded load that are simulated at least."""
+"""The least recorded load, in seconds, that can be simulated."""
 
 _LOAD, _CURRENT = KEYS.index("load"), KEYS.index("current")
 _MODULE = "autoscaler.daemon.what_if"
 _EXPONENTS = (0.5, 1.0)
 
 CAVEAT = (
-    "Simulated: a model of the cluster, with the capacity and the start-up time that are known today, under the load "
-    "as it was recorded. Compare it with the present configuration in the same model, and that with what happened."
+    "Simulated: a model of the cluster, with the capacity and the start-up time known today, under the recorded load. "
+    "Compare it with the present configuration in the same model, and compare that one with what happened."
 )
 
 
@@ -49,7 +49,7 @@ async def what_if(request: web.Request) -> web.Response:
     controller = controller_of(status, request.match_info["name"])
     asked = await body_of(request, WhatIfRequest)
     if lock.locked():
-        raise web.HTTPServiceUnavailable(text="another one is being simulated: ask again in a moment")
+        raise web.HTTPServiceUnavailable(text="another simulation is running: try again in a moment")
     request.app[CONNECTIONS].extend(request.protocol, TIME_LIMIT)
     async with lock:
         now = status.utc()
@@ -77,7 +77,7 @@ async def what_if(request: web.Request) -> web.Response:
 
 
 async def _simulated(job: Job) -> bytes:
-    """The answer of the process."""
+    """The output of the process that simulates a job."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -85,7 +85,7 @@ async def _simulated(job: Job) -> bytes:
         async with asyncio.timeout(TIME_LIMIT):
             answer, _ = await process.communicate(pickle.dumps(job))
     except TimeoutError as error:
-        text = f"it took longer than {TIME_LIMIT:g} s to simulate: choose a shorter time"
+        text = f"the simulation took longer than {TIME_LIMIT:g} s: choose a shorter time range"
         raise web.HTTPServiceUnavailable(text=text) from error
     finally:
         if process.returncode is None:
@@ -97,7 +97,7 @@ async def _simulated(job: Job) -> bytes:
 
 
 def _job(controller: Controller, asked: WhatIfRequest, rows: Sequence[Row], now: datetime) -> tuple[Job, list[str]]:
-    """What to simulate, and what the reader should know of it. Raises HTTPBadRequest."""
+    """The job to simulate, and notes about it for the reader. Raises HTTPBadRequest."""
     state, notes = controller.state or ClusterState(), []
     known = [(at, values) for at, values in rows if not math.isnan(values[_LOAD])]
     span = known[-1][0] - known[0][0] if known else 0.0
@@ -137,12 +137,12 @@ def _job(controller: Controller, asked: WhatIfRequest, rows: Sequence[Row], now:
 
 
 def _capacity(spec: ClusterSpec, state: ClusterState, partitions: int | None, size: int) -> tuple[float, float]:
-    """Records/s of one worker, and how that grows with the size. Raises HTTPBadRequest."""
+    """Records/s of one worker, and the exponent with which the rate grows with the size. Raises HTTPBadRequest."""
     size = max(size, 1)
     other = 2 * size
     small, large = (capacity_at(spec, state.learned, each, partitions) for each in (size, other))
     if not small or not large:
-        text = "what a worker can process is not known yet: set capacity.per_replica, or let it run under load"
+        text = "the capacity of a worker is not known yet: set capacity.per_replica, or let the job run under load"
         raise web.HTTPBadRequest(text=text)
     least, most = _EXPONENTS
     exponent = min(max(math.log2(large / small), least), most)
@@ -150,7 +150,7 @@ def _capacity(spec: ClusterSpec, state: ClusterState, partitions: int | None, si
 
 
 def _names(controller: Controller) -> dict[str, str]:
-    """Metric of the cluster -> that of a simulated one, by its role, its name or what is asked of its source."""
+    """Metric of the cluster -> metric of the simulation, matched by its role, its name or its query's `metric`."""
     known = roles(controller.cluster.spec)
     parts = {known.arrivals: "arrivals", known.throughput: "throughput", known.lag: "lag"}
     found = {}
@@ -163,7 +163,7 @@ def _names(controller: Controller) -> dict[str, str]:
 
 
 def _steps(known: Sequence[Row]) -> tuple[float, ...]:
-    """The load in each step: what is between two readings is in a line."""
+    """The load in each step, interpolated linearly between two readings."""
     begin, steps, place = known[0][0], [], 0
     for number in range(int((known[-1][0] - begin) / STEP)):
         at = begin + number * STEP

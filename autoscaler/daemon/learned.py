@@ -1,4 +1,4 @@
-"""What was learned of a cluster, as numbers and for drawing."""
+"""The learned state of a cluster, as numbers and for charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoscaler.core.workload_profile import MONDAY_S, Profile, Season, seasonal
 from autoscaler.daemon.workload import capacity_at
 
 MOST_SIZES = 40
-"""Sizes of which the capacity is drawn, about: a curve needs no more."""
+"""About how many sizes the capacity curve has: a curve needs no more."""
 
 
 def learned_document(
@@ -22,9 +22,9 @@ def learned_document(
     profile: Profile | None,
     now: datetime,
 ) -> dict[str, object]:
-    """What was learned: ages instead of times, medians instead of lists; and the same for drawing.
+    """The learned state, with ages instead of times and medians instead of lists; and data for charts.
 
-    `took`: the last rescales, from which size to which, and the seconds until they had settled.
+    `took`: for each of the last rescales, the size before, the size after, and the seconds until it had settled.
     """
     learned, seconds = state.learned, now.timestamp()
     return {
@@ -61,7 +61,7 @@ def learned_document(
 
 
 def _capacity_by_size(spec: ClusterSpec, state: ClusterState) -> list[tuple[int, float, int]]:
-    """Size, records/s, and how often that was seen, and one more: of sizes spread over all that are allowed."""
+    """(size, records/s, samples + 1) for sizes spread over the allowed range and for all observed sizes."""
     least, most = max(spec.limits.minimum, 1), spec.limits.maximum
     step = max(1, -(-(most - least) // MOST_SIZES))
     engine = state.past[-1].engine if state.past else None
@@ -76,7 +76,7 @@ def _capacity_by_size(spec: ClusterSpec, state: ClusterState) -> list[tuple[int,
 
 
 def _week(season: Season) -> list[tuple[int, float]] | None:
-    """Hour of the week, from Monday 0:00 UTC, and the usual arrivals then in relation to their mean."""
+    """Hour of the week (from Monday 0:00 UTC), and its usual arrivals relative to the mean of the week."""
     usual = [seasonal_value(season.usual, MONDAY_S + 3600 * hour + 1800) for hour in range(7 * 24)]
     mean = fmean(usual)
     return [(hour, rate / mean) for hour, rate in enumerate(usual)] if mean > 0 else None

@@ -1,4 +1,4 @@
-"""Log lines as text or JSON. What is passed as `extra` becomes fields of the line."""
+"""Log lines as text or JSON. The keys of `extra` become fields of the line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoscaler.config.model import LogFormat
 from autoscaler.core.foreign import format_exception, mask
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_CHAIN = 10  # exceptions of a traceback: each from the one before
+_CHAIN = 10  # most chained exceptions of a traceback
 
 
 def setup(log: LogFormat, stream: TextIO | None = None) -> None:
@@ -30,10 +30,10 @@ def setup(log: LogFormat, stream: TextIO | None = None) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Shows the whole traceback of an exception, and only the beginning of a long text."""
+    """Shows the whole traceback of an exception, but only the beginning of a long exception text."""
 
-    def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802 - as its parent's
-        """The traceback of an exception and of those it was raised from."""
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802 - as in the base class
+        """The tracebacks of an exception and of the exceptions it was raised from."""
         error: BaseException | None = ei[1]
         parts: list[str] = []
         while error is not None and len(parts) < _CHAIN:
@@ -49,7 +49,7 @@ class _Formatter(logging.Formatter):
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """What was passed as `extra`."""
+    """The fields that were passed as `extra`."""
     return {key: value for key, value in vars(record).items() if key not in _OWN}
 
 
@@ -66,7 +66,7 @@ class JsonFormatter(_Formatter):
         text = {"message": record.getMessage(), **fields(record)}
         if record.exc_info:
             text["traceback"] = self.formatException(record.exc_info)
-        # Not the line as a whole: what is masked must not reach into an escape, nor into the time.
+        # Mask each value, not the whole line: masking must not alter JSON escapes or the time.
         line.update((key, _masked(value)) for key, value in text.items())
         return json.dumps(line)
 
@@ -99,5 +99,5 @@ class ConsoleFormatter(_Formatter):
 
 def _quoted(value: object) -> str:
     text = str(value)
-    # Names come from outside: an escape sequence must not reach a terminal.
+    # Names come from outside: escape sequences must not reach a terminal.
     return json.dumps(text) if not text.isprintable() or not text or any(c in ' "=' for c in text) else text

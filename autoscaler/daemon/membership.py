@@ -1,4 +1,4 @@
-"""Which members a fleet has: those that its discovery finds, and those whose loss is not certain yet."""
+"""The members of a fleet: those that its discovery finds, and missing ones whose loss is not certain yet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Membership:
     """The members of a fleet after an answer of its discovery.
 
     Attributes:
-        members: by their ids. Each has the values of the last answer it was in.
-        held: ids of members that are not found any more and are kept until their loss is certain -> the time, in
-            seconds, of the first answer without them.
+        members: the members by their ids, each with the values of the last answer that contained it.
+        held: ids of missing members that are kept until their loss is certain -> the time, in seconds, of the first
+            answer without them.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     held: Mapping[str, float] = field(default_factory=dict)
 
     def without(self, ids: Collection[str]) -> Membership:
-        """The others."""
+        """The membership without these members."""
         members = {key: member for key, member in self.members.items() if key not in ids}
         return Membership(members, {key: since for key, since in self.held.items() if key not in ids})
 
@@ -30,15 +30,15 @@ class Membership:
 def accept(before: Membership, found: Iterable[Member], now: float, confirm: float) -> Membership:
     """The members after an answer of the discovery.
 
-    New ones are members at once. Those that are not found leave at once while they are fewer than half of all: that is
-    how members go. Half or more at once, which includes the last one and one of two, are rather a discovery that sees
-    less than there is: each of them stays until it was missing in every answer for `confirm`, also when others return
+    New members join at once. If fewer than half of all members are missing, they leave at once: that is normal. If half
+    or more are missing (including the only member, or one of two), the discovery probably does not see all members.
+    Then each missing member stays until it has been missing in every answer for `confirm`, even if others return
     meanwhile.
 
     Args:
-        before: the members before. An answer that failed has not changed them.
+        before: the members before. Failed answers do not change them.
         found: the members in the answer; of two with the same id the first one counts.
-        now: the time of the answer in seconds, of a clock that is never set.
+        now: the time of the answer in seconds, by a monotonic clock.
         confirm: seconds that a large loss must last.
     """
     answer: dict[str, Member] = {}

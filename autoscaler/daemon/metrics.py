@@ -58,26 +58,26 @@ def loop_stalls(registry: CollectorRegistry) -> Counter:
 
 
 def registry() -> CollectorRegistry:
-    """A registry of the daemon's own, with the figures of its process."""
-    # No second series for each histogram, which has no new information.
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
+    """A new registry with the metrics of the daemon's process."""
+    # Without the series `_created` of each histogram, which carry no information.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
 
 
 def exposition(status: DaemonStatus, registry: CollectorRegistry, clusters: list[ClusterSnapshot]) -> bytes:
-    """The metrics as Prometheus text. It may run in another thread than the daemon."""
+    """The metrics as Prometheus text. It may run outside the daemon's thread."""
     return generate_latest(registry) + _text(_FAMILIES, clusters, status.utc())
 
 
 def exposition_of_policies(status: DaemonStatus, clusters: list[ClusterSnapshot]) -> bytes:
-    """What policies have learned and work with: up to thousands of numbers for each cluster."""
+    """The learned numbers and the inputs of policies as Prometheus text: up to thousands for each cluster."""
     return _text(_FAMILIES_OF_POLICIES, clusters, status.utc())
 
 
 class DaemonCollector(Collector):
-    """The metrics of the daemon as a whole. It may run in another thread than the daemon."""
+    """The metrics of the daemon as a whole. It may run outside the daemon's thread."""
 
     def __init__(self, status: DaemonStatus) -> None:
         self._status = status
@@ -92,10 +92,10 @@ class DaemonCollector(Collector):
             ("clusters", "Clusters under control.", len(status.controllers)),
             (
                 "clusters_configured",
-                "Clusters there are, whichever copy of the daemon controls them.",
+                "Clusters in the configuration, whichever copy of the daemon controls them.",
                 len(status.clusters),
             ),
-            ("dry_run", "1 when the targets are not called.", status.dry_run),
+            ("dry_run", "1 if the daemon makes no scale calls.", status.dry_run),
             ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
             ("history_ok", "1 when the last decision was written to the history.", status.history.failure is None),
             ("last_reload_successful", "0 when the last reload was refused.", not status.reload_problems),
@@ -113,12 +113,12 @@ class DaemonCollector(Collector):
                 yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: `collect` gives the families."""
+        """Describe nothing in advance: `collect` returns the families."""
         return ()
 
 
 def _sharing(ownership: Ownership) -> Iterator[Metric]:
-    """What this copy has of what all share."""
+    """The metrics of copies and leases."""
     for kind, name, text, value in (
         (
             GaugeMetricFamily,
@@ -129,7 +129,7 @@ def _sharing(ownership: Ownership) -> Iterator[Metric]:
         (
             GaugeMetricFamily,
             "leases_owned",
-            "Leases that this copy of the daemon has: the clusters that it controls.",
+            "Leases that this copy of the daemon holds: the clusters that it controls.",
             ownership.owned,
         ),
         (CounterMetricFamily, "leases_taken", "Leases that this copy of the daemon has taken.", ownership.taken),
@@ -177,15 +177,15 @@ _FLEETS: tuple[tuple[type[Any], str, str, Callable[[FleetStatus, datetime], floa
 
 
 _AT_ONCE = 100
-"""Clusters whose text is made together."""
+"""Clusters whose text is built together."""
 
 _Samples = Iterable[tuple[str, float]]
-"""Further labels, such as `,metric="lag"`, and the value."""
+"""Additional labels, such as `,metric="lag"`, and the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A metric of the clusters, written without the library, which takes ten times as long."""
+    """A metric of the clusters, formatted without the client library, which would take ten times as long."""
 
     name: str
     kind: str
@@ -195,11 +195,11 @@ class _Family:
 
     @property
     def head(self) -> str:
-        # A summary has two kinds of samples under one head.
+        # A summary has two families of samples, `_count` and `_sum`, under one head.
         return "" if self.help is None else f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
 
     def lines(self, clusters: list[tuple[str, ClusterSnapshot]], now: datetime) -> bytes:
-        """The samples of clusters, which come with their names as labels' values."""
+        """The samples of clusters. Each cluster comes with its name as an escaped label value."""
         name, samples = self.name + self.suffix, self.samples
         lines = [
             f'{name}{{cluster="{label}"{labels}}} {float(value)!r}\n'
@@ -210,7 +210,7 @@ class _Family:
 
 
 def _text(families: Sequence[_Family], clusters: list[ClusterSnapshot], now: datetime) -> bytes:
-    """All families, of some clusters at a time: one after the other they would find the processor's cache cold."""
+    """All families, built for some clusters at a time, so that the data of a cluster stays in the processor's cache."""
     named = [(_escaped(cluster.name), cluster) for cluster in clusters]
     parts = [[family.head.encode()] for family in families]
     for start in range(0, len(named), _AT_ONCE):
@@ -258,7 +258,7 @@ def _control_ends(cluster: ClusterSnapshot, _: datetime) -> _Samples:
             yield f',kind="{control.kind.value}",by="{_escaped(control.by)}"', control.until.timestamp()
 
 
-# Copies of counters: the loop continues counting while another thread reads.
+# These functions copy the counters, because the loop continues to count while another thread reads them.
 def _decisions(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for reason, number in cluster.counters.decisions.copy().items():
         yield f',reason="{reason.value}"', number
@@ -272,7 +272,7 @@ def _read_errors(cluster: ClusterSnapshot, _: datetime) -> _Samples:
 
 
 def _rescales(cluster: ClusterSnapshot, _: datetime) -> _Samples:
-    """Of both directions from the beginning: increase() of Prometheus does not count the first value of a series."""
+    """Both directions from the start, even if 0: Prometheus' increase() ignores the first value of a series."""
     for direction in Direction:
         yield f',direction="{direction.value}"', cluster.counters.rescales.get(direction, 0)
 
@@ -308,7 +308,7 @@ def _phase_medians(cluster: ClusterSnapshot, _: datetime) -> _Samples:
 
 def _restarts(cluster: ClusterSnapshot, _: datetime) -> _Samples:
     for direction in cluster.state.learned.durations if cluster.state else ():
-        restart = restart_time(cluster.state.learned, direction)  # type: ignore[union-attr]  # without, there is none
+        restart = restart_time(cluster.state.learned, direction)  # type: ignore[union-attr]  # the loop is empty without a state
         if restart is not None:
             yield f',direction="{direction.value}"', restart
 
@@ -353,7 +353,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_proposed_replicas",
         "gauge",
-        "Replicas that the policies together asked for.",
+        "Replicas that the policies together proposed, before the guards.",
         _single(lambda c: c.decision.proposed if c.decision else None),
     ),
     _Family(
@@ -374,7 +374,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_backlog_seconds",
         "gauge",
-        "Lag divided by throughput; not there while one of them is missing.",
+        "Lag divided by throughput; absent while one of them is missing.",
         _single(lambda c: backlog_time(c.cluster.spec, c.observation) if c.observation else None),
     ),
     _Family(
@@ -392,20 +392,20 @@ _FAMILIES = (
     _Family(
         "autoscaler_metric_age_seconds",
         "gauge",
-        "Age of the last value of a metric, since it was true at its origin.",
+        "Age of the last value of a metric, from the time of the value at its origin.",
         _value_ages,
     ),
     _Family(
         "autoscaler_reading_missing",
         "gauge",
-        "1 when a metric, the engine or the target could not be read last time.",
+        "1 if a metric, the engine or the target could not be read at the last tick.",
         _missing,
     ),
     _Family("autoscaler_control", "gauge", "1 while people have paused, held or limited the cluster.", _controls),
     _Family(
         "autoscaler_control_until_timestamp_seconds",
         "gauge",
-        "When the pause, hold or limit ends; not there if it does not end by itself.",
+        "When the pause, hold or limit expires; absent if it does not expire.",
         _control_ends,
     ),
     _Family("autoscaler_decisions_total", "counter", "Decisions by reason.", _decisions),
@@ -418,7 +418,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_ticks_skipped_total",
         "counter",
-        "Ticks left out because the one before took too long.",
+        "Ticks skipped because the previous one took too long.",
         _single(lambda c: c.counters.skipped),
     ),
     _Family(
@@ -430,7 +430,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_unexpected_errors_total",
         "counter",
-        "Errors of the cluster's plug-ins that are not failures of another system but defects.",
+        "Errors of the cluster's plug-ins that are defects, not failures of an external system.",
         _single(lambda c: c.counters.unexpected),
     ),
     _Family(
@@ -449,7 +449,7 @@ _FAMILIES = (
     _Family(
         "autoscaler_rescale_phase_seconds",
         "summary",
-        "How long the phases of settled rescales took, each from the end of the phase before.",
+        "How long the phases of settled rescales took, each from the end of the previous phase.",
         _phase_counts,
         "_count",
     ),
@@ -500,7 +500,7 @@ _FAMILIES_OF_POLICIES = (
 
 @lru_cache(maxsize=65536)
 def _escaped(value: str) -> str:
-    """A label's value, escaped for the text format."""
+    """A label value, escaped for the text format."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

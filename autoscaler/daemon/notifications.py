@@ -1,8 +1,8 @@
-"""What has happened to clusters, sent to the receivers of the configuration and to the targets that can show it.
+"""Notifications of events of clusters, sent to the configured receivers and to targets that can show them.
 
-After each tick a cluster is compared with how it was after the one before. Each receiver has a queue and a task of its
-own: a tick adds to the queue and never waits, and a receiver that hangs delays no other. What is too much for its rate
-waits and is sent together; of a full queue the oldest is dropped, and counted.
+After each tick, the state of a cluster is compared with its state after the previous tick. Each receiver has its own
+queue and task: a tick adds to the queue and never waits, and a receiver that hangs does not delay others. Notifications
+above the receiver's rate wait and are sent together. If the queue is full, the oldest one is dropped and counted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ log = logging.getLogger("autoscaler.daemon.notifications")
 Message = tuple[NotificationKind, str]
 
 QUEUE = 1000
-"""Notifications that wait for one receiver."""
+"""Most notifications that wait for one receiver."""
 
 DIGEST_FROM = 5
-"""Notifications that wait from which on they are sent together."""
+"""Number of waiting notifications from which they are sent as one message."""
 
 TIMEOUT = 30.0
 """Seconds that sending may take."""
@@ -62,43 +62,43 @@ ATTEMPTS = 8
 """How often one message is sent while its receiver is unavailable, with growing pauses: over about two minutes."""
 
 DRAIN = 3.0
-"""Seconds that what waits may take at the end."""
+"""Seconds that sending the waiting notifications may take at shutdown."""
 
 TICKS_IN_TROUBLE = 3
-"""Ticks after which trouble is news: a reading that fails once is not."""
+"""Ticks after which trouble is reported: a reading that fails once is not."""
 
 EXPIRING = timedelta(minutes=10)
-"""Time before its end, at most a quarter of it all, at which a control is said to expire."""
+"""Time before the end of a control at which a notification announces it, at most a quarter of its duration."""
 
 BACKLOG = 60.0
 BACKLOG_FOR = timedelta(minutes=5)
-"""Seconds of backlog at the greatest size that are news when they have lasted for so long."""
+"""More than `BACKLOG` seconds of backlog at the largest size are reported once they have lasted for `BACKLOG_FOR`."""
 
 EVENTS = "kubernetes-events"
 EVENTS_RATE = 600
-"""Events of targets a minute."""
+"""Most events on targets per minute."""
 
 _SEVERITY = {
     NotificationKind.RESCALE_FAILED: Severity.ERROR,
     NotificationKind.TROUBLE_BEGUN: Severity.ERROR,
     NotificationKind.CONTROL_EXPIRING: Severity.WARNING,
     NotificationKind.AT_MAXIMUM_BEGUN: Severity.WARNING,
-}  # the others are information
-_SHOWN = ("rescale-", "trouble-", "at-maximum-")  # what is shown on targets
+}  # the other kinds are information
+_SHOWN = ("rescale-", "trouble-", "at-maximum-")  # prefixes of the kinds that targets show
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A cluster after a tick, as far as it is news.
+    """The part of a cluster's state after a tick that can cause notifications.
 
     Attributes:
-        rescale: the one in progress, or None.
+        rescale: the rescale in progress, or None.
         refused: whether scale calls fail.
-        troubled: ticks in a row in which it had another problem.
-        controls: those that are in force.
-        expiring: those of them that end soon.
-        full_since: since when it is at its greatest size with a backlog, or None.
-        full: whether that has lasted.
+        troubled: consecutive ticks in which it had another problem.
+        controls: the controls in force.
+        expiring: the controls in force that end soon.
+        full_since: since when it is at its largest size with a backlog, or None.
+        full: whether that has lasted for `BACKLOG_FOR`.
     """
 
     rescale: Rescale | None = None
@@ -111,7 +111,7 @@ class Seen:
 
 
 def see(controller: Controller, before: Seen, now: datetime) -> Seen:
-    """A cluster after a tick."""
+    """The state of a cluster after a tick."""
     state, observation, refused = controller.state, controller.observation, controller.refusal is not None
     problem = None if refused else trouble(controller)
     controls = before.controls if observation is None or observation.desired is None else controller.controls
@@ -129,7 +129,7 @@ def see(controller: Controller, before: Seen, now: datetime) -> Seen:
 
 
 def _is_full(controller: Controller, observation: Observation) -> bool | None:
-    """Whether it is at its greatest size with a backlog. None: it is not known."""
+    """Whether a cluster is at its largest size with a backlog. None: not known."""
     spec, size = controller.cluster.spec, observation.desired
     backlog = backlog_time(spec, observation)
     return None if backlog is None or size is None else backlog > BACKLOG and size >= controller.limits.maximum
@@ -143,7 +143,7 @@ def _is_expiring(control: Control, now: datetime) -> bool:
 
 
 def news(controller: Controller, before: Seen, after: Seen) -> Iterator[Message]:
-    """What has happened to a cluster between two ticks, in words."""
+    """The messages about a cluster that follow from its states after two consecutive ticks."""
     observation = controller.observation
     yield from _rescales(controller, before, after)
     if before.troubled < TICKS_IN_TROUBLE <= after.troubled:
@@ -163,7 +163,7 @@ def _rescales(controller: Controller, before: Seen, after: Seen) -> Iterator[Mes
     if after.refused:
         if not before.refused:
             yield NotificationKind.RESCALE_FAILED, trouble(controller) or ""
-        return  # each tick requests it anew
+        return  # while scale calls fail, each tick repeats the request
     old, new = before.rescale, after.rescale
     if old is not None and new is None and not before.refused:
         yield _ended(old, controller.decision)
@@ -182,7 +182,7 @@ def _begun(controller: Controller, rescale: Rescale) -> str:
 
 
 def _ended(rescale: Rescale, decision: Decision | None) -> Message:
-    """How a rescale has ended, in the words of the decision that found it out."""
+    """How a rescale has ended, in the words of the decision that noticed it."""
     for reason, text in () if decision is None else decision.notes:
         if reason in {Reason.DEADLINE, Reason.UNCONFIRMED}:
             return NotificationKind.RESCALE_FAILED, text
@@ -204,15 +204,15 @@ def _controls(before: Seen, after: Seen) -> Iterator[Message]:
 
 
 class Receiver:
-    """One receiver: what waits for it, and the task that sends it.
+    """One receiver: its queue, and the task that sends the notifications.
 
     Args:
-        name: of the receiver.
-        send: sends some as one message; raises EdgeError.
-        rate: messages a minute at most.
-        count: called with how many were `sent`, `failed` or `dropped`.
-        attempts: how often a message is sent while the receiver is unavailable.
-        together: the most notifications that are sent as one message.
+        name: its name.
+        send: sends notifications as one message; raises EdgeError.
+        rate: most messages per minute.
+        count: called with an outcome (`sent`, `failed` or `dropped`) and the number of notifications.
+        attempts: how often a message is tried while the receiver is unavailable.
+        together: most notifications in one message.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Receiver:
         self._task = asyncio.create_task(self._run(), name=f"notifications to {name}")
 
     def offer(self, notification: Notification) -> None:
-        """Have it sent. It takes no time."""
+        """Add a notification to the queue. This never waits."""
         if len(self._queue) >= QUEUE:
             self._queue.popleft()
             self._count("dropped", 1)
@@ -250,14 +250,14 @@ class Receiver:
         self._arrived.set()
 
     async def stop(self, seconds: float = DRAIN) -> None:
-        """Send what waits, for so long at most."""
+        """Send the waiting notifications, for at most `seconds`, and end the task."""
         self._stopping.set()
         self._arrived.set()
         await asyncio.wait((self._task,), timeout=seconds)
         self.cancel()
 
     def cancel(self) -> None:
-        """Send no more."""
+        """Stop sending, and count the waiting notifications as dropped."""
         waiting = len(self._sending) + len(self._queue)
         if self._task.cancel() and waiting:
             self._count("dropped", waiting)
@@ -280,7 +280,7 @@ class Receiver:
             self._sending = []
 
     async def _pace(self) -> None:
-        """Wait until another message is within the rate, or until this ends."""
+        """Wait until the rate allows another message, or until a stop."""
         loop = asyncio.get_running_loop()
         full = len(self._sent_at) == self._sent_at.maxlen
         if full and (wait := self._sent_at[0] + 60.0 - loop.time()) > 0:
@@ -321,11 +321,11 @@ class Notifications:
     """All receivers of a daemon.
 
     Args:
-        controllers: those of all clusters, by their names.
-        ownership: of this copy.
-        registry: where what was sent is counted.
+        controllers: the controllers of all clusters, by the names of the clusters.
+        ownership: the leases of this copy.
+        registry: the registry of the counter of notifications.
         utc: the clock.
-        shown: whether what happens to a cluster is shown where its member was found, so that its target need not.
+        shown: whether the events of a cluster are shown where its member was found, so that its target need not.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class Notifications:
         self._shown = shown
         self._counter = Counter(
             "autoscaler_notifications",
-            "Notifications by receiver and what became of them; kubernetes-events are those shown on targets.",
+            "Notifications by receiver and outcome; kubernetes-events are those shown on targets.",
             ["receiver", "outcome"],
             registry=registry,
         )
@@ -354,7 +354,7 @@ class Notifications:
         self._failing: WeakKeyDictionary[LogState, str] = WeakKeyDictionary()
 
     def apply(self, specs: Mapping[str, NotificationSpec]) -> None:
-        """Have these receivers. One that has not changed goes on; of one that has, what waits is sent as before."""
+        """Use these receivers. Unchanged ones continue; those that changed or are gone still send what waits."""
         if self._events is None:
             self._events = Receiver(EVENTS, self._show, EVENTS_RATE, self._counting(EVENTS), attempts=1, together=1)
         for name in [name for name, (spec, _, _) in self._receivers.items() if not equal(specs.get(name), spec)]:
@@ -369,7 +369,7 @@ class Notifications:
             self._receivers[name] = spec, connection, receiver
 
     def ticked(self, controller: Controller) -> None:
-        """Tell what the last tick of a cluster has changed. Called after each one; it never raises or waits."""
+        """Notify about changes by the last tick of a cluster. Called after each tick; it never raises or waits."""
         shows = getattr(controller.cluster.target, "shows_events", False) is True
         if not (shows or self._receivers):
             return
@@ -377,7 +377,7 @@ class Notifications:
             before, now = self._seen.get(controller.logged), self._utc()
             after = self._seen[controller.logged] = see(controller, before or Seen(), now)
             if before is None:
-                # As it is found: controls and a rescale of before are no news, who controls it is.
+                # First tick here: earlier controls and an earlier rescale are not reported; the new owner is.
                 new = controller.decision is not None and controller.decision.rescale
                 before = Seen(rescale=None if new else after.rescale, controls=after.controls, expiring=after.expiring)
                 if self._ownership.me is not None:
@@ -386,14 +386,14 @@ class Notifications:
             for message in news(controller, before, after):
                 self._tell(controller, now, message)
         except Exception as error:
-            # The same defect at each tick would fill the log.
+            # Log each defect once: the same one at each tick would fill the log.
             what = format_error(error)
             if self._failing.get(controller.logged) != what:
                 self._failing[controller.logged] = what
-                log.exception("notifications of a cluster cannot be made", extra={"cluster": controller.name})
+                log.exception("cannot build notifications of a cluster", extra={"cluster": controller.name})
         else:
             if self._failing.pop(controller.logged, None) is not None:
-                log.info("notifications of a cluster are made again", extra={"cluster": controller.name})
+                log.info("notifications of a cluster are built again", extra={"cluster": controller.name})
 
     def _tell(self, controller: Controller, now: datetime, message: Message) -> None:
         kind, text = message
@@ -409,12 +409,12 @@ class Notifications:
             self._events.offer(made)
 
     async def stop(self) -> None:
-        """Send what waits, for a moment, and disconnect."""
+        """Send the waiting notifications, for at most `DRAIN` seconds, and disconnect."""
         await asyncio.gather(*(receiver.stop() for receiver in self._all()), *self._closing)
         await self._connections.close()
 
     def cancel(self) -> None:
-        """End at once."""
+        """End all receivers at once."""
         for receiver in self._all():
             receiver.cancel()
 
@@ -431,7 +431,7 @@ class Notifications:
         await self._connections.release(connection)
 
     async def _show(self, notifications: Sequence[Notification]) -> None:
-        """Show one on the target of its cluster, if that can."""
+        """Show a notification on the target of its cluster, if the target can."""
         (notification,) = notifications
         controller = self._controllers.get(notification.cluster)
         if controller is None or self._shown(notification.cluster):
@@ -451,7 +451,7 @@ def _sender(connection: Connection) -> Callable[[Sequence[Notification]], Awaita
 
 
 def _values(notification: Notification) -> dict[str, str]:
-    """What a template may name: `NOTIFICATION_VARIABLES`."""
+    """The variables of a template: `NOTIFICATION_VARIABLES`."""
     return {
         "cluster": notification.cluster,
         "kind": notification.kind.value,

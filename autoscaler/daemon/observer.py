@@ -33,20 +33,20 @@ def utc_now() -> datetime:
 
 
 class FoundControls(NamedTuple):
-    """The controls of a cluster, and remarks on what is wrong with what was meant to be one."""
+    """The controls of a cluster, and remarks on invalid controls."""
 
     controls: tuple[Control, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 FindControls = Callable[[str, datetime], FoundControls]
-"""The controls of a cluster, by its name, that are in force at a time; without those that its target shows."""
+"""Finds the controls of a cluster, by its name, that are in force at a time; without those set on its target."""
 
 _EMPTY = FoundControls()
 
 
 def no_controls(cluster: str, at: datetime) -> FoundControls:
-    """Nobody has set a control."""
+    """Find no controls: the default if nobody can set any."""
     del cluster, at
     return _EMPTY
 
@@ -54,13 +54,13 @@ def no_controls(cluster: str, at: datetime) -> FoundControls:
 class Observer:
     """Observes one cluster repeatedly.
 
-    A request that has no answer in time is cancelled. If that does not end it, it is not repeated before it has ended:
-    a hanging plug-in holds one task, not one more with every tick.
+    A request without an answer in time is cancelled. If it does not end then, it is not repeated until it has ended: a
+    plug-in that hangs holds one task, not one more with each tick.
 
     Attributes:
-        status: the last status of the target, for its remarks.
-        awaited: readings that had no value yet in the last observation, without anything being wrong.
-        unexpected: errors in it that are no failures of another system but defects of plug-ins.
+        status: the last status of the target, with its remarks and controls.
+        awaited: readings without a value yet in the last observation (`NotYetError`), which is not a failure.
+        unexpected: errors in the last observation that are defects of plug-ins, not failures of an external system.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Observer:
         self._utc = utc
         self._find_controls = find_controls
         self._hanging: dict[str, asyncio.Task[Any]] = {}
-        self._defects: dict[str, tuple[type[BaseException], int]] = {}  # what was logged, and answers since
+        self._defects: dict[str, tuple[type[BaseException], int]] = {}  # the logged error, and answers since
         self.status: TargetStatus | None = None
         self.awaited: frozenset[str] = frozenset()
         self.unexpected = 0
 
     async def observe(self) -> Observation:
-        """Observe once. What cannot be read is in `missing`, with the reason; it never fails."""
+        """Observe once. It never fails: readings that cannot be read are in `missing`, with the reason."""
         now = self._utc()
         cluster = self._cluster
         requests: dict[str, Callable[[], Awaitable[object]]] = {TARGET: self._connections.describe_target}
@@ -104,10 +104,10 @@ class Observer:
                 else:
                     metrics[name] = reading
         target, engine = answers.get(TARGET), answers.get(ENGINE)
-        # A plug-in may answer anything: what has a wrong type is ignored.
+        # A plug-in may return anything: ignore results of a wrong type.
         status = _limited(target) if isinstance(target, TargetStatus) else None
         if status == self.status:
-            status = self.status  # Its parts are kept with every observation: once for all that are equal.
+            status = self.status  # Every observation keeps its parts: equal ones share one object.
         self.status = status
         at = self._utc()
         found = self.controls_at(at)
@@ -125,7 +125,7 @@ class Observer:
         )
 
     def controls_at(self, at: datetime) -> FoundControls:
-        """The controls that are in force at this time, also on the target as it was last seen."""
+        """The controls in force at this time, including those on the target at its last answer."""
         found = self._find_controls(self._cluster.spec.name, at)
         shown = () if self.status is None else self.status.controls
         if not (found.controls or shown):
@@ -195,7 +195,7 @@ class Observer:
         return text
 
     def _note_answer(self, name: str) -> None:
-        """Forget what was logged once it seems to be over: a defect that shows at times must not fill the log."""
+        """After some answers, allow the same defect to be logged again: an intermittent one must not fill the log."""
         if name in self._defects:
             kind, answers = self._defects[name]
             self._defects[name] = kind, answers + 1
@@ -205,10 +205,10 @@ class Observer:
     def _ended(self, name: str, task: asyncio.Task[object]) -> None:
         del self._hanging[name]
         if not task.cancelled():
-            task.exception()  # Too late to be used; reading it keeps the loop from reporting it.
+            task.exception()  # Too late to be used. Retrieving it keeps the loop from logging it.
 
 
-def _whole(value: Any) -> int:  # noqa: ANN401 - whatever a plug-in answers
+def _whole(value: Any) -> int:  # noqa: ANN401 - a plug-in may return anything
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -216,14 +216,14 @@ def _whole(value: Any) -> int:  # noqa: ANN401 - whatever a plug-in answers
     return int(value) if isinstance(value, float) and value.is_integer() else index(value)
 
 
-def _time(value: Any) -> datetime:  # noqa: ANN401 - likewise
+def _time(value: Any) -> datetime:  # noqa: ANN401 - a plug-in may return anything
     if isinstance(value, datetime) and value.utcoffset() is not None and TIMES[0] <= value < TIMES[1]:
         return value
     raise ValueError
 
 
 def _of(kind: type) -> Callable[[Any], object]:
-    def same(value: Any) -> object:  # noqa: ANN401 - likewise
+    def same(value: Any) -> object:  # noqa: ANN401 - a plug-in may return anything
         if isinstance(value, kind):
             return value
         raise TypeError
@@ -253,11 +253,11 @@ _FIELDS: Mapping[type, Mapping[str, tuple[Callable[[Any], object], str]]] = {
         "over": (_of(timedelta), "a timedelta"),
     },
 }
-"""Fields that are stored as they are, with what makes them what they are read as again: a number of numpy an int."""
+"""Fields that are stored as they are: converter to the type that is read back (a numpy integer to int), description."""
 
 
 def _storable(answer: object) -> tuple[object, str | None]:
-    """An answer with fields that can be read again after a restart, and what is wrong where that cannot be made."""
+    """An answer whose fields can be stored and read back, and None; or None, and what is wrong with a field."""
     kind = next((kind for kind in _FIELDS if isinstance(answer, kind)), None)
     if kind is None:
         return answer, None
@@ -275,7 +275,7 @@ def _storable(answer: object) -> tuple[object, str | None]:
 
 
 def _limited(status: TargetStatus) -> TargetStatus:
-    """A status as it is kept with every observation: what a plug-in answers may have any type and any size."""
+    """A status, limited for storage with every observation: fields from a plug-in may have any type and any size."""
     remarks: object = status.remarks
     found = remarks[:_MAX_REMARKS] if isinstance(remarks, list | tuple) else ()
     kept = tuple(map(foreign_text, found))

@@ -1,4 +1,4 @@
-"""Observes every cluster of a configuration once, changing nothing: for `plan` and `check --online`."""
+"""One observation of every cluster of a configuration, without any change: for `plan` and `check --online`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Examined:
     """The findings of one plug-in.
 
     Attributes:
-        cluster: one of the clusters that use it.
-        part: its part there: target, engine or a source.
-        findings: what it found.
+        cluster: one of the clusters that use the plug-in.
+        part: its role there: target, engine or a source.
+        findings: its findings.
         error: why it could not be examined, or None.
     """
 
@@ -48,10 +48,10 @@ class Checked:
 
     Attributes:
         config: the configuration, with the members of its fleets.
-        fleets: fleet -> what is wrong with its discovery and with members that cannot be added.
+        fleets: fleet -> problems of its discovery and of members that cannot be added.
         observations: cluster -> its observation.
-        untrusted: cluster -> name -> why it could not be read or cannot be trusted.
-        awaited: cluster -> those of them that have no value yet, without anything being wrong.
+        untrusted: cluster -> name of a reading -> why it could not be read or cannot be trusted.
+        awaited: cluster -> the untrusted readings that have no value yet, which is not a failure.
         examined: the findings of plug-ins.
     """
 
@@ -68,10 +68,10 @@ async def plan(config: Config, patterns: Sequence[str] = ()) -> tuple[list[Recor
 
     Args:
         config: the configuration.
-        patterns: of the names of clusters; without one, all.
+        patterns: patterns of the names of clusters; if empty, all clusters.
 
     Returns:
-        The decisions; fleet -> what is wrong with its discovery and with members that cannot be added.
+        The decisions; fleet -> problems of its discovery and of members that cannot be added.
 
     Raises:
         StoreError: a persisted state cannot be read.
@@ -88,7 +88,7 @@ async def plan(config: Config, patterns: Sequence[str] = ()) -> tuple[list[Recor
 
 
 async def check(config: Config) -> Checked:
-    """Connect everything, read everything once, and let every plug-in that can do so examine itself."""
+    """Connect all plug-ins, read everything once, and let every plug-in that is a `Doctor` examine itself."""
     async with _observers(config) as (config, fleets, observers, connections):  # noqa: PLR1704 - with its members
         observations = await _observe(observers)
         parts: dict[Connection, tuple[str, str]] = {}
@@ -108,12 +108,12 @@ async def check(config: Config) -> Checked:
 
 
 class _Observed(NamedTuple):
-    """What observes the clusters of a configuration.
+    """The observers of the clusters of a configuration.
 
     Attributes:
-        config: with the members of its fleets.
-        fleets: fleet -> what is wrong with its discovery and with members that cannot be added.
-        observers, connections: by the names of the clusters, in their order.
+        config: the configuration, with the members of its fleets.
+        fleets: fleet -> problems of its discovery and of members that cannot be added.
+        observers, connections: by the names of the clusters, sorted.
     """
 
     config: Config
@@ -124,7 +124,7 @@ class _Observed(NamedTuple):
 
 @asynccontextmanager
 async def _observers(config: Config, patterns: Sequence[str] = ()) -> AsyncIterator[_Observed]:
-    """What observes each cluster whose name matches one of the patterns, if there are any."""
+    """The observers of the clusters whose names match one of the patterns; if there are no patterns, of all."""
     mask.hide(*config.secrets)
     connections = Connections(dry_run=True)
     try:

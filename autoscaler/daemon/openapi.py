@@ -23,7 +23,7 @@ _TIME_OR_NULL: Schema = {"type": ["string", "null"], "format": "date-time"}
 
 
 def document(*requests: type[BaseModel]) -> dict[str, Any]:
-    """The document, with the schemas of what is sent, under the names of these models."""
+    """The document. It contains the schemas of these models of requests under their names."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -68,7 +68,7 @@ def document(*requests: type[BaseModel]) -> dict[str, Any]:
                         "WhatIf",
                         [_NAME],
                     ),
-                    "security": [{}, {"token": []}],  # it changes nothing: who may read may ask
+                    "security": [{}, {"token": []}],  # it changes nothing: the right to read is enough
                 }
             },
             "/api/v1/controls": {
@@ -112,12 +112,12 @@ def _json(meaning: str, schema: str) -> Schema:
 
 _REFUSALS: Mapping[int, str] = {
     400: "A value or the body is not what was expected; nothing has changed.",
-    401: "There is no token, not one of daemon.tokens, or one that has expired.",
-    403: "The token may only read, there are no tokens at all, or a page of another site asks.",
+    401: "The token is missing, is not one of daemon.tokens, or has expired.",
+    403: "The token may only read, no tokens are configured, or the request comes from a page of another site.",
     404: "There is no such cluster, fleet or file.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    503: "State cannot be read or stored, nothing was decided, or too many ask.",
+    503: "State cannot be read or stored, nothing was decided, or there are too many requests.",
 }
 
 
@@ -139,7 +139,7 @@ def _read(
     return {
         "summary": summary,
         "parameters": list(parameters),
-        # Which it is, is configured: daemon.read_needs_token.
+        # Whether reading needs a token is configured: daemon.read_needs_token.
         "security": [{}, {"token": []}],
         "responses": answers,
     }
@@ -185,7 +185,7 @@ def _write(
 
 
 def _object(**properties: Schema) -> Schema:
-    """An object that has all of these."""
+    """An object; all of these properties are required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

@@ -1,7 +1,7 @@
-"""Asks other copies of the daemon over HTTP for what only they know: a cluster is known to the copy that controls it.
+"""Requests to other copies of the daemon over HTTP: only the copy that controls a cluster knows its present state.
 
-They are trusted as far as the state store is that names them, and as whoever asks: his token is passed on. Those that
-speak TLS must have the certificate of this copy.
+Other copies are trusted because the shared state store lists them. They check the client's token, which is passed on.
+With TLS, they must have the same certificate as this copy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from autoscaler.daemon.leases import Ownership
 from autoscaler.ports import Copy
 
 FORWARDED = "Autoscaler-Forwarded"
-"""A request with this header is answered by the copy that gets it, with what that copy knows."""
+"""The header of forwarded requests. A copy answers them itself, and forwards them no further."""
 
 ASK_TIMEOUT = 5.0
 """Seconds that another copy may take to answer."""
 
 FORWARD_TIMEOUT = 65.0
-"""Likewise a request for one cluster: a decision that is asked for takes up to a minute."""
+"""Seconds for a forwarded request about one cluster: a requested decision takes up to a minute."""
 
 _CONNECT_TIMEOUT = 3.0
 
@@ -39,7 +39,7 @@ _PASSED = frozenset({hdrs.AUTHORIZATION, hdrs.CONTENT_TYPE})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What another copy has answered: a JSON object, which is empty when there is a `problem`."""
+    """The answer of another copy: a JSON object, which is empty if there is a `problem`."""
 
     copy: Copy
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -50,8 +50,8 @@ class Peers:
     """The other copies.
 
     Args:
-        ownership: knows which there are, and which of them controls a cluster.
-        certificate: that of this copy, or None where copies speak no TLS.
+        ownership: knows the copies, and which of them controls a cluster.
+        certificate: the certificate of this copy, or None without TLS.
     """
 
     def __init__(self, ownership: Ownership, certificate: Path | None) -> None:
@@ -60,11 +60,11 @@ class Peers:
 
     @classmethod
     def of(cls, request: web.Request) -> Self:
-        """Those of the copy that has got a request."""
+        """The peers of the copy that has received a request."""
         return cls(request.app[STATUS].ownership, request.app[ACCESS].certificate)
 
     async def ask(self, request: web.Request) -> list[Answer]:
-        """The answers of all others to a request, by their names. One that cannot be asked has a problem."""
+        """The answers of all other copies to a request, sorted by their names. A failed request is a `problem`."""
         others = [copy for key, copy in self._ownership.copies.items() if key != self._ownership.me]
         others.sort(key=lambda copy: (copy.name, copy.url))
         return await asyncio.gather(*(self._ask(copy, request) for copy in others))
@@ -73,8 +73,8 @@ class Peers:
         """The answer of the copy that controls the cluster of a request.
 
         Raises:
-            HTTPServiceUnavailable: there is none, or it cannot be asked.
-            StoreError: it is not known which.
+            HTTPServiceUnavailable: no copy controls the cluster, or it cannot be asked.
+            StoreError: the store cannot tell which copy controls the cluster.
         """
         name = request.match_info["name"]
         await read_body(request)
@@ -108,7 +108,7 @@ class Peers:
         headers = {FORWARDED: "1"}
         headers |= {name: value for name, value in request.headers.items() if name in _PASSED}
         timeout = aiohttp.ClientTimeout(seconds, sock_connect=_CONNECT_TIMEOUT)
-        # A session for each request: there are few, and a certificate that was renewed counts at once.
+        # A new session for each request: requests are few, and a renewed certificate is used at once.
         async with (
             aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls())) as session,
             session.request(
@@ -125,19 +125,19 @@ class Peers:
         if self._certificate is None:
             return True
         context = ssl.create_default_context(cafile=self._certificate)
-        # The certificate itself is trusted, whoever has signed it and whatever names it is for: it is our own.
+        # Trust exactly this certificate, whoever has signed it and whatever names it is for: it is our own.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False
         return context
 
 
 def is_alone(request: web.Request) -> bool:
-    """Whether a request is answered with what this copy knows: another one has asked, or there are none."""
+    """Whether this copy answers a request on its own: another copy has forwarded it, or there are no other copies."""
     return FORWARDED in request.headers or not request.app[STATUS].ownership.copies
 
 
 def copies(ownership: Ownership, answers: Sequence[Answer]) -> list[dict[str, object]]:
-    """All copies in an answer that is made of theirs, this one first."""
+    """All copies, for a document that combines their answers; this one first."""
     me = [copy for key, copy in ownership.copies.items() if key == ownership.me]
     return [
         {"name": answer.copy.name, "url": answer.copy.url, "problem": answer.problem}

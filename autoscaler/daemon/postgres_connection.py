@@ -1,7 +1,7 @@
-"""A connection to PostgreSQL that comes back, and of which no use takes longer than a tick can stand.
+"""A connection to PostgreSQL that reconnects, and whose uses all end within a deadline that ticks can tolerate.
 
-Every use has a deadline on this side: when it has passed, the socket is shut down, which ends whatever waits for it.
-The timeouts that are set in the server only free what a use that was given up holds there.
+The client enforces the deadline of each use: once it has passed, the client shuts down the socket, which ends all waits
+for it. The timeouts set in the server only free the resources that an abandoned use holds there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 5.0
 """Seconds within which every use must end, connecting included."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
-"""Seconds before it is connected again after that has failed."""
+"""Seconds between two attempts to connect: the first and the longest pause."""
 
 NAMESPACE = "autoscaler"
 """The schema of all tables."""
@@ -36,7 +36,7 @@ NAMESPACE = "autoscaler"
 _PORTS = re.compile(r"[0-9,]*")
 
 _PARAMETERS: dict[str, Any] = {
-    # Between two hosts of which one takes over, the one that takes writes.
+    # If the URL names several hosts, use the one that accepts writes (the primary).
     "target_session_attrs": "read-write",
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -44,31 +44,31 @@ _PARAMETERS: dict[str, Any] = {
     "tcp_user_timeout": int(TIMEOUT * 1000),
     "connect_timeout": int(TIMEOUT),
 }
-"""Those that a URL may change."""
+"""Connection parameters. The URL may override them."""
 
 _SETTINGS = {
     "search_path": NAMESPACE,
     "statement_timeout": f"{TIMEOUT:g}s",
     "lock_timeout": "3s",
     "idle_in_transaction_session_timeout": "10s",
-    # Each statement is about a few rows that it names. Before there are statistics, or with those of a small table, a
-    # plan that reads whole tables would be taken.
+    # Each statement selects a few rows by key. Without statistics, or with those of a small table, the planner would
+    # choose plans that read whole tables.
     "enable_seqscan": "off",
-    # It takes longer than any of these statements.
+    # JIT compilation takes longer than any of these statements.
     "jit": "off",
 }
 
 
 class Database:
-    """Where a database is, how it is connected to, and what its failures mean.
+    """The address of a database, how to connect to it, and the meaning of its failures.
 
     Attributes:
         place: its URL without user and password.
-        demotions: how often the server that was connected to took no writes any more, as one that becomes a standby.
+        demotions: how often the connected server stopped accepting writes, for example because it became a standby.
     """
 
     def __init__(self, url: str) -> None:
-        """Raises StoreError when psycopg is not installed or the URL is none."""
+        """Raises StoreError if psycopg is not installed or the URL is invalid."""
         try:
             import psycopg  # noqa: PLC0415 - an extra
         except ImportError as error:
@@ -81,10 +81,10 @@ class Database:
             given = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
             given = {}
-        # With a special character in the password the rest of it would be a port or the name of a database.
+        # An unescaped special character in the password would make the rest of it a port or a database name.
         if not given or _PORTS.fullmatch(str(given.get("port", ""))) is None or "@" in str(given.get("dbname", "")):
             raise StoreError(
-                "daemon.state is no URL of PostgreSQL: expected postgresql://USER:PASSWORD@HOST/DATABASE, with special "
+                "daemon.state is not a PostgreSQL URL: expected postgresql://USER:PASSWORD@HOST/DATABASE, with special "
                 "characters of the password as %40 and so on, and parameters that libpq knows, such as "
                 "?sslmode=verify-full"
             )
@@ -94,17 +94,17 @@ class Database:
         self.place = f"postgresql://{given.get('host', '')}{port}/{given.get('dbname', '')}"
 
     async def connect(self, purpose: str) -> AsyncConnection[Any]:
-        """A new connection, in which each statement is a transaction of its own."""
+        """A new connection in autocommit mode: each statement is its own transaction."""
         parameters = {"application_name": f"autoscaler-{purpose}", **self._parameters}
         return await self._psycopg.AsyncConnection.connect(**parameters, autocommit=True)
 
     def connect_for_long(self) -> Connection[Any]:
-        """A connection for what takes its time: without the deadlines of a daemon, and blocking."""
+        """A blocking connection for long work, without the deadlines of the daemon."""
         parameters = {"application_name": "autoscaler-state", **self._parameters}
         return self._psycopg.connect(**parameters, options=f"-c search_path={NAMESPACE}")
 
     def message(self, error: BaseException) -> str:
-        """What has gone wrong, and what to do."""
+        """A message that says what has failed and what to do."""
         errors = self._psycopg.errors
         text = foreign_text(error)
         if isinstance(error, TimeoutError | errors.QueryCanceled | errors.LockNotAvailable):
@@ -120,7 +120,7 @@ class Database:
         return f"{self.place} cannot be used: {text}"
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether the server has answered, and will not let us in until somebody changes something."""
+        """Whether the server has answered with a refusal that a retry cannot mend."""
         if not isinstance(error, self._psycopg.OperationalError):
             return isinstance(error, self._psycopg.Error)
         passing = ("starting up", "shutting down", "too many", "recovery", "remaining connection slots")
@@ -128,19 +128,21 @@ class Database:
         return "FATAL:" in text and not any(word in text for word in passing)
 
     def is_read_only(self, error: BaseException) -> bool:
-        """Whether the server takes no writes, as one that has become a standby."""
+        """Whether the server does not accept writes, for example because it has become a standby."""
         return isinstance(error, self._psycopg.errors.ReadOnlySqlTransaction)
 
     def is_error(self, error: BaseException) -> bool:
-        """Whether this is an error of the database or of the way to it."""
+        """Whether this is an error of the database or of the network."""
         return isinstance(error, self._psycopg.Error | OSError | TimeoutError)
 
 
 class Link:
-    """One connection, opened when it is needed; one use at a time.
+    """One connection, opened on demand; one use at a time.
 
     Args:
-        prepare: called with each new connection before it is used.
+        database: the database.
+        purpose: a part of the connection's `application_name`.
+        prepare: called with each new connection before its first use.
     """
 
     def __init__(
@@ -158,15 +160,15 @@ class Link:
         self._given_up = False
 
     async def use(self, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool = True) -> R:
-        """Do something with the connection, within `TIMEOUT`.
+        """Run work with the connection, within `TIMEOUT`.
 
         Args:
-            work: what to do.
-            again: whether it may be done once more with a new connection when the old one turns out to be lost.
+            work: the work.
+            again: whether the work may be repeated once with a new connection if the old one turns out to be lost.
 
         Raises:
-            StoreError: the database cannot be used, or has not answered in time. Whether what was asked was done is not
-                known.
+            StoreError: the database cannot be used, or has not answered in time. It is not known whether the work was
+                done.
         """
         until = time.monotonic() + TIMEOUT
         try:
@@ -184,7 +186,7 @@ class Link:
             self._lock.release()
 
     async def close(self) -> None:
-        """Close the connection, after what waits for it."""
+        """Close the connection, after all waiting uses."""
         async with self._lock:
             await self._drop()
 
@@ -197,13 +199,13 @@ class Link:
             raise
         if not done:
             await self._give_up(using)
-            # What has waited meanwhile need not wait for the next attempt too.
+            # Uses that have waited meanwhile must not wait for the next attempt as well.
             self._back_off(self._database.message(TimeoutError()))
             raise TimeoutError
         return using.result()
 
     async def _give_up(self, using: asyncio.Future[R]) -> None:
-        """End what waits for an answer. If it were cancelled, psycopg would ask the same server to cancel it."""
+        """End a use that waits for an answer. If it were cancelled, psycopg would send a request to the same server."""
         self._given_up = True
         if self._connection is None:
             using.cancel()
@@ -215,7 +217,7 @@ class Link:
 
     async def _use(self, work: Callable[[AsyncConnection[Any]], Awaitable[R]], *, again: bool) -> R:
         if self._demotions != self._database.demotions:
-            await self._drop()  # what is read there is not what the new primary has
+            await self._drop()  # a demoted server does not have the data of the new primary
         try:
             if (connection := self._connection) is None:
                 return await work(await self._connect())
@@ -229,7 +231,7 @@ class Link:
                 return await work(await self._connect())
         except Exception as error:
             if self._database.is_read_only(error):
-                # The next connections are to the host that takes writes now.
+                # All links reconnect, to the host that accepts writes now.
                 self._database.demotions += 1
             raise
         finally:
@@ -269,7 +271,7 @@ def _is_idle(connection: AsyncConnection[Any]) -> bool:
 
 
 def _shut_down(connection: AsyncConnection[Any]) -> None:
-    """What waits for the connection gets an error at once."""
+    """Shut down the socket: all waits for the connection get an error at once."""
     if not connection.closed:
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
             own.shutdown(socket.SHUT_RDWR)

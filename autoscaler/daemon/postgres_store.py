@@ -1,7 +1,7 @@
 """State and decisions in PostgreSQL, which several copies of the daemon may share.
 
-All waiting saves are written by one statement, which is a transaction of its own. With leases it checks, holding the
-rows of the leases, that each cluster still belongs to this copy: see docs/adr/0019-a-save-checks-its-term.md.
+One statement, which is its own transaction, writes all waiting saves. With leases, this statement locks the rows of the
+leases and checks that this copy still owns each cluster: see docs/adr/0019-a-save-checks-its-term.md.
 """
 
 from __future__ import annotations
@@ -100,20 +100,20 @@ CREATE INDEX lease_copy ON lease (copy);
 """
 """Each tick updates a row of `cluster`: half of each page is free for its next version, so that no index changes.
 
-`attempt` rises with each save: one that was given up, and is carried out by the server later, changes nothing.
-`first` and `last` are the numbers of the decisions that are kept, `bytes` is what they take. `ahead` is by how many
-seconds the clock of the copy that saved the state was ahead of the database's; NULL: not known.
+`attempt` increases with each save, so that an abandoned save which the server executes later changes nothing. `first`
+and `last` are the numbers of the oldest and the newest decision kept, `bytes` is their total size. `ahead` is by how
+many seconds the clock of the copy that saved the state was ahead of the database's clock; NULL: not known.
 """
 
 _LOCK = 0x6175746F  # "auto"
-"""Of the transactions that create tables, and the first half of the lock of a fleet's members."""
+"""The advisory lock of transactions that create tables, and the first half of the lock of a fleet's members."""
 
 _PRUNE_EVERY = 16
 
 _FORGET_AT_ONCE = 10
 
 _TOGETHER = 500
-"""Saves, or clusters that are loaded, in one statement."""
+"""Most saves, or clusters to load, in one statement."""
 
 _PER_PAGE = 100
 
@@ -140,7 +140,7 @@ WITH given AS (
 )
 SELECT name, false FROM ours UNION ALL SELECT name, true FROM saved
 """
-"""The planner takes each part for one row: a join of two would compare all with all. `IS TRUE` makes it hash them."""
+"""The planner expects one row in each part, so a join would compare all pairs. `IS TRUE` makes it use a hash."""
 
 _SAVE = _GIVEN.format(ours="SELECT * FROM given")
 
@@ -152,9 +152,9 @@ _SAVE_OURS = _GIVEN.format(
     ORDER BY given.name FOR SHARE OF lease
 """
 )
-"""A lease that is being taken is waited for, and not ours then; one that is ours stays so until this has ended.
+"""`FOR SHARE` waits for another copy that is taking the lease, which then is not ours; ours stay ours until the end.
 
-`IS NOT DISTINCT FROM`, as it has no index: with that of `copy` all leases of a copy would be read, and not a few.
+`IS NOT DISTINCT FROM` prevents the use of the index on `copy`, which would read all leases of a copy instead of a few.
 """
 
 _LOAD = """
@@ -211,7 +211,7 @@ SELECT number, record FROM (
 """
 
 _DELETE_EXPIRED = "DELETE FROM copy WHERE seen <= clock_timestamp() - %(lease)s * interval '1 s'"
-"""Its leases are nobody's then. A copy that renews at the same moment either is in time, or has nothing any more."""
+"""This also frees the leases of the copy. A copy that renews at the same moment is either in time or loses them all."""
 
 _RENEW = """
 INSERT INTO copy (id, name, url, seen) VALUES (%s, %s, %s, clock_timestamp())
@@ -219,7 +219,7 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, url = excluded.url, seen = 
 """
 
 _APART = 2.0
-"""Seconds by which the clocks of two copies differ from which on times in a state are moved, so that ages stay."""
+"""Clock difference of two copies, in seconds, above which the times in a state are shifted so that ages stay right."""
 
 _COPIES = """
 SELECT id, name, url, greatest(0, extract(epoch FROM clock_timestamp() - seen))::float FROM copy
@@ -239,7 +239,7 @@ _LONG_AGO, _NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinf
 
 
 class NoTablesError(StoreError):
-    """There are no tables, and none may be created."""
+    """The tables do not exist, and this store may not create them."""
 
 
 @dataclass(slots=True)
@@ -261,7 +261,7 @@ class _Load:
 
 @dataclass(slots=True)
 class _Numbers:
-    """What the store knows of a cluster: the last attempt to save it, and the number of its last decision."""
+    """The numbers of a cluster's last attempt to save and of its last decision."""
 
     attempt: int
     last: int
@@ -286,14 +286,14 @@ class PostgresStateStore:
         create: bool = True,
         utc: Callable[[], datetime] = utc_now,
     ) -> None:
-        """Raises StoreError when psycopg is not installed or the URL is none.
+        """Raises StoreError if psycopg is not installed or the URL is invalid.
 
         Args:
             url: `postgresql://USER:PASSWORD@HOST/DATABASE`.
             decisions: how many decisions of each cluster are kept.
-            leases: whether a cluster is saved only under a lease that was taken before.
-            create: whether tables that are not there are created.
-            utc: this copy's clock. Only what it shows beside the clock of the database matters.
+            leases: whether a cluster is saved only if this copy holds its lease.
+            create: whether missing tables are created.
+            utc: this copy's clock. Only its difference to the clock of the database matters.
         """
         self._utc = utc
         self.copy: UUID = uuid4()
@@ -313,7 +313,7 @@ class PostgresStateStore:
         self._loads: Batches[_Load] = Batches(self._load_all)
 
     async def load(self, cluster: str) -> ClusterState | None:
-        """The state last saved, its past included, or None. Raises StoreError."""
+        """The last saved state with its past, or None. Raises StoreError."""
         load = _Load(cluster)
         await self._loads.put(load)
         if load.error is not None:
@@ -324,8 +324,8 @@ class PostgresStateStore:
         """Persist state and record together.
 
         Raises:
-            LeaseLost: the cluster does not belong to this copy; nothing is persisted.
-            StoreError: they may have been persisted nevertheless; the next save of the cluster replaces both.
+            LeaseLost: this copy does not own the cluster; nothing is persisted.
+            StoreError: both may have been persisted nevertheless; the next save of the cluster replaces them.
         """
         save = _Save(
             cluster,
@@ -334,15 +334,15 @@ class PostgresStateStore:
             state.at or _LONG_AGO,
             None if record is None else dump_record(record),
         )
-        # A request is made as soon as it is kept.
+        # Save a rescale at once: its scale call waits for the save.
         await self._saves.put(save, at_once=record is not None and record.decision.rescale)
         if save.error is not None:
             raise save.error
 
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
-        """The last decisions of a cluster as they are stored, up to a time if one is given, newest first.
+        """The last decisions of a cluster as stored lines, up to a time if one is given, newest first.
 
-        Some at a time: what all of them take may be more than there is. Raises StoreError.
+        They come page by page, because all of them may not fit into memory. Raises StoreError.
         """
         below = 2**63 - 1
         while limit > 0:
@@ -371,7 +371,7 @@ class PostgresStateStore:
         return {member.id: member for member in members}
 
     async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
-        """Persist all members of a fleet. Only what differs from what is stored is written. Raises StoreError."""
+        """Persist all members of a fleet, but write only those that differ from the stored ones. Raises StoreError."""
         found = await asyncio.to_thread(
             lambda: [(dump_id(key), dump_member(member)) for key, member in members.items()]
         )
@@ -379,7 +379,7 @@ class PostgresStateStore:
 
         async def write(connection: AsyncConnection[Any]) -> None:
             async with connection.transaction():
-                # Other copies may write the same members: one after the other.
+                # Other copies may write the same members: the lock makes them take turns.
                 await connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, fleet))
                 await connection.execute(
                     "DELETE FROM member WHERE fleet = %b AND NOT EXISTS "
@@ -395,14 +395,14 @@ class PostgresStateStore:
         await self._writer.use(write)
 
     async def forget_members(self, fleets: Collection[str]) -> None:
-        """Delete the members of all fleets but these. Raises StoreError."""
+        """Delete the members of all fleets except these. Raises StoreError."""
         query = "DELETE FROM member WHERE fleet <> ALL(%s)"
         await self._writer.use(lambda connection: connection.execute(query, (list(fleets),)))
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
-        """Delete state and decisions of all clusters whose last decision is older, but of those named in `keep`.
+        """Delete state and decisions of all clusters whose last decision is older, except those named in `keep`.
 
-        A few at a time, so that saves do not wait. Raises StoreError.
+        It deletes a few at a time, so that saves do not wait. Raises StoreError.
         """
         values = {"before": before, "keep": list(keep), "limit": _FORGET_AT_ONCE}
         while len(await self._writer.use(lambda connection: _rows(connection, _FORGET, values))) == _FORGET_AT_ONCE:
@@ -416,11 +416,15 @@ class PostgresStateStore:
             raise self._unreadable("the manual controls", error) from error
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
-        """Persist both together, and delete what is not needed any more. Raises StoreError: it is not known whether."""
+        """Persist control and audit entry together, and delete controls that are not needed any more.
+
+        Raises:
+            StoreError: it is not known whether they were persisted.
+        """
 
         async def write(connection: AsyncConnection[Any]) -> StoredControl:
             async with connection.transaction():
-                # The order in which other copies see them is that of their ids.
+                # The lock makes other copies see controls in the order of their ids.
                 await connection.execute("LOCK TABLE control IN SHARE ROW EXCLUSIVE MODE")
                 query = "INSERT INTO control (stored) VALUES (%s) RETURNING id"
                 ((identity,),) = await _rows(connection, query, (dump_control(stored),))
@@ -453,16 +457,16 @@ class PostgresStateStore:
             raise self._unreadable("the audit", error) from error
 
     async def renew(self, name: str, url: str) -> Leases:
-        """Prolong all leases of this copy to `LEASE` from now on, and end those of copies that were not in time.
+        """Renew all leases of this copy until `LEASE` from now, and end those of copies that were not in time.
 
-        If this copy is late itself it has none from then on. Renew before the first lease is taken.
+        If this copy itself is late, it loses all its leases. Renew once before taking the first lease.
 
         Args:
-            name: of this copy, for people.
+            name: the name of this copy, for people.
             url: where other copies reach it.
 
         Raises:
-            StoreError: it is not known whether they were prolonged.
+            StoreError: it is not known whether the leases were renewed.
         """
 
         async def write(connection: AsyncConnection[Any]) -> Leases:
@@ -477,14 +481,14 @@ class PostgresStateStore:
         leases = await self._renewer.use(write)
         self._set_terms(leases.terms)
         if not leases.terms:
-            self._succeed()  # nothing is to be saved
+            self._succeed()  # without leases this copy saves nothing, so no save can fail
         return leases
 
     async def take(self, clusters: Collection[str]) -> dict[str, int]:
-        """Take the leases of those of the clusters that belong to no copy. Returns their terms, which are new.
+        """Take the leases of those of the clusters that no copy owns. Returns their new terms.
 
         Raises:
-            StoreError: it is not known whether they were taken; the next renewal tells.
+            StoreError: it is not known whether the leases were taken; the next renewal tells.
         """
         names = sorted(clusters)
 
@@ -502,20 +506,20 @@ class PostgresStateStore:
         return taken
 
     async def let_go(self, clusters: Collection[str]) -> None:
-        """Give up the leases of these clusters, none of which may be being saved. Raises StoreError."""
+        """Release the leases of these clusters. None of them may be being saved. Raises StoreError."""
         names = sorted(clusters)
         self._set_terms({name: term for name, term in self._terms.items() if name not in clusters})
         query = "UPDATE lease SET copy = NULL WHERE copy = %s AND cluster = ANY(%s)"
         await self._renewer.use(lambda connection: connection.execute(query, (self.copy, names)))
 
     async def leave(self) -> None:
-        """Give up all leases, and be no longer among the copies that are alive. Raises StoreError."""
+        """Release all leases, and remove this copy from the living copies. Raises StoreError."""
         self._set_terms({})
         query = "DELETE FROM copy WHERE id = %s"
         await self._renewer.use(lambda connection: connection.execute(query, (self.copy,)))
 
     async def owner(self, cluster: str) -> Copy | None:
-        """The copy that a cluster belongs to, or None. Raises StoreError."""
+        """The copy that owns a cluster, or None. Raises StoreError."""
         query = (
             "SELECT id, name, url FROM lease JOIN copy ON copy.id = lease.copy WHERE cluster = %s "
             "AND seen > clock_timestamp() - %s * interval '1 s'"
@@ -524,21 +528,21 @@ class PostgresStateStore:
         return Copy(*rows[0]) if rows else None
 
     async def open(self) -> None:
-        """Try to connect, and create the tables. A database that does not answer now may do so later.
+        """Try to connect, and create the tables. If the database does not answer now, that is not an error.
 
         Raises:
-            StoreError: it refuses, or its tables are of another version.
+            StoreError: the database refuses, or its tables have another version.
         """
         try:
             await self._writer.use(lambda connection: connection.execute("SELECT 1"))
         except StoreError as error:
-            # Without a cause it is ours: the tables are of another version.
+            # An error without a cause is our own: the tables have another version.
             if error.__cause__ is None or self._database.refuses(error.__cause__):
                 raise
             self._fail(error)
 
     async def close(self) -> None:
-        """Persist what waits, and close the connections."""
+        """Persist waiting saves, and close the connections."""
         await self._saves.drain()
         for link in (self._writer, self._reader, self._renewer):
             await link.close()
@@ -621,7 +625,7 @@ class PostgresStateStore:
                 continue
             found = {name: (state, records, ahead) for name, state, _, _, _, records, ahead in rows}
             self._numbers |= {name: _Numbers(attempt, last) for name, _, _, attempt, last, *_ in rows}
-            # In a thread: it takes milliseconds for each.
+            # In a thread: each state takes milliseconds.
             await asyncio.to_thread(self._restore, some, found)
 
     def _restore(self, loads: Sequence[_Load], found: Mapping[str, tuple[bytes, list[bytes], float]]) -> None:
@@ -637,7 +641,7 @@ class PostgresStateStore:
                 load.error = self._unreadable(f"the state of cluster {load.cluster!r}", error)
 
     async def _prepare(self, connection: AsyncConnection[Any]) -> None:
-        """Create the tables if there are none. Raises StoreError when they are of another version."""
+        """Create the tables if there are none. Raises StoreError if they have another version."""
         if self._prepared:
             return
         async with connection.transaction():
@@ -665,7 +669,7 @@ class PostgresStateStore:
         self._prepared = True
 
     def _set_terms(self, terms: Mapping[str, int]) -> None:
-        """What another copy may have saved since is not known any more."""
+        """Set the terms of leases. Forget the numbers of clusters that another copy may have saved meanwhile."""
         for name in {*self._terms, *terms}:
             if self._terms.get(name) != terms.get(name):
                 self._numbers.pop(name, None)
@@ -675,7 +679,7 @@ class PostgresStateStore:
         return StoreError(f"{self.place}: {what} cannot be read: {error}")
 
     def _succeed(self) -> None:
-        """Log that saves work again, where they failed."""
+        """Log that saves work again, if they had failed."""
         if self.failure is not None:
             log.info("state is persisted again", extra={"database": self.place})
             self.failure = None
@@ -690,10 +694,10 @@ class PostgresStateStore:
 async def open_postgres_store(
     url: str, *, decisions: int, leases: bool = False, utc: Callable[[], datetime] = utc_now
 ) -> AsyncIterator[PostgresStateStore]:
-    """Open the state store in a database, in which its tables are created if needed.
+    """Open the state store in a database, and create its tables if needed.
 
     Raises:
-        StoreError: it refuses; the message says why and what to do. One that does not answer yet may do so later.
+        StoreError: the database refuses; the message says why and what to do. It need not answer yet.
     """
     store = PostgresStateStore(url, decisions, leases=leases, utc=utc)
     try:
@@ -704,7 +708,7 @@ async def open_postgres_store(
 
 
 async def read_postgres_states(url: str, clusters: Collection[str]) -> dict[str, ClusterState]:
-    """The states of clusters, those without one left out. Changes nothing. Raises StoreError."""
+    """The states of those clusters that have one. It changes nothing. Raises StoreError."""
     store = PostgresStateStore(url, 1, create=False)
     try:
         states = await asyncio.gather(*(store.load(name) for name in clusters))
@@ -734,7 +738,7 @@ async def _rows(connection: AsyncConnection[Any], query: str, values: Any) -> li
 
 
 def _distinct(saves: Sequence[_Save]) -> Iterator[list[_Save]]:
-    """Groups in which each cluster is once, in their order."""
+    """Split saves, in order, into groups in which each cluster occurs once."""
     group: dict[str, _Save] = {}
     for save in saves:
         if save.cluster in group or len(group) == _TOGETHER:

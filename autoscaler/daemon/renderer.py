@@ -1,4 +1,4 @@
-"""Answers of HTTP endpoints that take longer than a tick may be late: made in a thread, and once for all who ask."""
+"""Rendering of HTTP answers that would delay ticks: in a thread, and once for all concurrent requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 class Renderer:
-    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop.
+    """Renders answers in its own thread, because plug-ins may use up the threads of the loop.
 
-    After each it rests twice as long as that took: the loop keeps most of the interpreter, however much is asked.
+    After each call the thread rests for twice the time of the call, so that the loop keeps most of the interpreter,
+    however many requests there are.
     """
 
     def __init__(self) -> None:
@@ -33,12 +34,12 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
 
     async def share(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Make something once for all requests that come while it is being made."""
+        """Compute a result once, and share it with all requests that arrive meanwhile."""
         future = self._under_way.get(key)
         if future is None:
             future = self._under_way[key] = asyncio.ensure_future(make())
             future.add_done_callback(lambda _: self._under_way.pop(key))
-        # A client that leaves must not cancel it for the others.
+        # A client that disconnects must not cancel it for the others.
         result: T = await asyncio.shield(future)
         return result
 
@@ -58,4 +59,4 @@ class Renderer:
 
 
 RENDERER: web.AppKey[Renderer] = web.AppKey("renderer")
-"""That of an application."""
+"""The renderer of an application."""

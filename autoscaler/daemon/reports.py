@@ -1,8 +1,8 @@
-"""Shows the members of a fleet their status where they were found, if the discovery can (`ports.Reports`).
+"""Shows the status of the members of a fleet where they were found, if the discovery can (`ports.Reports`).
 
-A task of each fleet compares what is known of its members with what was shown last. Ticks never wait for it: of several
-changes the last one is shown, a few at a time at a limited rate, and what cannot be shown is tried again with growing
-pauses.
+A task of each fleet compares the present status of its members with the status last shown. Ticks never wait for this
+task. It shows only the last of several changes, a few members at a time at a limited rate, and retries failures with
+growing pauses.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ POLL = 2.0
 """Seconds between two comparisons."""
 
 QUIET = 30.0
-"""Seconds between two reports of a member of which neither the size nor whether it is refused has changed."""
+"""Least seconds between two reports of a member if neither its size nor whether it is refused has changed."""
 
 AT_ONCE = 8
-"""Reports of a fleet under way at a time."""
+"""Concurrent reports of a fleet."""
 
 RATE = 50.0
-"""Reports of a fleet a second, at most: when a thousand members change at once, an API server has more to do."""
+"""Most reports of a fleet per second, so that a thousand changes at once do not overload an API server."""
 
 TIMEOUT = 30.0
-"""Seconds that one may take."""
+"""Seconds that one report may take."""
 
 LONGEST_PAUSE = 60.0
-"""Seconds until one that failed is tried again: twice the poll at first, then doubled."""
+"""Most seconds until a failed report is retried: twice the poll at first, then doubled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Known:
 
 @dataclass(slots=True)
 class _Shown:
-    """What was shown of a member last, and when it failed last: loop times."""
+    """The last report of a member, and when to retry a failed one. Times are loop times."""
 
     member: Member | None = None
     status: MemberStatus | None = None
@@ -67,15 +67,15 @@ class _Shown:
 
 
 class Reporter:
-    """Shows the members of one fleet their status.
+    """Shows the status of the members of one fleet.
 
     Args:
         fleet: its name.
-        live: the live discovery; raises EdgeError while there is none.
-        known: its members.
-        controllers: those of all clusters, by their names.
+        live: returns the live discovery; raises EdgeError while there is none.
+        known: returns its members.
+        controllers: the controllers of all clusters, by the names of the clusters.
         utc: the clock.
-        ownership: which members are shown by this copy and which by others.
+        ownership: tells which members this copy shows.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class Reporter:
         self._failing = False
 
     async def run(self) -> None:
-        """Show them what changes, until this is cancelled."""
+        """Show changes regularly, until this is cancelled."""
         while True:
             await asyncio.sleep(POLL)
             try:
                 with contained():
                     await self.report()
             except EdgeError:
-                continue  # not connected, which is logged there
+                continue  # not connected; the connection logs that
             except Exception:
                 log.exception("the status of members cannot be shown", extra={"fleet": self._fleet})
 
     async def report(self) -> None:
-        """Show what has changed. Raises EdgeError when the discovery is not connected."""
+        """Show all changes. Raises EdgeError if the discovery is not connected."""
         live = self._live()
         if not isinstance(live, Reports):
             return
@@ -118,7 +118,7 @@ class Reporter:
             batch, begun = changed[first : first + AT_ONCE], loop.time()
             done = await asyncio.gather(*(self._show(live, member, status) for member, status in batch))
             if not any(done):
-                break  # it is rather the discovery than these members
+                break  # the problem is probably the discovery, not these members
             await asyncio.sleep(begun + len(batch) / RATE - loop.time())
         failing = any(shown.retry_at for shown in self._shown.values())
         if self._failing and not failing:
@@ -127,7 +127,7 @@ class Reporter:
 
     async def _changed(self) -> list[tuple[Member, MemberStatus]]:
         now, slices = asyncio.get_running_loop().time(), Slices()
-        before, self._shown = self._shown, {}  # those that have left are forgotten
+        before, self._shown = self._shown, {}  # forgets the members that have left
         changed = []
         for known in self._known():
             await slices.turn()
@@ -145,7 +145,7 @@ class Reporter:
         return changed
 
     def _is_ours(self, known: Known) -> bool:
-        """Whether no other copy shows its status: one without a cluster belongs to a share as a cluster does."""
+        """Whether this copy shows a member's status. Members without a cluster are shared out by hash like clusters."""
         if known.cluster is None:
             return self._ownership.shares(f"{self._fleet}\n{known.member.id}")
         return self._ownership.owns(known.cluster)
@@ -178,7 +178,7 @@ class Reporter:
         return outcome(controller.observation, controller.decision, dry_run=controller.dry_run, failed=failed)
 
     async def _show(self, live: Reports, member: Member, status: MemberStatus) -> bool:
-        """Show one. Returns whether that succeeded; that it does not is logged once for the fleet."""
+        """Show the status of one member. Returns whether that succeeded; a failure is logged once for the fleet."""
         shown, loop = self._shown[member.id], asyncio.get_running_loop()
         try:
             with uncancelled():
@@ -198,5 +198,5 @@ class Reporter:
 
 
 def _urgent(status: MemberStatus) -> tuple[object, ...]:
-    """What is shown at once."""
+    """The parts of a status whose changes are shown at once."""
     return status.size, status.rescaled_at, status.refused

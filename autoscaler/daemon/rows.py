@@ -1,4 +1,4 @@
-"""One row for each cluster: what lists and pages show of it."""
+"""One row for each cluster, for lists and for the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNCONTROLLED = "no copy of the daemon controls this cluster at the moment, or th
 
 
 async def clusters_beside(status: DaemonStatus, others: Sequence[Mapping[str, Any]] | None) -> list[ClusterSnapshot]:
-    """The clusters of this copy, and those of which no other copy has a row; None: others do not count."""
+    """The clusters of this copy, and those in no row of another copy; `others` None: only the clusters of this copy."""
     found = await snapshot(status)
     if others is not None:
         known = {*status.controllers, *(row["name"] for row in others)}
@@ -66,7 +66,7 @@ def _rescale(rescale: Rescale) -> dict[str, object]:
 
 
 def _workload(cluster: ClusterSnapshot) -> dict[str, object]:
-    """The figures of a cluster, what is wrong with it, and how bad that is: 0 nothing, 1 a notice, 2 trouble."""
+    """The figures of a cluster, its trouble, and the severity: 0 nothing, 1 a notice, 2 trouble."""
     spec, observation = cluster.cluster.spec, cluster.observation
     found = Figures() if observation is None else figures(spec, observation, cluster.state)
     objective = roles(spec).objective
@@ -84,7 +84,7 @@ def _workload(cluster: ClusterSnapshot) -> dict[str, object]:
 
 
 def _trouble(cluster: ClusterSnapshot, found: Figures, objective: timedelta | None) -> str | None:
-    """The most urgent of what is wrong."""
+    """The most urgent problem of a cluster, or None."""
     if cluster.trouble is not None:
         return cluster.trouble
     missing: Mapping[str, str] = {} if cluster.observation is None else cluster.observation.missing

@@ -1,4 +1,4 @@
-"""The page of a run that is over, as one file: `simulate`, `replay` and `demo` with `--open`."""
+"""The page of a finished run, as one file: for `simulate`, `replay` and `demo` with `--open`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from autoscaler.web import self_contained
 MOST_POINTS = 2000
 
 MOST_TRAILS = 300
-"""Decisions with their whole trail, of those that changed the size; and the last one."""
+"""Most decisions with their whole trail: the newest ones that changed the size. The last decision is added."""
 
 
 class RecordedRun(NamedTuple):
-    """A cluster, what was decided about it, oldest first, and its state at the end."""
+    """A cluster, its records, oldest first, and its state at the end."""
 
     cluster: Cluster
     records: Sequence[Record]
@@ -37,7 +37,7 @@ class RecordedRun(NamedTuple):
 
 
 def open_page(runs: Sequence[RecordedRun], path: Path | None = None) -> Path:
-    """Write the page of runs into a file, by default a temporary one, and open it where there is a display.
+    """Write the page of runs into a file, by default a temporary one, and open it if there is a display.
 
     Raises:
         AutoscalerError: the file cannot be written.
@@ -56,7 +56,7 @@ def open_page(runs: Sequence[RecordedRun], path: Path | None = None) -> Path:
 
 
 def run_document(runs: Sequence[RecordedRun]) -> Mapping[str, object]:
-    """What the page shows of runs."""
+    """The data of runs for the page."""
     documents = {run.cluster.spec.name: _documents(run) for run in runs if run.records}
     return {
         "clusters": [row for row, _, _ in documents.values()],

@@ -1,7 +1,7 @@
 """Reports the status of the daemon to systemd: sd_notify(3), sd_watchdog_enabled(3).
 
-Implemented here, as it is one datagram: `sdnotify` (last released in 2017) blocks when the manager is slow, and either
-hides every error or raises it; other packages need libsystemd and a compiler.
+The protocol is one datagram, so it is implemented here. `sdnotify` (last released in 2017) blocks when the manager is
+slow, and either hides every error or raises it; other packages need libsystemd and a compiler.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from autoscaler.daemon.status import DaemonStatus, health
 log = logging.getLogger("autoscaler.daemon.sd_notify")
 
 POLL_INTERVAL = 5.0
-"""Most seconds between two polls of the controllers; half the watchdog time, if that is shorter."""
+"""Seconds between two polls of the controllers; half the watchdog time, if that is shorter."""
 
 SEND_TIMEOUT = 1.0
-"""Seconds one message may take to be accepted."""
+"""Seconds within which the manager must accept a message."""
 
 
 class Notifier:
@@ -32,8 +32,8 @@ class Notifier:
     A message that cannot be sent is logged once and affects nothing else.
 
     Attributes:
-        address: path of the manager's datagram socket, or @name of an abstract one; None when there is no manager.
-        watchdog: seconds without a sign of life after which the manager restarts the daemon; None when it does not.
+        address: path of the manager's datagram socket, or @name of an abstract one; None: no manager.
+        watchdog: seconds without a sign of life after which the manager restarts the daemon; None: no watchdog.
     """
 
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
@@ -46,9 +46,9 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Notifier:
-        """The notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` ask for.
+        """The notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` define.
 
-        They are removed from the environment: they are meant for this process, not for those that it starts.
+        They are removed from the environment, because they are meant for this process and not for its children.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         period = environ.pop("WATCHDOG_USEC", "")
@@ -67,8 +67,8 @@ class Notifier:
         self._owes_ready = not await self._send("READY=1")
 
     async def reloading(self) -> None:
-        """Report that the configuration is reloaded, until `ready`."""
-        # By this time a manager that waits for it (Type=notify-reload) identifies the reload.
+        """Report that a reload of the configuration has begun; `ready` ends it."""
+        # A manager that waits for the reload (Type=notify-reload) identifies it by this time.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         await self._send("RELOADING=1", f"MONOTONIC_USEC={now}")
 
@@ -78,10 +78,10 @@ class Notifier:
 
     @asynccontextmanager
     async def watching(self, daemon: DaemonStatus, connected: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Inside, report the completed start, the status of the clusters, and signs of life.
+        """While the context is open, report the completed start, the status of the clusters, and signs of life.
 
         Args:
-            daemon: whose status is reported.
+            daemon: the daemon whose status is reported.
             connected: returns when every plug-in has tried to connect.
         """
         if not self.address:
@@ -95,7 +95,7 @@ class Notifier:
             await asyncio.wait((watch,))
 
     async def _watch(self, daemon: DaemonStatus, connected: Callable[[], Awaitable[None]]) -> None:
-        # A plug-in that cannot be cancelled must not delay the others.
+        # A plug-in that does not end when it is cancelled must not delay READY.
         with suppress(TimeoutError):
             async with asyncio.timeout(CONNECT_TIMEOUT + SEND_TIMEOUT):
                 await connected()
@@ -122,12 +122,12 @@ class Notifier:
             self._owes_ready, self._status = False, text
 
     async def _send(self, *lines: str) -> bool:
-        """Send a message. Returns whether it was accepted; True when there is no manager."""
+        """Send a message. Returns whether it was accepted; True if there is no manager."""
         if not self.address:
             return True
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         try:
-            # A socket for each message: the manager may have been restarted since the last one.
+            # A new socket for each message: the manager may have been restarted since the last one.
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
                 out.setblocking(False)
                 out.connect(address)

@@ -1,8 +1,8 @@
-"""What a cluster did within the last week: figures for drawing, and its changes of size.
+"""The last week of a cluster: figures for charts, and its changes of size.
 
-They are kept in memory, since the last decisions that the state store has are of two hours, and a week of history files
-of hundreds of clusters takes minutes to read: less than 100 kB for each cluster, however short its interval. What was
-before the daemon started, or took the cluster over, is filled in as far as the state store has it.
+They are kept in memory: less than 100 kB for each cluster, however short its interval. The state store has decisions of
+about two hours only, and reading a week of history files of hundreds of clusters would take minutes. Decisions from
+before the daemon started, or took the cluster over, are added as far as the state store has them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from autoscaler.daemon.workload import figures
 from autoscaler.ports import Record
 
 KEYS = ("load", "capacity", "lag", "backlog_time", "desired", "ready", "current", "used")
-"""The figures: records/s, records, seconds, and workers. `current` is what the target was set to, `used` by the job."""
+"""The figures: records/s, records, seconds, and workers. The target was set to `current`; the job uses `used`."""
 
-_GREATEST = (2, 3)  # of lag and backlog time the greatest counts, of others the mean
+_GREATEST = (2, 3)  # lag and backlog time: a point is the maximum of its interval; for other figures, the mean
 
 RESOLUTIONS = ((10.0, 70 * 60.0), (120.0, 25 * 3600.0), (900.0, 170 * 3600.0))
-"""Seconds of one point, and for how long these are kept: a bit longer than an hour, a day and a week."""
+"""Seconds per point, and for how long points are kept: slightly longer than an hour, a day and a week."""
 
 GAP = 3
-"""Intervals after which there is nothing in between."""
+"""Intervals without a reading after which a chart shows a gap."""
 
 MAX_CHANGES = 300
-"""Changes of size that are kept."""
+"""Changes of size that are kept, the newest ones."""
 
 MAX_SETTLED = 20
 
@@ -45,11 +45,11 @@ _ENDS = {Reason.SETTLED, Reason.DEADLINE, Reason.SUPERSEDED, Reason.UNCONFIRMED}
 
 
 class Points:
-    """Figures in equal stretches of time, oldest first: the mean of each, or the greatest.
+    """Figures in intervals of equal width, oldest first: the mean of each interval, or the maximum.
 
     Args:
-        width: of a stretch, seconds.
-        keep: for how long, seconds.
+        width: the width of an interval, seconds.
+        keep: for how long points are kept, seconds.
     """
 
     def __init__(self, width: float, keep: float = math.inf) -> None:
@@ -60,7 +60,7 @@ class Points:
         self._counts = [0] * len(KEYS)
 
     def add(self, at: float, values: Sequence[float]) -> None:
-        """Add the figures of a time; NaN: unknown. One before the last stretch, of a clock set back, is left out."""
+        """Add the figures of a time; NaN: unknown. A time before the last interval (clock set back) is ignored."""
         begin = at // self.width * self.width
         if not self.at or begin > self.at[-1]:
             self.at.append(begin)
@@ -74,13 +74,13 @@ class Points:
                     self._merge(first + key, key, value)
 
     def before(self, other: Points) -> None:
-        """Put what another has of earlier times in front."""
+        """Insert the earlier points of another object in front."""
         end = next((n for n, at in enumerate(other.at) if self.at and at >= self.at[0]), len(other.at))
         self.at = other.at[:end] + self.at
         self.values = other.values[: end * len(KEYS)] + self.values
 
     def rows(self, since: float, until: float) -> Iterator[Row]:
-        """Time and figures of what is in between."""
+        """The points between two times."""
         for number, at in enumerate(self.at):
             if since <= at + self.width and at <= until:
                 yield at, self.values[number * len(KEYS) : (number + 1) * len(KEYS)]
@@ -96,7 +96,7 @@ class Points:
             self.values[place] = known + (value - known) / self._counts[key]
 
     def _trim(self, at: float) -> None:
-        # An eighth more than is needed: not at each one.
+        # Only once an eighth too much is kept, not at each point.
         if self.at[0] < at - self.keep * 1.125:
             gone = next(n for n, each in enumerate(self.at) if each >= at - self.keep)
             del self.at[:gone], self.values[: gone * len(KEYS)]
@@ -112,11 +112,11 @@ class _Rescale:
 
 
 class Series:
-    """That of one cluster.
+    """The series of one cluster.
 
     Attributes:
-        begun_at: the time of the first decision; None: there is none.
-        filled: whether what was before that was looked for.
+        begun_at: the time of the first decision; None: no decision yet.
+        filled: whether earlier decisions have been added from the state store.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Series:
         self._sizes: tuple[int, int] | None = None
 
     def add(self, spec: ClusterSpec, state: ClusterState, record: Record) -> None:
-        """Add what was seen and decided at one time. `state`: as far as what was learned is known."""
+        """Add an observation and its decision. `state`: the state whose learned values are used."""
         self.begun_at = self.begun_at or record.decision.at
         at = record.decision.at.timestamp()
         values = sample(spec, state, record)
@@ -137,7 +137,7 @@ class Series:
         self.add_changes(record)
 
     def fill(self, earlier: Series) -> None:
-        """Put what was before in front."""
+        """Insert an earlier series in front."""
         for points, others in zip(self._points, earlier._points, strict=True):
             points.before(others)
         self._decisions.extendleft(reversed(earlier._decisions))
@@ -145,12 +145,12 @@ class Series:
         self.filled = True
 
     def points(self, since: float, until: float, now: float) -> tuple[list[Row], float]:
-        """The finest figures that reach back so far, and the width of their stretches."""
+        """The points of the finest resolution that reaches back to `since`, and the width of their intervals."""
         found = next((points for points in self._points if now - since <= points.keep), self._points[-1])
         return list(found.rows(since, until)), found.width
 
     def changes(self, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
-        """Decisions for another size, and rescales, in between."""
+        """Decisions for another size, and rescales, between two times."""
         return {
             "decisions": [each for each in self._decisions if since <= _seconds(each["at"]) <= until],
             "rescales": [
@@ -167,7 +167,7 @@ class Series:
         }
 
     def settled(self) -> list[tuple[int, int, float]]:
-        """The last rescales that have settled: from which size to which, and the seconds that took."""
+        """The last settled rescales: the size before, the size after, and the seconds until settled."""
         found = [
             (each.before, each.to, (each.ended_at - each.at).total_seconds())
             for each in self._rescales
@@ -176,11 +176,11 @@ class Series:
         return found[-MAX_SETTLED:]
 
     def add_changes(self, record: Record) -> None:
-        """Add the change of size of a decision, if it is one, and what became of the one before."""
+        """Add the change of size of a decision, if there is one, and the outcome of the previous change."""
         decision = record.decision
         ended = next((reason for reason, _ in decision.notes if reason in _ENDS), None)
         sizes = decision.current, decision.desired
-        anew = decision.rescale and sizes != self._sizes  # one that is refused is asked for again and again
+        anew = decision.rescale and sizes != self._sizes  # while it is refused, each decision repeats the request
         if self._rescales and self._rescales[-1].ended_at is None and (ended is not None or anew):
             self._rescales[-1].ended_at = decision.at
             self._rescales[-1].outcome = (ended or Reason.SUPERSEDED).value
@@ -201,7 +201,7 @@ def sample(spec: ClusterSpec, state: ClusterState, record: Record) -> tuple[floa
 
 
 def change_document(record: Record) -> dict[str, Any]:
-    """A decision for another size, in short."""
+    """A short document of a decision for another size."""
     decision = record.decision
     asked = next((each for each in decision.recommendations if each.replicas == decision.proposed), None)
     return {
@@ -216,9 +216,9 @@ def change_document(record: Record) -> dict[str, Any]:
 def series_document(
     rows: Iterable[Row], since: float, until: float, number: int, width: float, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Figures as lists of at most about so many points; a null in each where nothing was read for a while.
+    """Figures as lists of at most about `number` points, with a null in each list where a gap begins.
 
-    `width`: seconds that two rows are apart at most, usually. `changes`: those of `Series.changes`.
+    `width`: the usual maximum of seconds between two rows. `changes`: the result of `Series.changes`.
     """
     coarse = Points(max((until - since) / number, 1.0))
     for at, values in rows:

@@ -46,23 +46,23 @@ log = logging.getLogger("autoscaler.daemon")
 NOT_RELOADED = "configuration not reloaded: the previous one stays in use"
 
 MAX_NAMED = 100
-"""Names of clusters that a log line has."""
+"""Most names of clusters in a log line."""
 
 REFRESH = 2.0
-"""Seconds after which controls are read that other copies may have written."""
+"""Seconds between two reads of the controls, which other copies may have changed."""
 
 OK = 0
 INTERRUPTED = 130
 
 REPEATED_SIGNAL = 0.3
-"""Seconds within which a second signal is a copy of the first: a wrapper forwards what its process group was sent."""
+"""Seconds within which a second signal counts as a copy of the first: a wrapper forwards signals to its group."""
 
 
 CONFIG_POLL = 5.0
-"""Seconds after which it is checked again whether the path of the configuration leads to another file."""
+"""Seconds between two checks whether the path of the configuration leads to another file."""
 
 LOAD_TIMEOUT = 60.0
-"""Seconds that reading the configuration may take at a reload: one that hangs must not hold up the next ones."""
+"""Seconds that reading the configuration may take at a reload: a reload that hangs must not block the next ones."""
 
 
 class Daemon(DaemonStatus):
@@ -71,9 +71,9 @@ class Daemon(DaemonStatus):
     Attributes:
         notifications: receivers of events of the clusters.
         registry: its metrics.
-        stalls: the one of them that counts stalls of the event loop.
-        url: of its HTTP endpoints, once they listen.
-        access: who may ask these for what.
+        stalls: the metric that counts stalls of the event loop.
+        url: the URL of its HTTP endpoints, once they listen.
+        access: the access control of the endpoints.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Daemon(DaemonStatus):
             decide=decide,
             ownership=self.ownership,
             find_controls=self.controls_of,
-            ticked=lambda controller: self.notifications.ticked(controller),  # noqa: PLW0108 - they are made below
+            ticked=lambda controller: self.notifications.ticked(controller),  # noqa: PLW0108 - created below
         )
         self.discoveries = Discoveries(self.fleet, store, utc=utc)
         self.notifications = Notifications(
@@ -125,27 +125,27 @@ class Daemon(DaemonStatus):
         self.registry.register(DaemonCollector(self))
 
     def controls_of(self, cluster: str, at: datetime) -> FoundControls:
-        """The controls of a cluster, or of the member that it is of, that are in force at this time."""
+        """The controls of a cluster in force at a time, including those on its member."""
         controls = self.controls.in_force(cluster, fleet_of(self.members, cluster), at)
         of_member = self.discoveries.controls.get(cluster, FoundControls())
         return FoundControls(controls + of_member.controls, of_member.remarks)
 
     def stop(self) -> None:
-        """Ask it to end, between ticks."""
+        """Request a stop, which takes effect between ticks."""
         self._stop.set()
         self._reload.set()
         expire(self._loading)
 
     def reload(self) -> None:
-        """Ask it to read its configuration again."""
+        """Request a reload of the configuration."""
         self._reload.set()
 
     async def run(self) -> None:
-        """Control the clusters until it is stopped.
+        """Control the clusters until stopped.
 
         Raises:
-            ListenError: its address cannot be listened on.
-            StoreError: the controls cannot be read in a store that is this daemon's alone.
+            ListenError: it cannot listen on its address.
+            StoreError: the controls cannot be read from a store that only this daemon uses.
         """
         mask.hide(*self.config.secrets)
         refreshing: asyncio.Task[None] | None = None
@@ -153,7 +153,7 @@ class Daemon(DaemonStatus):
         try:
             daemon = self.config.daemon
             if self.ownership.me is None:
-                # Before any cluster: one that is held must not be scaled first. And before anybody can set a control.
+                # Before the first cluster, so that a held one is not scaled, and before anybody can set a control.
                 await self.controls.load()
             async with serve_http(self, self.registry, self.access, daemon.listen, daemon.hosts) as self.url:
                 log.info(
@@ -204,7 +204,7 @@ class Daemon(DaemonStatus):
         await self.fleet.stop()
 
     async def _wait_for_controls(self) -> None:
-        """Read the controls. A store that others share may be away at the start: it is waited for."""
+        """Read the controls. A shared store may be unavailable at the start: retry until it answers."""
         logged = False
         while not self._stop.is_set():
             try:
@@ -219,14 +219,14 @@ class Daemon(DaemonStatus):
                 return
 
     async def _refresh_controls(self) -> None:
-        """Follow what other copies have written, until this is cancelled."""
+        """Read the controls that other copies have written, regularly until this is cancelled."""
         while True:
             await asyncio.sleep(REFRESH)
             await self.controls.refresh()
 
     async def _reload_config(self) -> None:
         try:
-            # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
+            # In a thread: reading the configuration of a thousand clusters would delay ticks.
             with contained():
                 async with asyncio.timeout(LOAD_TIMEOUT) as self._loading:
                     config = await asyncio.to_thread(self._load)
@@ -238,12 +238,12 @@ class Daemon(DaemonStatus):
                 return
             if self._loading is not None and self._loading.expired():
                 problem = (
-                    f"{self.config.path}: it, or a file that it includes, was not read within {LOAD_TIMEOUT:g} s: "
-                    "see whether its disk hangs or it is a pipe, then reload"
+                    f"{self.config.path}: this file, or one that it includes, was not read within {LOAD_TIMEOUT:g} s: "
+                    "check whether its disk hangs or it is a pipe, then reload"
                 )
                 self._refuse_reload((problem,))
                 return
-            # A defect, of ours or of a plug-in: no reason to stop the running controllers.
+            # A defect of ours or of a plug-in must not stop the running controllers.
             self.reload_problems = (format_error(error),)
             log.exception(NOT_RELOADED)
             return
@@ -259,7 +259,7 @@ class Daemon(DaemonStatus):
         if fixed[0] != fixed[1]:
             log.warning(
                 "changes of daemon.directory, state, listen, advertise, hosts and tracing take effect after a restart, "
-                "and so does daemon.tls where there was none, or is none any more"
+                "and so does adding or removing daemon.tls"
             )
         self.access.update(new)
         if old.log is not new.log:
@@ -284,9 +284,9 @@ class Daemon(DaemonStatus):
 
 
 def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:
-    """Where other copies reach the HTTP endpoints that listen at this URL.
+    """The URL by which other copies reach the HTTP endpoints that listen at `url`.
 
-    One that listens on every address is reached at that of its pod or, outside of Kubernetes, of its machine.
+    If the daemon listens on all addresses, that is the address of its pod or, outside Kubernetes, of its machine.
     """
     if daemon.advertise is not None:
         return daemon.advertise.rstrip("/")
@@ -298,7 +298,7 @@ def advertised(daemon: DaemonSpec, url: str, environ: Mapping[str, str]) -> str:
 
 
 def _few(names: Collection[str]) -> list[str]:
-    """The first names for a log line: a template may change thousands of clusters."""
+    """The first names, for a log line: a template may change thousands of clusters."""
     return first_of(sorted(names), MAX_NAMED)
 
 
@@ -308,26 +308,26 @@ def _warn(config: Config) -> None:
 
 
 async def _follow(files: dict[Path, str], signals: _Signals) -> None:
-    """Reload when one of the paths leads to another file than before. One that is edited may be half written: it waits.
+    """Reload when one of the paths leads to another file than before, as links of mounted ConfigMaps and Secrets do.
 
-    Mounted ConfigMaps and Secrets are such links.
+    A file edited in place does not trigger a reload, because it may be half written.
     """
     while True:
         for path, before in files.items():
             try:
                 after = await asyncio.to_thread(os.path.realpath, path)
-            except OSError as error:  # too many calls in threads: at the next time
-                log.debug("where a path leads is not known", extra={"error": str(error)})
+            except OSError as error:  # too many calls in threads: try again at the next poll
+                log.debug("cannot resolve a path", extra={"error": str(error)})
                 continue
             if after != before:
                 files[path] = after
-                log.info("another configuration file", extra={"file": after})
+                log.info("a configured path leads to another file: reloading", extra={"file": after})
                 signals.reload(signal.SIGHUP)
         await asyncio.sleep(CONFIG_POLL)
 
 
 def _followed(config: Config, origin: str) -> dict[Path, str]:
-    """The paths that may lead to another file, and where they lead now; `origin` is that of the configuration."""
+    """The paths that may lead to another file, and the file each leads to now; for the configuration, `origin`."""
     files = {config.path: origin}
     if config.daemon.tls is not None:
         files[config.daemon.tls.certificate] = os.path.realpath(config.daemon.tls.certificate)
@@ -335,11 +335,11 @@ def _followed(config: Config, origin: str) -> dict[Path, str]:
 
 
 class _Signals:
-    """The signals that this process has received, also before there is a daemon to handle them.
+    """The signals that this process has received, including those from before the daemon could handle them.
 
     Attributes:
-        stops: those that stop it.
-        work: the task that a second one cancels.
+        stops: the signals to stop.
+        work: the task that a second signal to stop cancels.
     """
 
     def __init__(self) -> None:
@@ -377,33 +377,33 @@ class _Signals:
 async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_run: bool = False) -> int:
     """Run a daemon in this process until a signal ends it.
 
-    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again, and so does a
-    link in its path that leads to another file, as when a mounted ConfigMap changes.
+    SIGTERM and SIGINT stop it between ticks; a second signal stops it at once. SIGHUP reloads the configuration, and so
+    does a change of a link in its path, for example when a mounted ConfigMap changes.
 
     Args:
-        config: what to start with.
+        config: the configuration to start with.
         load: reads the configuration again; raises ConfigurationError.
-        origin: the file that its path led to before it was read.
-        dry_run: decide and record everything, call no target.
+        origin: the file that the path of the configuration led to before it was read.
+        dry_run: decide and record everything, but make no scale calls.
 
     Returns:
         The exit code: 0 after SIGTERM, 130 after SIGINT or a second signal.
 
     Raises:
         StoreError: the state directory cannot be used.
-        ListenError: the address cannot be listened on.
+        ListenError: the daemon cannot listen on its address.
     """
     notifier = Notifier.from_environment(os.environ)
     signals = _Signals()
     handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
     threads = frozenset(threading.enumerate())
     loop = asyncio.get_running_loop()
-    # From before anything is opened until everything is closed.
+    # The handlers are installed before anything is opened, and until everything is closed.
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
     following = asyncio.create_task(_follow(_followed(config, origin), signals), name="configuration file")
-    # The command line blocks them while it reads the configuration.
+    # The command line blocks these signals while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
         await signals.work
@@ -419,7 +419,7 @@ async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_
 
 
 async def _end(code: int, before: frozenset[threading.Thread]) -> int:
-    """Cancel the tasks that plug-ins have left; if one does not end, or a thread, end the process at once."""
+    """Cancel tasks that plug-ins have left behind. If a task or a thread does not end, end the process at once."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -428,7 +428,7 @@ async def _end(code: int, before: frozenset[threading.Thread]) -> int:
     if left:
         log.warning("tasks of plug-ins do not end", extra={"tasks": sorted(task.get_name() for task in left)})
         os._exit(code)
-    # Python waits for a thread that hangs in a name's resolution or in a foreign library, however long that takes.
+    # At exit Python would wait without limit for a thread that hangs in name resolution or in a foreign library.
     until = time.monotonic() + CANCEL_TIMEOUT
     threads = [each for each in threading.enumerate() if not each.daemon and each not in before]
     for thread in threads:

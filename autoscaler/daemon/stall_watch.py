@@ -1,4 +1,4 @@
-"""Notices, from a thread of its own, when something holds up the event loop, and names it: all clusters wait then."""
+"""A thread that notices when something blocks the event loop, which stops all clusters, and logs what it is."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ log = logging.getLogger("autoscaler.daemon.stall_watch")
 LIMIT = 1.0
 """Seconds after which an event loop that does not answer counts as blocked."""
 
-_SHOWN = 15  # calls of the stack, the innermost
+_SHOWN = 15  # innermost frames of the stack that are logged
 
 
 class StallWatch:
-    """Watches the running event loop while its context is open. It logs each stall once, while it lasts.
+    """Watches the running event loop while its context is open. It logs each stall once, while the stall lasts.
 
     Args:
-        stalled: called for each, in the watching thread.
-        limit: seconds after which it is one.
-        clock: seconds, monotonic.
+        stalled: called for each stall, in the watching thread.
+        limit: seconds after which a blocked loop counts as a stall.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class StallWatch:
         self._thread.join()
 
     def check(self) -> None:
-        """Ask the loop for a sign of life, or see how long it has not given one."""
+        """Ask the loop for a sign of life, or check how long it has not answered."""
         asked, now = self._asked, self._clock()
         if asked is None:
             self._asked, self._logged = now, False
             self._loop.call_soon_threadsafe(self._answer)
         elif now - asked >= self._limit and not self._logged:
-            stack = list(_stack(sys._current_frames().get(self._watched)))  # noqa: SLF001 - documented in spite of its name
+            stack = list(_stack(sys._current_frames().get(self._watched)))  # noqa: SLF001 - documented despite its name
             if len(stack) > 1 and stack[1].f_code is asyncio.BaseEventLoop._run_once.__code__:  # type: ignore[attr-defined]  # noqa: SLF001 - in its select
-                return  # It waits for work: the whole process stood still, and the loop is about to answer.
+                return  # The loop waits for work: the whole process was suspended, and the loop is about to answer.
             self._logged = True
             task = asyncio.current_task(self._loop)
             plugin = plugin_of([(each.f_globals.get("__name__"), each.f_code.co_qualname) for each in stack])
             name = None if task is None else task.get_name()
             self._stalled()
             if (plugin, name) in self._known:
-                return  # It is counted: the log names each once.
+                return  # Count this stall, but log each plug-in and task only once.
             self._known.add((plugin, name))
             log.error(
                 "event loop is blocked: no cluster is observed or scaled until it continues",

@@ -1,7 +1,7 @@
-"""Copies all that one state store has into another one, which is empty: a file, or PostgreSQL.
+"""Copies the whole content of one state store into another, empty one: a file, or PostgreSQL.
 
-No daemon may use either of them meanwhile. Rows are passed on one by one, so that memory does not grow with their
-number, and the target has all of them or none.
+No daemon may use either store meanwhile. Rows are copied one by one, so that memory does not grow with their number.
+The target gets all rows or none.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 TABLES = ("cluster", "decision", "member", "control", "audit")
-"""What is copied, in this order. The leases of copies that run are not."""
+"""The tables that are copied, in this order. Leases are not copied."""
 
 _AT_ONCE = 500
 
 Row = tuple[Any, ...]
-"""Those of SQLite, except for decisions: the cluster's name, the number, the time in seconds, and the record."""
+"""A row as in SQLite, except for decisions: the cluster's name, the number, the time in seconds, and the record."""
 
 _Side: TypeAlias = "_Sqlite | _Postgres"
 """One of the two stores."""
 
 
 def copy_state(source: str, target: str) -> Mapping[str, int]:
-    """Copy everything. Each is a directory or a URL of PostgreSQL. Returns how many rows of each table there were.
+    """Copy everything. Source and target are directories or PostgreSQL URLs. Returns the number of rows per table.
 
     Raises:
-        StoreError: one of them cannot be used, or is in use; the source has nothing, or the target has something.
+        StoreError: one of them cannot be used, or is in use; the source has no state, or the target has one.
     """
     counts = dict.fromkeys(TABLES, 0)
 
@@ -57,7 +57,7 @@ def copy_state(source: str, target: str) -> Mapping[str, int]:
 
 
 def is_database(place: str) -> bool:
-    """Whether this is a URL, and not a directory."""
+    """Whether a place is a URL, not a directory."""
     return place.startswith(("postgresql://", "postgres://"))
 
 
@@ -124,7 +124,7 @@ def _database(url: str, *, exists: bool) -> Iterator[_Side]:
             running = sorted(name for (name,) in connection.execute(query, (LEASE,)))
             if not running:
                 yield _Postgres(connection)
-            connection.rollback()  # of what is not finished
+            connection.rollback()  # undoes everything unless `finish` has committed it
     except Exception as error:
         if not database.is_error(error):
             raise
@@ -148,7 +148,7 @@ async def _prepared(url: str, *, exists: bool) -> None:
 class _Postgres:
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
-        # What is read is of one moment, and no daemon that starts writes meanwhile.
+        # This gives a consistent read, and prevents a daemon that starts from writing meanwhile.
         connection.execute("LOCK TABLE cluster IN SHARE ROW EXCLUSIVE MODE")
 
     def rows(self, table: str) -> Iterator[Row]:
@@ -193,5 +193,5 @@ class _Postgres:
             self._connection.execute(set_next % (table, table))
         self._connection.commit()
         self._connection.set_autocommit(True)
-        # The statistics would be those of empty tables.
+        # Without this, the planner would use the statistics of empty tables.
         self._connection.execute("ANALYZE cluster, decision, member")

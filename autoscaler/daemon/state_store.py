@@ -1,7 +1,7 @@
-"""State and decisions in SQLite: persisted before they are acted on, and available after a SIGKILL.
+"""State and decisions in SQLite: persisted before the daemon acts on them, and available after a SIGKILL.
 
-The database is in WAL mode with `synchronous=NORMAL`: a kill of the process loses nothing that was committed, a loss
-of power may lose the last moments but leaves the file intact. One thread writes all waiting saves in one transaction.
+The database is in WAL mode with `synchronous=NORMAL`: killing the process loses no committed transaction; a power
+failure may lose the last ones, but leaves the file intact. One thread writes all waiting saves in one transaction.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CREATE TABLE IF NOT EXISTS audit (
 """
 
 SPAN = 2**32
-"""Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
+"""Decision n of cluster c has the id c * 2^32 + n, so that the decisions of a cluster are stored next to each other."""
 
 _PRUNE_EVERY = 16
 
@@ -108,7 +108,7 @@ class SqliteStateStore:
         self._controls: Sequence[StoredControl] | None = None  # as they were last read or written
 
     async def load(self, cluster: str) -> ClusterState | None:
-        """The state last saved, its past included, or None. Raises StoreError."""
+        """The last saved state with its past, or None. Raises StoreError."""
         return await self._read(lambda: _load(self._connection, cluster), f"the state of cluster {cluster!r}")
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
@@ -121,7 +121,7 @@ class SqliteStateStore:
             None if record is None else dump_record(record),
         )
         try:
-            # A request is made as soon as it is kept.
+            # Save a rescale at once: its scale call waits for the save.
             await self._batcher.put(save, at_once=record is not None and record.decision.rescale)
         except (sqlite3.Error, StoreError) as error:
             message = str(error) if isinstance(error, StoreError) else _message(error, self.path)
@@ -134,9 +134,9 @@ class SqliteStateStore:
             self.failure = None
 
     async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
-        """The last decisions of a cluster as they are stored, up to a time if one is given, newest first.
+        """The last decisions of a cluster as stored lines, up to a time if one is given, newest first.
 
-        Some at a time: what all of them take may be more than there is. Raises StoreError.
+        They come page by page, because all of them may not fit into memory. Raises StoreError.
         """
         before = math.inf
         while limit > 0:
@@ -154,17 +154,17 @@ class SqliteStateStore:
         return await self._read(lambda: _load_members(self._connection, fleet), f"the members of fleet {fleet!r}")
 
     async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
-        """Persist all members of a fleet. Only what differs from the last time is written. Raises StoreError."""
+        """Persist all members of a fleet, but write only those that differ from the last call. Raises StoreError."""
         await self._read(lambda: self._write_members(fleet, members), f"the members of fleet {fleet!r}")
 
     async def forget_members(self, fleets: Collection[str]) -> None:
-        """Delete the members of all fleets but these. Raises StoreError."""
+        """Delete the members of all fleets except these. Raises StoreError."""
         await self._read(lambda: self._delete_members(fleets), "the members of fleets")
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
-        """Delete state and decisions of all clusters whose last decision is older, but of those named in `keep`.
+        """Delete state and decisions of all clusters whose last decision is older, except those named in `keep`.
 
-        A few at a time, so that saves do not wait. Raises StoreError.
+        It deletes a few at a time, so that saves do not wait. Raises StoreError.
         """
         while await self._read(lambda: self._delete_clusters(before, keep), "the stored state of removed clusters"):
             pass
@@ -174,7 +174,11 @@ class SqliteStateStore:
         return list(await self._read(self._read_controls, "the manual controls"))
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
-        """Persist both together, and delete what is not needed any more. Raises StoreError, and then neither is."""
+        """Persist control and audit entry together, and delete controls that are not needed any more.
+
+        Raises:
+            StoreError: neither is persisted.
+        """
         return await self._read(lambda: self._write_control(stored, audit), "the manual controls")
 
     async def add_audit(self, entry: AuditEntry) -> None:
@@ -194,7 +198,7 @@ class SqliteStateStore:
             raise
 
     async def close(self) -> None:
-        """Write what waits and close the file."""
+        """Write waiting saves and close the file."""
         await self._batcher.close(self._connection.close)
         self._unlock()
 
@@ -203,7 +207,7 @@ class SqliteStateStore:
             return await self._batcher.call(read)
 
     def _open(self) -> None:
-        # Before: our own on the same file would keep us out.
+        # Release our own lock first: it would keep us from locking again.
         self._unlock()
         self._lock = _lock(self.path.parent)
         self._connection = _open(self.path)
@@ -217,24 +221,24 @@ class SqliteStateStore:
             self._lock = -1
 
     def _reopen_if_gone(self) -> None:
-        """Open another file where ours was deleted or replaced: what is written into it would be lost."""
+        """Reopen if our file was deleted or replaced: writes into the old file would be lost."""
         if self._file is not None and self._file == _identity(self.path):
             return
         if self._file is not None:
-            log.error("the state file was deleted or replaced: state is written anew", extra={"path": str(self.path)})
+            log.error("the state file was deleted or replaced: opening it again", extra={"path": str(self.path)})
         self._file = None
         self._connection.close()
         self._open()
         if self._controls is None:
             return
         try:
-            # They are in force: another file must neither end them nor give their ids to others.
+            # Known controls are in force: the new file must neither end them nor give their ids to other controls.
             rows = [(each.id, dump_control(each)) for each in self._controls]
             with self._transaction() as connection:
                 connection.execute("DELETE FROM control")
                 connection.executemany("INSERT INTO control VALUES (?, ?)", rows)
         except BaseException:
-            self._file = None  # once more at the next time
+            self._file = None  # the next call tries again
             raise
 
     def _read_controls(self) -> Sequence[StoredControl]:
@@ -304,7 +308,7 @@ class SqliteStateStore:
             self._members.pop(fleet, None)
 
     def _delete_clusters(self, before: datetime, keep: Collection[str]) -> bool:
-        """Delete some; returns whether there may be more."""
+        """Delete some clusters. Returns whether there may be more."""
         self._reopen_if_gone()
         with self._transaction() as connection:
             old = connection.execute(
@@ -337,7 +341,7 @@ class SqliteStateStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing of what is written inside."""
+        """A transaction: either all writes inside take effect, or none."""
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -349,7 +353,7 @@ class SqliteStateStore:
             raise
 
     def _prune(self, first: int, last: int, past: int) -> None:
-        """Delete decisions above the limits of number and size, and never the past of the state."""
+        """Delete the oldest decisions above the limits of number and size, but never the past of the state."""
         (large,) = self._connection.execute(
             "SELECT MAX(id) FROM (SELECT id, SUM(LENGTH(record)) OVER (ORDER BY id DESC) AS size "
             "FROM decision WHERE id BETWEEN ? AND ?) WHERE size > ?",
@@ -376,7 +380,7 @@ async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[
 
 @contextmanager
 def open_alone(directory: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a directory that no daemon uses or can use for as long as it is open. Raises StoreError."""
+    """Open the database of a directory, and lock out all daemons while it is open. Raises StoreError."""
     lock = _lock(directory)
     try:
         with closing(_open(directory / FILE)) as connection:
@@ -406,7 +410,7 @@ def _lock(directory: Path) -> int:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What file there is, or None."""
+    """Device and inode of a file, or None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -415,7 +419,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _open_lock(directory: Path) -> int:
-    """Create the directory, if needed, for our user only, and open its lock file."""
+    """Create the directory if needed, accessible to our user only, and open its lock file."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -433,10 +437,10 @@ def _write_owner(lock: int, directory: Path) -> None:
 
 
 def read_state(directory: Path, cluster: str) -> ClusterState | None:
-    """The state that a daemon, running or not, has persisted there, or None. Changes nothing.
+    """The state that a daemon, running or not, has persisted in a directory, or None. It changes nothing.
 
     Raises:
-        StoreError: there is a file and it cannot be read.
+        StoreError: the file exists, but cannot be read.
     """
     path = directory / FILE
     with store_errors(path, f"the state of cluster {cluster!r}"):
@@ -445,13 +449,13 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
         except FileNotFoundError:
             return None
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # 0: the daemon was killed before it had created its tables.
+            # Version 0: the daemon was killed before it created its tables.
             return _load(connection, cluster) if _version(connection, path) else None
 
 
 @contextmanager
 def store_errors(path: Path, what: str) -> Iterator[None]:
-    """Raise StoreError for errors of the file, of SQLite and of stored values."""
+    """Convert errors of the file, of SQLite and of stored values to StoreError."""
     try:
         yield
     except OSError as error:
@@ -465,7 +469,7 @@ def store_errors(path: Path, what: str) -> Iterator[None]:
 def _open(path: Path) -> sqlite3.Connection:
     with store_errors(path, "the schema"):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # Opened in one thread, then used only in the writer's.
+        # One thread opens the connection; afterwards only the writer's thread uses it.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             _prepare(connection, path)
@@ -483,7 +487,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the tables, 0 when there are none yet. Raises StoreError when it is not known."""
+    """The version of the tables; 0 if there are none yet. Raises StoreError if the version is not supported."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA):
         raise StoreError(

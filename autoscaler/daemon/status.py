@@ -1,4 +1,4 @@
-"""What the HTTP endpoints, the metrics and the service manager see of a daemon."""
+"""The status of a daemon for the HTTP endpoints, the metrics and the service manager."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MAX_NAMED = 5
 
 
 class DaemonStatus:
-    """The parts of a daemon, and what can be read of it while it runs.
+    """The parts of a daemon, and its status, which can be read while it runs.
 
     Attributes:
-        config: the configuration that it runs.
+        config: the configuration in use.
         fleet: its controllers.
         discoveries: its fleets.
         controls: the pauses, holds and limits that people have set.
-        store, history: where decisions are kept.
-        ownership: which copies there are, and what this one controls.
-        utc: the time.
-        dry_run: whether no target is called.
+        store, history: the stores of decisions.
+        ownership: knows the copies, and the clusters that this one controls.
+        utc: the clock.
+        dry_run: whether the daemon makes no scale calls.
         loaded_at: when the configuration was last loaded.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
     """
@@ -51,7 +51,7 @@ class DaemonStatus:
 
     @property
     def controllers(self) -> dict[str, Controller]:
-        """The controllers by the names of their clusters: those of this copy."""
+        """The controllers of this copy, by the names of their clusters."""
         return self.fleet.controllers
 
     @property
@@ -61,22 +61,22 @@ class DaemonStatus:
 
     @property
     def fleets(self) -> Sequence[FleetStatus]:
-        """What is known of the fleets, by their names. It may be read in another thread."""
+        """The status of the fleets, sorted by name. Other threads may read it."""
         return self.discoveries.status
 
     @property
     def members(self) -> Mapping[str, tuple[str, str]]:
-        """The fleet and the member's id of every cluster that is a member, by its name."""
+        """Name of a member's cluster -> its fleet and the member's id."""
         return self.discoveries.members
 
     @property
     def store_failure(self) -> str | None:
-        """Why the last state could not be persisted, or the leases not be renewed; or None."""
+        """Why the last state could not be persisted, or the leases could not be renewed; or None."""
         return self.store.failure or self.ownership.failure
 
 
 class ClusterSnapshot(NamedTuple):
-    """What is known of a cluster, of one tick: it can be read in another thread. The counters go on counting."""
+    """The status of a cluster after one tick, which other threads can read. Only the counters continue to change."""
 
     name: str
     cluster: Cluster
@@ -93,7 +93,7 @@ class ClusterSnapshot(NamedTuple):
 
     @classmethod
     def of(cls, c: Controller, fleet: str | None) -> Self:
-        """That of a controller, in the loop's thread."""
+        """The snapshot of a controller. Call it in the loop's thread."""
         return cls(
             c.name,
             c.cluster,
@@ -111,7 +111,7 @@ class ClusterSnapshot(NamedTuple):
 
     @classmethod
     def unknown(cls, cluster: Cluster, fleet: str | None, why: str, *, dry_run: bool) -> Self:
-        """That of a cluster of which nothing is known here."""
+        """The snapshot of a cluster about which this copy knows nothing."""
         spec = cluster.spec
         return cls(spec.name, cluster, dry_run, None, None, None, why, why, spec.limits, Counters(), fleet, ())
 
@@ -122,7 +122,7 @@ def fleet_of(members: Mapping[str, tuple[str, str]], cluster: str) -> str | None
 
 
 async def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
-    """All clusters, by their names, a few milliseconds at a time between the ticks; see `ClusterSnapshot.of`."""
+    """Snapshots of all clusters of this copy, sorted by name, taken a few milliseconds at a time between ticks."""
     found, slices = [], Slices()
     members = status.members
     for name, controller in sorted(status.controllers.items()):
@@ -137,7 +137,7 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     It is alive if the ticks of at least one cluster finish: one failing cluster does not trigger a restart.
 
     Args:
-        status: of the daemon.
+        status: the status of the daemon.
         now: the loop's time.
     """
     controllers = status.controllers.values()

@@ -1,4 +1,4 @@
-"""Which state store a configuration names."""
+"""Selects the state store that a configuration names."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 async def open_store(daemon: DaemonSpec) -> AsyncIterator[SqliteStateStore | PostgresStateStore]:
     """Open the state store of a daemon, for as long as the context is open.
 
-    One that copies share saves a cluster only under a lease.
+    A store that several copies can share saves a cluster only under a lease.
 
     Raises:
-        StoreError: it cannot be used; the message says why and what to do.
+        StoreError: the store cannot be used; the message says why and what to do.
     """
     if daemon.state is None:
         async with open_state_store(daemon.directory, decisions=daemon.decisions) as embedded:
             yield embedded
     else:
-        from autoscaler.daemon.postgres_store import open_postgres_store  # noqa: PLC0415 - it belongs to an extra
+        from autoscaler.daemon.postgres_store import open_postgres_store  # noqa: PLC0415 - belongs to an extra
 
         async with open_postgres_store(daemon.state, decisions=daemon.decisions, leases=True) as shared:
             yield shared
 
 
 def ownership_of(store: SqliteStateStore | PostgresStateStore) -> Ownership:
-    """Which clusters are controlled by the copy of the daemon that this store is of."""
+    """The ownership of clusters for a copy of the daemon with this store."""
     return Ownership() if isinstance(store, SqliteStateStore) else SharedOwnership(store, socket.gethostname())
 
 
 async def read_states(daemon: DaemonSpec, clusters: Collection[str]) -> dict[str, ClusterState]:
-    """The states that daemons, running or not, have persisted; one without a state is left out. Changes nothing.
+    """The states that daemons, running or not, have persisted, for clusters that have one. It changes nothing.
 
     Raises:
-        StoreError: there is a store, and it cannot be read.
+        StoreError: the store exists, but cannot be read.
     """
     if daemon.state is not None:
-        from autoscaler.daemon.postgres_store import read_postgres_states  # noqa: PLC0415 - likewise
+        from autoscaler.daemon.postgres_store import read_postgres_states  # noqa: PLC0415 - belongs to an extra
 
         return await read_postgres_states(daemon.state, clusters)
     found = {name: read_state(daemon.directory, name) for name in clusters}

@@ -1,7 +1,7 @@
-"""Traces of ticks by OpenTelemetry: off, without a cost, unless `daemon.tracing` is set.
+"""Traces of ticks by OpenTelemetry. They are off, and cost nothing, unless `daemon.tracing` is set.
 
-Where they go is said by the standard environment variables, such as OTEL_EXPORTER_OTLP_ENDPOINT and
-OTEL_TRACES_SAMPLER. The library sends from a thread of its own; what it cannot send in time it drops.
+The standard environment variables configure the exporter, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER.
+The library sends spans from its own thread, and drops spans that it cannot send in time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from autoscaler.daemon.connections import format_error
 log = logging.getLogger("autoscaler.daemon.tracing")
 
 FLUSH = 2.0
-"""Seconds that the last spans may take at the end."""
+"""Seconds that sending the last spans may take at shutdown."""
 
 _OFF: AbstractContextManager[None] = nullcontext()
-_tracer: Any = None  # one for the process, as spans find the one around them by the context they run in
+_tracer: Any = None  # one for the process: each span finds its parent by the context it runs in
 
 
 def span(name: str, cluster: str, **attributes: int) -> AbstractContextManager[None]:
@@ -32,9 +32,9 @@ def span(name: str, cluster: str, **attributes: int) -> AbstractContextManager[N
 
 @contextmanager
 def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
-    from opentelemetry.trace import StatusCode  # noqa: PLC0415 - it belongs to an extra
+    from opentelemetry.trace import StatusCode  # noqa: PLC0415 - belongs to an extra
 
-    # The library would record exceptions as they are, with the secrets that may be in them.
+    # The library would record exceptions unmasked, with any secrets in them.
     ours = {"record_exception": False, "set_status_on_exception": False}
     with _tracer.start_as_current_span(name, attributes=attributes, **ours) as made:
         try:
@@ -46,15 +46,15 @@ def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
 
 @asynccontextmanager
 async def tracing(*, on: bool) -> AsyncIterator[None]:
-    """Trace ticks meanwhile, if it is on."""
+    """Trace ticks while the context is open, if `on`."""
     global _tracer  # noqa: PLW0603 - see there
     if not on:
         yield
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - likewise
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - likewise
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - likewise
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
 
     release = version("reactive-autoscaler")
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

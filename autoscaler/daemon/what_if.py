@@ -1,7 +1,7 @@
-"""What another objective, or other policies, would have done with the recorded load: simulated in a process of its own.
+"""Simulates, in its own process, what another objective or other policies would have done with the recorded load.
 
-The load is that of the series, the cluster a simulated one with the capacity and the start-up time that were learned of
-the real one; the policies begin with what is known today. It reads a pickled `Job`, and writes JSON.
+The load comes from the series. The simulated cluster has the learned capacity and start-up time of the real one, and
+the policies begin with today's learned state. The process reads a pickled `Job`, and writes JSON.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _CURRENT, _BACKLOG_TIME = KEYS.index("current"), KEYS.index("backlog_time")
 
 
 class WhatIfError(AutoscalerError):
-    """What is asked for cannot be simulated; the message says why."""
+    """The request cannot be simulated; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to simulate. Picklable.
+    """A simulation to run. Picklable.
 
     Attributes:
-        spec: of the cluster, with the metrics that the simulated one has.
-        objective, policies: what is different: a duration, and policies as in a configuration file; None: it is not.
-        names: metric of the cluster -> the simulated cluster's name of it.
-        plant, load: the simulated cluster, and what arrives.
+        spec: the specification of the cluster, with only the metrics that the simulated cluster has.
+        objective, policies: the changes: a duration, and policies as in a configuration file; None: unchanged.
+        names: metric of the cluster -> its name in the simulated cluster.
+        plant, load: the simulated cluster, and its load.
         size: workers at the start.
         start: when the load begins.
-        state: of the cluster, of which what was learned counts.
-        at: when it was as it is in `state`.
+        state: the state of the cluster; the simulation uses only its learned part.
+        at: the time of `state`.
     """
 
     spec: ClusterSpec
@@ -105,7 +105,7 @@ def _built(policies: Mapping[str, Any], metrics: Iterable[str]) -> tuple[NamedPo
             raise problems.fail(
                 node.line,
                 path,
-                f"reads {', '.join(unknown)}, and what is simulated of the cluster's metrics is {', '.join(metrics)}",
+                f"reads {', '.join(unknown)}, but the simulation has only the metrics {', '.join(metrics)}",
             )
         return policy
 
@@ -120,7 +120,7 @@ def _built(policies: Mapping[str, Any], metrics: Iterable[str]) -> tuple[NamedPo
 
 
 def simulate(job: Job, spec: ClusterSpec) -> tuple[list[Row], float, Series]:
-    """What a cluster with these policies would have done: figures, the seconds of each, and the changes of size."""
+    """Simulate a job with these policies. Returns the figures, their width in seconds, and the changes of size."""
     known = rebase(ClusterState(learned=job.state.learned), job.start - job.at).learned
     begun, found, latest = False, Series(), ClusterState()
 
@@ -143,9 +143,9 @@ def simulate(job: Job, spec: ClusterSpec) -> tuple[list[Row], float, Series]:
 def figures_of(
     rows: Iterable[Row], width: float, objective: timedelta | None, rescales: int
 ) -> dict[str, float | None]:
-    """Worker-hours, the share of the time that is later than the objective, and the number of rescales.
+    """Worker-hours, the share of the time with a backlog time above the objective, and the number of rescales.
 
-    `width`: seconds that two rows are apart at most, usually. What is unknown does not count.
+    `width`: the usual maximum of seconds between two rows. Unknown values do not count.
     """
     seconds = known = late = total = 0.0
     for (at, values), (following, _) in pairwise(rows):
@@ -165,7 +165,7 @@ def figures_of(
 
 
 def answer(job: Job) -> dict[str, Any]:
-    """What would have been, and the same for the present policies, to judge the simulation by. Raises WhatIfError."""
+    """Simulate the changed policies, and the present ones to judge the simulation by. Raises WhatIfError."""
     other = changed(job.spec, job.objective, job.policies)
     objective = roles(other).objective or roles(job.spec).objective
     begin, end = job.start.timestamp(), job.start.timestamp() + job.load.seconds
@@ -180,10 +180,10 @@ def answer(job: Job) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the job, and write the answer, or why there is none."""
+    """Read the job, and write the answer, or the error."""
     os.nice(10)  # ticks come first
     job: Job = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - our own daemon has written it
-    resource.setrlimit(resource.RLIMIT_CPU, (300, 300))  # where nobody is left who would end it
+    resource.setrlimit(resource.RLIMIT_CPU, (300, 300))  # if the daemon has died, nobody else ends this process
     try:
         found = answer(job)
     except (WhatIfError, ConfigurationError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a cluster has to do and what it can do, as its metrics and policies say."""
+"""The load, capacity and backlog of a cluster, from its metrics and policies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autoscaler.core.model import ClusterSpec, ClusterState, Learned, Observatio
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which metrics say what, and what policies aim at.
+    """The metrics with a special meaning, and the objective of the policies.
 
     Attributes:
-        arrivals, throughput: metrics with the offered and the processed records/s.
-        lag: with the records waiting.
-        objective: no record should wait longer; None: no policy says.
+        arrivals, throughput: the metrics with the offered and the processed records/s.
+        lag: the metric with the waiting records.
+        objective: the longest time that a record should wait; None: no policy has an objective.
     """
 
     arrivals: str
@@ -28,13 +28,13 @@ class Roles:
 
 
 class Figures(NamedTuple):
-    """Of one moment; None: not known.
+    """The figures of one moment; None: not known.
 
     Attributes:
         load: records/s that arrive.
-        capacity: records/s that the size in use processes when it is busy.
-        lag: records waiting.
-        backlog_time: seconds that these take.
+        capacity: records/s that the present size can process.
+        lag: waiting records.
+        backlog_time: seconds that processing these takes.
     """
 
     load: float | None = None
@@ -44,7 +44,7 @@ class Figures(NamedTuple):
 
 
 def roles(spec: ClusterSpec) -> Roles:
-    """By the first policy that says (`Serving`); else the metrics of the cluster's settings, and `arrivals`."""
+    """The roles by the first policy that names them (`Serving`); else by the cluster's `settle` and `arrivals`."""
 
     def said(name: str, kind: type) -> object:
         values = (getattr(named.policy, name, None) for named in spec.policies)
@@ -60,14 +60,14 @@ def roles(spec: ClusterSpec) -> Roles:
 
 
 def capacity_at(spec: ClusterSpec, learned: Learned, size: int, partitions: int | None) -> float | None:
-    """Records/s that a size processes, as policies have learned it (`Estimating`), else as it was seen when busy."""
+    """Records/s that a size can process: a policy's estimate (`Estimating`), else the learned capacity of sizes."""
     workers = effective_slots(size, spec.slots_per_replica, partitions) / spec.slots_per_replica
     for named in spec.policies:
         estimate = getattr(named.policy, "estimate_capacity", None)
         if callable(estimate) and size:
             try:
                 found = estimate(learned.memory.get(named.name, {}), size, workers)
-            except Exception:  # noqa: BLE001, S112 - a plug-in may fail in any way; nothing depends on it here
+            except Exception:  # noqa: BLE001, S112 - a plug-in may fail in any way; the estimate is only for display
                 continue
             if isinstance(found, float) and math.isfinite(found):
                 return found
@@ -75,7 +75,7 @@ def capacity_at(spec: ClusterSpec, learned: Learned, size: int, partitions: int 
 
 
 def figures(spec: ClusterSpec, observation: Observation, state: ClusterState | None) -> Figures:
-    """Those of an observation. Where no metric has the arrivals, what is processed counts."""
+    """The figures of an observation. If no metric has the arrivals, the throughput counts as the load."""
     known = roles(spec)
     throughput, lag = _total(observation, known.throughput), _total(observation, known.lag)
     arrivals = _total(observation, known.arrivals)
@@ -85,25 +85,25 @@ def figures(spec: ClusterSpec, observation: Observation, state: ClusterState | N
     if state is not None and size is not None:
         partitions = source_partitions(spec, observation.engine, state.past)
         capacity = capacity_at(spec, state.learned, size, partitions)
-    # A job that stands still processes nothing: then what waits is as old as it took to arrive.
+    # A stopped job has no throughput: then divide by the arrivals, as the backlog took that long to arrive.
     served = throughput or arrivals or None
     return Figures(arrivals, capacity, lag, 0.0 if lag == 0 else _seconds(lag, served))
 
 
 def backlog_time(spec: ClusterSpec, observation: Observation) -> float | None:
-    """Lag divided by throughput, in seconds; infinite while nothing of a lag is processed. None: it is not known."""
+    """Lag divided by throughput, in seconds; infinite if there is a lag but no throughput. None: not known."""
     return _seconds(_total(observation, spec.settle.lag), _total(observation, spec.settle.throughput))
 
 
 def _seconds(lag: float | None, served: float | None) -> float | None:
-    """How long records wait where so many are served in a second."""
+    """How long records wait if `served` records are processed per second."""
     if lag is None or served is None:
         return None
     return lag / served if served else math.inf if lag else 0.0
 
 
 def _total(observation: Observation, name: str) -> float | None:
-    """A metric as one number, the sum where it has one per replica; None: it was not read."""
+    """A metric as one number: the sum if it has one value per replica. None: not read or not usable."""
     reading = observation.metrics.get(name)
     if reading is None:
         return None

@@ -1,4 +1,4 @@
-"""Group commit: everything that waits is written in one batch."""
+"""Group commit: all waiting items are written in one batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ R = TypeVar("R")
 
 
 PAUSE = 0.01
-"""Seconds between two batches, so that they get larger under load: handing one over costs as much as half a tick."""
+"""Seconds between two batches, so that batches get larger under load: each batch costs as much as half a tick."""
 
 
 class Batches(Generic[T]):
-    """Hands items to `apply`, one batch after the other.
+    """Passes items to `apply`, one batch after the other.
 
-    Items that arrive while a batch is applied make the next one. Every caller waits for the batch of its item, and gets
-    its error.
+    Items that arrive while a batch is applied form the next batch. Each caller waits for the batch of its item, and
+    gets the error of that batch.
     """
 
     def __init__(self, apply: Callable[[Sequence[T]], Awaitable[None]]) -> None:
@@ -31,7 +31,7 @@ class Batches(Generic[T]):
         self._go = asyncio.Event()
 
     async def put(self, item: T, *, at_once: bool = False) -> None:
-        """Wait until the item has been applied, `at_once` without a pause before it. Raises what `apply` raised."""
+        """Wait until the item has been applied; with `at_once`, skip the pause. Raises the error of `apply`."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
         if at_once:
@@ -41,7 +41,7 @@ class Batches(Generic[T]):
         await done
 
     async def drain(self) -> None:
-        """Apply what waits."""
+        """Apply all waiting items."""
         if self._work is not None:
             await self._work
 
@@ -72,18 +72,18 @@ class Batches(Generic[T]):
 
 
 class WriteBatcher(Batches[T]):
-    """Hands items to `apply` in a thread of its own, one batch after the other."""
+    """Passes items to `apply` in its own thread, one batch after the other."""
 
     def __init__(self, name: str, apply: Callable[[Sequence[T]], None]) -> None:
         super().__init__(lambda items: self.call(lambda: apply(items)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def call(self, function: Callable[[], R]) -> R:
-        """Call something in the same thread, between two batches."""
+        """Call a function in the same thread, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def close(self, last: Callable[[], None]) -> None:
-        """Apply what waits, call `last` in the thread, and end it."""
+        """Apply all waiting items, call `last` in the thread, and end the thread."""
         await self.drain()
         await self.call(last)
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""The page of the daemon: the files that it serves, and the same page with a recorded run as one file."""
+"""The page of the daemon: the files that the daemon serves, and the page with a recorded run as one file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class File:
 
     Attributes:
         body: its content.
-        compressed: the same by gzip.
-        content_type: with its charset.
-        etag: a weak entity tag, as both forms have the same one.
+        compressed: its content, compressed by gzip.
+        content_type: its type with the charset.
+        etag: a weak entity tag, because both forms share it.
     """
 
     body: bytes
@@ -60,7 +60,7 @@ def files() -> Mapping[str, File]:
 
 
 def self_contained(run: Mapping[str, object]) -> str:
-    """The page as one file that makes no request, and shows this run: an element `run` has it as JSON."""
+    """The page as one file that makes no requests and shows this run. The element `run` contains the run as JSON."""
     hashes: dict[str, list[str]] = {"script": [], "style": []}
 
     def inlined(element: str, attributes: str, content: str) -> str:
@@ -76,7 +76,7 @@ def self_contained(run: Mapping[str, object]) -> str:
     modules = {name: _importing_by_name(_text(name)) for name in _imported(page)}
     page = _STYLE.sub(lambda found: inlined("style", "", _text(found[1])), page)
     page = _SCRIPT.sub(script, page)
-    # No text of it ends the element.
+    # Escape `<`, so that no text in the data can end the element.
     data = json.dumps(run, allow_nan=False).replace("<", "\\u003c")
     head = f'<script type="application/json" id="run">{data}</script>'
     if modules:
@@ -112,5 +112,5 @@ def _imported(page: str) -> list[str]:
 
 
 def _importing_by_name(source: str) -> str:
-    """A module that imports others by a name: a relative path is no address in a page without a server."""
+    """The source of a module that imports others by name: relative paths do not resolve in a page without a server."""
     return _IMPORT.sub(r"\1\2\3\2", source)

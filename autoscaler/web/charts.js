@@ -1,4 +1,4 @@
-// Charts over time, one above the other, with one cursor through all of them.
+// Time charts, stacked, with a common cursor.
 
 import { el, setText } from "./dom.js";
 import { seconds, time } from "./format.js";
@@ -7,7 +7,7 @@ const { uPlot } = globalThis;
 const LEFT = 76; // as wide as "12 min 30 s"
 const RIGHT = 58;
 const DAY = "\n{D} {MMM}";
-/** How times are written along the axis, by the seconds between them: from there on, and where a new day begins. */
+/** Formats of the time axis by the seconds between two ticks: the format, and an extra line where a new day begins. */
 const TICKS = [
   [86_400, "{D} {MMM}", null, null, null, null, null, null, 1],
   [60, "{HH}:{mm}", DAY, null, DAY, null, null, null, 1],
@@ -15,10 +15,11 @@ const TICKS = [
 ];
 
 /**
- * Charts in a place.
+ * Make charts in a place.
  *
- * A panel has a title, series ({key, label, colour, format, stepped, fill, dash, right}) and perhaps a limit ({value, label}).
- * `onZoom(from, until)`: a span was chosen; null, null: back. `onDecision(decision)`: a mark was.
+ * A panel has a title, series ({key, label, colour, format, stepped, fill, dash, right}) and optionally a limit ({value, label}).
+ * `onZoom(from, until)` is called when the user selects a time range; null, null: zoom back. `onDecision(decision)` is
+ * called when the user selects the mark of a decision.
  */
 export function makeCharts(place, panels, { onZoom = null, onDecision = null } = {}) {
   const sync = uPlot.sync(Symbol("charts").toString() + Math.random());
@@ -45,7 +46,7 @@ export function makeCharts(place, panels, { onZoom = null, onDecision = null } =
   dark.addEventListener("change", remake);
   document.addEventListener("theme", remake);
   return {
-    /** Show columns by their keys, `at` in seconds among them, and marks: decisions and rescales. */
+    /** Show columns by their keys, including `at` in seconds, and marks: decisions and rescales. */
     set(columns, marked = marks) {
       const again = data !== null;
       data = columns;
@@ -178,7 +179,7 @@ export function makeCharts(place, panels, { onZoom = null, onDecision = null } =
         ctx.restore();
       }
 
-      // Triangles on the lower edge: up or down, as the size went.
+      // Draw triangles on the lower edge that point up or down, as the size changed.
       function drawDecisions(plot) {
         const { ctx } = plot;
         const half = 4 * devicePixelRatio;
@@ -266,6 +267,6 @@ function summaryOf({ key, label, format }, data) {
   const known = (data[key] ?? []).filter((value) => value !== null);
   if (!known.length) return `${label}: not read.`;
   const [low, high] = known.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
-  return `${label}: ${format(low)} to ${format(high)}, at last ${format(known.at(-1))}.`;
+  return `${label}: ${format(low)} to ${format(high)}, last ${format(known.at(-1))}.`;
 }
 

@@ -1,4 +1,4 @@
-// One cluster: what it does now, its history with every decision, what was learned of it, and what would be with another policy.
+// The page of one cluster: its present state, its history with every decision, its learned values, and what-if simulations.
 
 import { announce, el, field, setAttribute, setText, table } from "./dom.js";
 import { duration, percent, plural, rate, seconds, share, short, time } from "./format.js";
@@ -11,7 +11,7 @@ import { picturesOf } from "./learned.js";
 
 const RANGES = { "1h": [3600, "1 hour"], "6h": [21_600, "6 hours"], "24h": [86_400, "24 hours"], "7d": [604_800, "7 days"] };
 const REFRESH = 15_000;
-const LISTED = 200; // decisions in the list; a zoom shows others
+const LISTED = 200; // most decisions in the list; zooming in shows older ones
 
 const count = (value) => (value === null ? "–" : String(Math.round(value * 10) / 10));
 
@@ -44,7 +44,7 @@ function panelsOf(objective) {
   ];
 }
 
-/** The page of a cluster. Gives a function that ends it. */
+/** Show the page of a cluster. Returns a function that ends it. */
 export function showCluster(main, query, name) {
   let range = RANGES[query.get("range")] ? query.get("range") : recording ? "" : "1h";
   let zoom = null; // [from, until] in seconds
@@ -72,7 +72,7 @@ export function showCluster(main, query, name) {
   const ask = guarded("What would you do now?", () =>
     openDialog(
       "What would you do now?",
-      "Everything is read again and decided about at once, not at the next tick. If another size comes out of it, that is requested as at any tick, unless this is a dry run or a control prevents it.",
+      "The daemon reads everything again and decides at once, without waiting for the next tick. If it decides on another size, it requests that size as at any tick, unless this is a dry run or a control prevents it.",
       [field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "For the audit")],
       "Decide now",
       async (form) => showTrail(await decideNow(name, form.get("reason").trim()), "Decided now"),
@@ -115,7 +115,7 @@ export function showCluster(main, query, name) {
   function update() {
     const row = state.rows.get(name);
     if (!row) {
-      if (state.link === "live" || recording) setText(sentence, "There is no such cluster, or no longer.");
+      if (state.link === "live" || recording) setText(sentence, "This cluster does not exist, or has been removed.");
       return;
     }
     setAttribute(dot, "class", `dot ${["fine", "notice", "trouble"][row.severity ?? 0]}`);
@@ -138,7 +138,7 @@ export function showCluster(main, query, name) {
       if (over) return;
       if (!state.rows.has(name)) state.rows.set(name, cluster), update();
       if (cluster.explanation && !opened) showTrail(cluster, "The last decision", false);
-      // An open table of a picture would be closed by a new one.
+      // Do not redraw the pictures while the user has the table of one open: a redraw would close it.
       if (!learned.querySelector("details[open]")) learned.replaceChildren(...(cluster.learned ? picturesOf(cluster.learned) : [el("p", { class: "calm" }, "Nothing yet.")]));
     } catch (error) {
       if (!over && !learned.children.length) learned.replaceChildren(el("p", { class: "problem" }, error.message));
@@ -220,8 +220,8 @@ export function showCluster(main, query, name) {
         ),
       ),
     );
-    if (!newest.length) list.append(el("li", { class: "calm" }, "The size was not changed in this time."));
-    if (decisions.length > LISTED) list.append(el("li", { class: "calm" }, `${plural(decisions.length - LISTED, "older one")}: zoom to see them.`));
+    if (!newest.length) list.append(el("li", { class: "calm" }, "The size did not change in this time range."));
+    if (decisions.length > LISTED) list.append(el("li", { class: "calm" }, `${plural(decisions.length - LISTED, "older decision")}: zoom in to see them.`));
     if (focused) list.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus();
     markOpened();
   }
@@ -238,7 +238,7 @@ export function showCluster(main, query, name) {
       const found = await fetchDecision(name, at);
       if (over || opened !== at) return;
       if (found) showTrail(found, `Decision of ${time(found.decision.at)} UTC`, focus);
-      else showNote("This decision is no longer kept, or this record does not have it.");
+      else showNote("This decision is not stored any more, or this file does not contain it.");
     } catch (error) {
       if (!over) showNote(error.message);
     }
@@ -277,7 +277,7 @@ export function showCluster(main, query, name) {
   }
 
   function whatIf() {
-    if (recording) return null; // who has the file has the commands
+    if (recording) return null; // there is no daemon to simulate; use the commands instead
     const objectiveField = el("input", { name: "objective", placeholder: "30s", autocomplete: "off", size: 8 });
     const policies = el("textarea", { name: "policies", rows: 3, spellcheck: "false", placeholder: '{"main": {"type": "backlog-drain"}}' });
     const result = el("div", { class: "result" });
@@ -291,14 +291,14 @@ export function showCluster(main, query, name) {
       "section",
       {},
       el("h2", {}, "What if"),
-      el("p", { class: "calm" }, "The recorded load of the range above, met by a simulated cluster with another objective or other policies. Nothing is changed."),
+      el("p", { class: "calm" }, "Simulate the recorded load of the range above with another objective or other policies. Nothing is changed."),
       form,
       result,
     );
 
     async function simulate() {
       button.disabled = true;
-      result.replaceChildren(el("p", { class: "calm" }, "Simulating, which may take some seconds…"));
+      result.replaceChildren(el("p", { class: "calm" }, "Simulating… This may take some seconds."));
       endComparison();
       try {
         const change = {};
@@ -335,7 +335,7 @@ function factsOf(row) {
     ["Backlog time", duration(row.backlog_time), row.objective === null ? "no objective" : `${late === null ? "" : `${percent(late)} of `}objective ${duration(row.objective)}`],
     ["Lag", short(row.lag), "records"],
     ["In flight", row.rescale ? `${row.rescale.before} → ${row.rescale.to}` : "nothing", row.rescale ? `${row.rescale.phase.replaceAll("_", " ")}, for ${duration(now() - seconds(row.rescale.at))}` : ""],
-    ["Decided", time(row.at), row.dry_run ? "dry run: nothing is called" : (row.reason ?? "").replaceAll("_", " ")],
+    ["Decided", time(row.at), row.dry_run ? "dry run: no scale calls" : (row.reason ?? "").replaceAll("_", " ")],
   ];
 }
 
@@ -351,7 +351,7 @@ function comparison(objective) {
   ];
 }
 
-// Their times may differ: each has its own, and nothing where only the other one has one.
+// Joins two series whose times may differ: at the times of the other series, each keeps its last value.
 function joined(what, happened) {
   const columns = { at: [...new Set([...what.at, ...happened.at])].sort((a, b) => a - b) };
   for (const [prefix, series] of Object.entries({ what, happened })) {

@@ -1,20 +1,20 @@
-// Pauses, holds and limits: the dialogs for them, the token that they take, and the page of what is in force and who did what.
+// Pauses, holds and limits: their dialogs, the dialog for the token, and the page with the controls in force and the audit.
 
 import { announce, el, field, table } from "./dom.js";
 import { sentence, time } from "./format.js";
 import { fetchAudit, fetchControls, follow, recording, sendControl, state, token, whyReadOnly } from "./source.js";
 
 const ACTIONS = {
-  pause: ["Pause", "Decisions go on and are shown, but the size is left as it is."],
+  pause: ["Pause", "The daemon continues to decide and to show its decisions, but does not change the size."],
   hold: ["Hold", "The size is set to a number and kept there."],
   limit: ["Limit", "The size stays within these bounds."],
-  resume: ["Resume", "Every pause, hold and limit of it ends now."],
+  resume: ["Resume", "All pauses, holds and limits that are set here end now."],
 };
-const TIMES = { "15m": "15 minutes", "1h": "1 hour", "4h": "4 hours", "24h": "1 day", "7d": "7 days", "": "until it is resumed" };
+const TIMES = { "15m": "15 minutes", "1h": "1 hour", "4h": "4 hours", "24h": "1 day", "7d": "7 days", "": "until resumed" };
 
 /**
- * A modal dialog. `submit` may throw: its message is shown and the dialog stays. Focus goes to what it gives, or back to
- * where it was.
+ * Open a modal dialog. If `submit` throws, its message is shown and the dialog stays open. Afterwards the element that
+ * `submit` returns gets the focus, or else the element that had it before.
  */
 export function openDialog(title, explanation, fields, label, submit) {
   let next = document.activeElement;
@@ -52,13 +52,13 @@ export function openDialog(title, explanation, fields, label, submit) {
 
 const number = (name, value) => el("input", { name, type: "number", min: 0, max: 1_000_000, step: 1, value });
 
-/** Ask for a control and send it. The scope is one cluster, or is asked for too. */
+/** Open the dialog for a control, and send the control. Without `cluster`, the dialog also asks for the scope. */
 export function openControl(action, cluster) {
   const row = state.rows.get(cluster);
   const [verb, meaning] = ACTIONS[action];
   const fields = [];
   if (!cluster) {
-    fields.push(field("Clusters", el("input", { name: "clusters", autocomplete: "off", placeholder: "prod-*" }), "Names or patterns such as prod-*, with commas between them"));
+    fields.push(field("Clusters", el("input", { name: "clusters", autocomplete: "off", placeholder: "prod-*" }), "Names or patterns such as prod-*, separated by commas"));
     fields.push(field("Fleets", el("input", { name: "fleets", autocomplete: "off" }), "All clusters of these fleets"));
   }
   if (action === "pause") {
@@ -71,14 +71,14 @@ export function openControl(action, cluster) {
     const options = Object.entries(TIMES).map(([value, text]) => el("option", { value, selected: value === "1h" }, text));
     fields.push(field("For", el("select", { name: "for" }, options)));
   }
-  fields.push(field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "It is shown wherever the control is, and stays in the audit"));
+  fields.push(field("Reason", el("input", { name: "reason", maxlength: 500, autocomplete: "off" }), "It is shown with the control, and kept in the audit"));
   openDialog(cluster ? `${verb} ${cluster}` : `${verb} clusters`, meaning, fields, verb, async (form) => {
     const answer = await sendControl(controlOf(action, cluster, form));
     const until = answer.until ? ` until ${time(answer.until)}` : "";
     const sizes = [...new Set(Object.values(answer.held_at))];
     const bounded = sizes.length ? ` Min and max of the configuration hold ${cluster ? "it" : "some"} at ${sizes.join(" or ")} instead.` : "";
     const before = [...new Set(Object.values(answer.preceded_by ?? {}).flat())];
-    const preceded = before.length ? ` What is in force already counts before it: ${before.join("; ")}.` : "";
+    const preceded = before.length ? ` Controls already in force take precedence: ${before.join("; ")}.` : "";
     announce(`${verb}: done for ${answer.clusters.length === 1 ? answer.clusters[0] : `${answer.clusters.length} clusters`}${until}.${bounded}${preceded}`);
     document.dispatchEvent(new Event("controlled"));
   });
@@ -87,7 +87,7 @@ export function openControl(action, cluster) {
 function controlOf(action, cluster, form) {
   const text = (name) => (form.get(name) ?? "").trim();
   const list = (name) => text(name).split(",").map((part) => part.trim()).filter(Boolean);
-  // Patterns are for people: of one cluster its name is meant as it is, whatever characters it has.
+  // Only names that people type are patterns: the name of a given cluster is escaped, so that it matches literally.
   const control = { action, clusters: cluster ? [literal(cluster)] : list("clusters") };
   if (!cluster) control.fleets = list("fleets");
   if (action === "pause" && text("ways") !== "both") control[text("ways")] = true;
@@ -104,14 +104,14 @@ function literal(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** Ask for a token, and connect again with it. */
+/** Open the dialog for a token, and reconnect with it. */
 export function openToken() {
   const input = el("input", { name: "token", type: "password", autocomplete: "off", spellcheck: "false" });
   const forget = el("button", { type: "button", class: "quiet", onclick: () => ((input.value = ""), input.form.requestSubmit()) }, "Forget it");
-  const fields = [field("Token", input, "One of daemon.tokens. It is kept in this tab until that is closed, and sent to this daemon only."), token.get() && forget];
+  const fields = [field("Token", input, "One of daemon.tokens. This tab keeps it until you close the tab, and sends it only to this daemon."), token.get() && forget];
   openDialog("Access", whyReadOnly() ?? `You can pause, hold and limit clusters${state.hello?.by ? `, as ${state.hello.by}` : ""}.`, fields, "Use it", async (form) => {
     const text = form.get("token").trim();
-    if (/[^\x21-\x7e]/.test(text)) throw new Error("A token has no spaces and no characters beyond ASCII.");
+    if (/[^\x21-\x7e]/.test(text)) throw new Error("A token must not contain spaces or non-ASCII characters.");
     const before = token.get();
     token.set(text);
     await follow();
@@ -123,12 +123,12 @@ export function openToken() {
   });
 }
 
-/** A button for a control. Without the right it stays reachable and says why not. */
+/** A button for a control. If the user may not use it, it stays reachable and says why. */
 export function controlButton(action, cluster, label = ACTIONS[action][0]) {
   return guarded(label, () => openControl(action, cluster));
 }
 
-/** A button for what needs a token with rights: write. */
+/** A button for an action that needs a token with rights: write. */
 export function guarded(label, act) {
   const button = el("button", { type: "button", "data-guarded": true, onclick: () => (button.getAttribute("aria-disabled") ? explainRefusal() : act()) }, label);
   markGuarded(button);
@@ -147,19 +147,19 @@ function markGuarded(button) {
   else button.removeAttribute("aria-disabled");
 }
 
-/** Adjust all such buttons to what we may do now. */
+/** Update all guarded buttons to the present rights. */
 export function markAllGuarded() {
   document.querySelectorAll("[data-guarded]").forEach(markGuarded);
 }
 
-/** The page of the controls. Gives a function that ends it. */
+/** Show the page of the controls. Returns a function that ends it. */
 export function showControls(main) {
   const inForce = el("div", {});
   const audit = el("div", {});
   const buttons = ["pause", "hold", "limit", "resume"].map((action) => controlButton(action, null, `${ACTIONS[action][0]}…`));
   main.append(
     el("h1", {}, "Controls"),
-    el("p", { class: "calm" }, "The pauses, holds and limits that are in force now, and who changed what."),
+    el("p", { class: "calm" }, "The pauses, holds and limits in force now, and who changed what."),
     el("div", { class: "actions start" }, ...buttons),
     el("h2", {}, "In force"),
     inForce,
@@ -174,7 +174,7 @@ export function showControls(main) {
   async function load() {
     await show(inForce, async () => {
       const { controls } = await fetchControls();
-      if (!controls.length) return el("p", { class: "calm" }, "Nothing: every cluster is scaled as its policies and guards decide.");
+      if (!controls.length) return el("p", { class: "calm" }, "No controls: the policies and guards decide the size of every cluster.");
       const rows = controls.map((each) => [each.text, scopeOf(each), affected(each.in_force), time(each.until)]);
       return table("Controls in force", ["Control", "For", "In force for", "Until (UTC)"], rows);
     });
@@ -196,7 +196,7 @@ function affected(names) {
   return names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "");
 }
 
-/** Put what a function makes into a place, or why it could not. */
+/** Show the element that a function makes in a place, or the error message if it fails. */
 async function show(place, make) {
   try {
     place.replaceChildren(await make());

@@ -1,11 +1,11 @@
-// Elements, made without markup: whatever a daemon sends becomes text and never HTML.
+// Creation of elements without markup: everything that a daemon sends becomes text, never HTML.
 
-/** An element. `on…` are listeners; an attribute that is null, undefined or false is left out. Children: nodes or text. */
+/** An element. `on…` are listeners; attributes that are null, undefined or false are omitted. Children: nodes or text. */
 export function el(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** Like `el`, for SVG elements. */
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -20,7 +20,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** Set the text of an element if it is another one: what stays the same costs nothing, and is not read out again. */
+/** Set the text of an element only if it differs: this saves work, and screen readers do not repeat unchanged text. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -33,7 +33,7 @@ export function setAttribute(node, name, value) {
 
 let announcing = 0;
 
-/** Have a screen reader say something, when it has finished what it says. */
+/** Make a screen reader announce a text, after its present speech. */
 export function announce(text) {
   const live = document.getElementById("live");
   live.textContent = "";
@@ -43,7 +43,7 @@ export function announce(text) {
 
 let fields = 0;
 
-/** A labelled field of a form, and a hint that describes it. */
+/** A labelled field of a form, optionally with a hint. */
 export function field(label, input, hint = null) {
   const id = `field-${++fields}`;
   input.id = id;
@@ -51,7 +51,7 @@ export function field(label, input, hint = null) {
   return el("div", { class: "field" }, el("label", { for: id }, label), input, hint && el("small", { id: `${id}-hint` }, hint));
 }
 
-/** A table with a caption for those who cannot see where it stands. Cells are nodes or text; the first one is the row's name. */
+/** A table with a caption for screen readers. Cells are nodes or text; the first cell of a row is its header. */
 export function table(caption, heads, rows, attributes = {}) {
   return el(
     "div",

@@ -1,4 +1,4 @@
-// All clusters at a glance, those in trouble first. Of a thousand rows only those in view are in the document.
+// The page with all clusters, those in trouble first. The document contains only the rows in view, even for thousands.
 
 import { el, setAttribute, setText } from "./dom.js";
 import { duration, percent, plural, rate, seconds, share, short, time } from "./format.js";
@@ -39,18 +39,18 @@ const AROUND = 8; // rows kept above and below those in view
 const byName = (a, b) => (a.name < b.name ? -1 : 1);
 const late = (row) => (row.backlog_time === null ? null : row.backlog_time / (row.objective ?? 3600));
 
-/** How far a cluster in trouble is behind its objective, roughly: rows do not change places for less than a factor of two. */
+/** How far a cluster in trouble is behind its objective, in powers of two: smaller changes must not reorder the rows. */
 function doublings(row) {
   return row.severity === 2 ? Math.ceil(Math.log2(Math.max(late(row) ?? 0, 1))) : 0;
 }
 
-/** The page of the fleet. Gives a function that ends it. */
+/** Show the page with all clusters. Returns a function that ends it. */
 export function showFleet(main, query) {
   const filter = { q: query.get("q") ?? "", fleet: query.get("fleet") ?? "", state: query.get("state") ?? "", sort: ORDERS[query.get("sort")] ? query.get("sort") : "trouble" };
   let names = [];
-  let active = null; // the row that arrow keys move from
+  let active = null; // the name of the row from which arrow keys move
   let drawing = 0;
-  const shown = new Map(); // name -> what is in the document
+  const shown = new Map(); // name -> its row in the document
 
   const summary = el("p", { class: "summary", id: "summary" });
   const search = el("input", { type: "search", value: filter.q, placeholder: "Search", "aria-label": "Search clusters", "aria-keyshortcuts": "/", autocomplete: "off", spellcheck: "false", oninput: () => change("q", search.value) });
@@ -67,7 +67,7 @@ export function showFleet(main, query) {
   const below = spacer();
   const body = el("tbody", {}, above, below);
   const grid = el("table", { class: "fleet", "aria-label": "Clusters", "aria-describedby": "summary" }, el("thead", {}, el("tr", { "aria-rowindex": 1 }, heads)), body);
-  const notes = el("ul", { class: "notes", "aria-label": "What is wrong with the daemon" });
+  const notes = el("ul", { class: "notes", "aria-label": "Problems of the daemon" });
   const empty = el("p", { class: "calm", hidden: true });
   main.append(
     el("h1", { class: "unseen" }, "Clusters"),
@@ -78,7 +78,7 @@ export function showFleet(main, query) {
   );
 
   const stop = subscribe(arrange);
-  const clock = setInterval(draw, 5000); // ages
+  const clock = setInterval(draw, 5000); // updates the ages
   addEventListener("scroll", soon, { passive: true });
   addEventListener("resize", soon, { passive: true });
   document.addEventListener("keydown", onKey);
@@ -244,7 +244,7 @@ function setHeight(row, pixels) {
   row.firstChild.style.height = `${pixels}px`;
 }
 
-/** A row, and how it is filled with whatever cluster: only what differs is touched. */
+/** A row, and a function that fills it with a cluster, changing only the parts that differ. */
 function newRow() {
   const link = el("a", { class: "name" });
   const mark = el("span", { class: "dot" });
@@ -286,7 +286,7 @@ function newRow() {
   }
 }
 
-/** The size now and the desired one, where they differ. */
+/** The present size, and the desired one if it differs. */
 export function sizeOf(row) {
   if (row.current === null) return "–";
   return row.desired !== null && row.desired !== row.current ? `${row.current} → ${row.desired}` : String(row.current);
@@ -297,7 +297,7 @@ export function stateOf(row) {
   if (row.trouble) return row.trouble;
   if (row.controls.length) return row.controls.map((control) => control.text).join("; ");
   if (row.at === null) return "not observed yet";
-  const words = { above: "the load needs more", below: "fewer would do", steady: "fits the load", learning: "still learning" };
+  const words = { above: "the load needs more workers", below: "fewer workers would suffice", steady: "fits the load", learning: "still learning" };
   return `${row.dry_run ? "dry run; " : ""}${words[row.reason] ?? row.reason.replaceAll("_", " ")}, ${time(row.at)}`;
 }
 

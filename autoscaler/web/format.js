@@ -1,8 +1,8 @@
-// Numbers and times as they are read. Times are UTC, as in the daemon's own sentences and logs.
+// Formatting of numbers and times for people. Times are UTC, as in the daemon's explanations and logs.
 
 const UNKNOWN = "–";
 
-/** A number in three figures: 853, 8.4k, 1.2M. */
+/** A number with up to three significant digits: 853, 8.4k, 1.2M. */
 export function short(number) {
   if (number === null || number === undefined || !Number.isFinite(number)) return UNKNOWN;
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
@@ -34,7 +34,7 @@ export function duration(seconds) {
   return UNKNOWN;
 }
 
-/** The time of day of seconds or an ISO text, with the date where it is not today's. */
+/** The time of day of seconds or an ISO text, with the date if it is not today. */
 export function time(value, now = Date.now()) {
   if (value === null || value === undefined) return UNKNOWN;
   const text = instant(value).toISOString();
@@ -49,7 +49,7 @@ export function seconds(value) {
   return instant(value).getTime() / 1000;
 }
 
-/** A text as the beginning of a sentence. */
+/** A text with a capital first letter. */
 export function sentence(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
@@ -58,7 +58,7 @@ export function plural(count, word) {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** What share of one number another is, in percent; null where either is unknown. */
+/** The share `part / whole`; null if one is unknown or `whole` is 0. */
 export function share(part, whole) {
   return part === null || part === undefined || !whole ? null : part / whole;
 }

@@ -1,4 +1,4 @@
-// Pictures of what was learned of a cluster: what each size can process, what a rescale takes, the usual week.
+// Pictures of the learned values of a cluster: the capacity of each size, the duration of rescales, and the usual week.
 
 import { el, svg, table } from "./dom.js";
 import { duration, rate, short } from "./format.js";
@@ -8,10 +8,10 @@ const HIGH = 170;
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const PHASES = ["ready", "registered", "absorbed", "running", "caught_up"];
 
-/** All pictures that there is data for. */
+/** All pictures for which there is data. */
 export function picturesOf(learned) {
   const found = [capacityPicture(learned), rescalePicture(learned), weekPicture(learned)].filter(Boolean);
-  return found.length ? found : [el("p", { class: "calm" }, "Nothing yet: it takes some hours of undisturbed running.")];
+  return found.length ? found : [el("p", { class: "calm" }, "Nothing yet: learning takes some hours without disturbances.")];
 }
 
 function picture(title, drawing, spoken, heads, rows) {
@@ -46,7 +46,7 @@ function capacityPicture(learned) {
     svg("circle", { cx: x(size), cy: y(speed), r: 2.5 + 3 * Math.sqrt((weight ?? 1) / heaviest), class: "point" }, svg("title", {}, `${size} workers: ${rate(speed)}`)),
   );
   const [size, speed] = points.at(-1);
-  const spoken = `${size} workers can process ${rate(speed)}. A larger point was seen for longer.`;
+  const spoken = `${size} workers can process ${rate(speed)}. A larger point has more samples.`;
   return picture("Capacity by size", drawn(spoken, lines, svg("path", { d: path, class: "line" }), dots, ticks), spoken, ["Workers", "Capacity"], points.map(([many, fast]) => [String(many), rate(fast)]));
 }
 
@@ -71,7 +71,7 @@ function rescalePicture(learned) {
   });
   const spoken = shown.map(([label, parts]) => `${label}: ${duration(total(parts))}`).join(", ");
   const listed = shown.map(([label, parts]) => [label, parts.map(([name, took]) => `${name.replaceAll("_", " ")} ${duration(took)}`).join(", "), duration(total(parts))]);
-  return picture("What a rescale takes", drawn(spoken, rows), "From the request until the backlog is gone, by phase.", ["Rescale", "Phases", "In all"], listed);
+  return picture("How long a rescale takes", drawn(spoken, rows), "From the request until the backlog is gone, by phase.", ["Rescale", "Phases", "Total"], listed);
 }
 
 function weekPicture(learned) {

@@ -1,4 +1,4 @@
-// The start: which page is shown, the theme, the state of the connection, and keys that work everywhere.
+// The entry point: routing between pages, the theme, and the state of the connection.
 
 import { setText } from "./dom.js";
 import { duration, sentence, time } from "./format.js";
@@ -14,7 +14,7 @@ let leave = null;
 
 function route() {
   const [where, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const controls = where === "controls" || where === "orders"; // bookmarks may have its former name
+  const controls = where === "controls" || where === "orders"; // bookmarks may contain the page's former name, "orders"
   const query = new URLSearchParams(search);
   leave?.();
   content.replaceChildren();
@@ -53,7 +53,7 @@ function showLink() {
   banner.hidden = !state.problem;
   if (state.problem) {
     const next = state.link === "refused" ? "Enter a token at “Access”." : `Trying again in ${duration((state.retryAt - Date.now()) / 1000)}.`;
-    const old = state.heardAt ? ` What is shown is of ${time(state.heardAt / 1000)} UTC.` : "";
+    const old = state.heardAt ? ` The data is from ${time(state.heardAt / 1000)} UTC.` : "";
     setText(banner, `${sentence(state.problem)}. ${next}${old}`);
   }
   const access = document.getElementById("access");
@@ -70,7 +70,7 @@ function setTheme(theme) {
   document.dispatchEvent(new Event("theme"));
 }
 
-// A file that is opened may have no storage.
+// A page that is opened as a file may have no storage.
 function storedTheme() {
   try {
     const theme = localStorage.getItem("theme");
@@ -87,12 +87,12 @@ document.getElementById("theme").addEventListener("click", () => {
   try {
     localStorage.setItem("theme", next);
   } catch {
-    // it lasts as long as the page
+    // without storage the choice lasts as long as the page
   }
 });
 document.getElementById("access").addEventListener("click", openToken);
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the fragment says which page is shown
+  event.preventDefault(); // the fragment of the URL selects the page, so the link must not change it
   content.focus();
 });
 addEventListener("hashchange", () => {
@@ -101,7 +101,7 @@ addEventListener("hashchange", () => {
 });
 subscribe((changed) => changed === null && showLink());
 setInterval(() => state.problem && showLink(), 1000);
-// A file with one cluster is about that one.
+// If a recorded run has one cluster, show that cluster.
 if (recording?.clusters.length === 1 && !location.hash) history.replaceState(null, "", `#/cluster/${encodeURIComponent(recording.clusters[0].name)}`);
 follow();
 route();

@@ -1,14 +1,14 @@
-// Where the data comes from: a daemon, or the element `run` of this very file. The pages do not know which.
+// The source of the data: a daemon, or a recorded run in the element `run` of this file. The pages use both in the same way.
 
 import { announce } from "./dom.js";
 import { plural, seconds, sentence } from "./format.js";
 
-const SILENT = 40_000; // the daemon says something every 15 s
+const SILENT = 40_000; // the daemon sends at least a comment every 15 s
 const PATIENCE = 30_000;
 const RETRIES = [1000, 2000, 5000, 10_000, 20_000, 30_000];
 
 const run = document.getElementById("run");
-/** What a run has recorded, or null: there is a daemon. */
+/** The recorded run, or null if there is a daemon. */
 export const recording = run ? JSON.parse(run.textContent) : null;
 
 export class RequestError extends Error {
@@ -23,10 +23,10 @@ export const token = {
   set: (text) => (text ? sessionStorage.setItem("token", text) : sessionStorage.removeItem("token")),
 };
 
-/** What is known: rows by name, who we are to the daemon, and how old all of it is. */
+/** The state of the page: rows by name, our identity and rights at the daemon, and the age of the data. */
 export const state = {
   rows: new Map(),
-  notes: [], // what is wrong with the daemon itself
+  notes: [], // problems of the daemon itself
   hello: null,
   link: "connecting", // connecting, live, stale, refused, file
   problem: null,
@@ -37,7 +37,7 @@ export const state = {
 
 const listeners = new Set();
 
-/** Call a function with the names of rows that have changed (null: all may have), until the returned one is called. */
+/** Call a listener with the names of changed rows (null: any row may have changed). Call the result to unsubscribe. */
 export function subscribe(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -47,12 +47,12 @@ function notify(names) {
   for (const listener of listeners) listener(names);
 }
 
-/** The daemon's time, in seconds. */
+/** The daemon's time, in seconds; for a recorded run, the time of its last decision. */
 export function now() {
   return recording ? Math.max(...recording.clusters.map((row) => (row.at ? seconds(row.at) : 0))) : (Date.now() + state.skew) / 1000;
 }
 
-/** Ask the daemon. Throws RequestError with what it answered. */
+/** Send a request to the daemon. Throws RequestError with the daemon's error message. */
 export async function request(path, { body, signal } = {}) {
   const headers = {};
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
@@ -77,7 +77,7 @@ export async function request(path, { body, signal } = {}) {
   try {
     message = (await response.json()).error ?? message;
   } catch {
-    // a proxy's page, not ours
+    // the body is not our JSON, for example an error page of a proxy
   }
   throw new RequestError(response.status, message);
 }
@@ -94,7 +94,7 @@ export function fetchCluster(name) {
   return { learned: null, ...row, ...last };
 }
 
-/** The series between two times in seconds; null for `from`: all that a file has. */
+/** The series between two times in seconds; `from` null: the whole series of a recorded run. */
 export async function fetchSeries(name, from, until, points = 600) {
   if (!recording) return request(path(name, `/series?${between(from, until)}&points=${points}`));
   const whole = recording.series?.[name];
@@ -112,7 +112,7 @@ function slice(whole, from, until) {
   return { ...Object.fromEntries(cut), from: iso(from), until: iso(until) };
 }
 
-/** The whole trail of the decision at a time, an ISO text. */
+/** The decision at a time (an ISO text) with its whole trail, or null. */
 export async function fetchDecision(name, at) {
   if (!recording) return (await request(path(name, `/decisions?limit=1&until=${encodeURIComponent(at)}`))).decisions[0] ?? null;
   return (recording.decisions?.[name] ?? []).find((each) => seconds(each.decision.at) === seconds(at)) ?? null;
@@ -124,9 +124,9 @@ export const sendControl = (control) => request("api/v1/controls", { body: contr
 export const fetchControls = () => request("api/v1/controls");
 export const fetchAudit = () => request("api/v1/audit?limit=100");
 
-/** Why nothing can be changed, or null. */
+/** Why the user cannot change anything, or null. */
 export function whyReadOnly() {
-  if (recording) return "This is the record of a run: nothing can be changed here.";
+  if (recording) return "This is a recorded run: nothing can be changed here.";
   const { hello } = state;
   if (hello?.writable) return null;
   if (hello?.tokens === false) return "No token of the daemon may write: add one with rights: write to daemon.tokens and send SIGHUP.";
@@ -139,7 +139,7 @@ export function whyReadOnly() {
 let following = null;
 let checking = 0;
 
-/** Follow the daemon for as long as the page is open, or begin anew, as with another token. Resolves once it has answered. */
+/** Follow the daemon while the page is open. Another call restarts it, e.g. with a new token. Resolves at the first answer. */
 export async function follow() {
   if (recording) {
     for (const row of recording.clusters) state.rows.set(row.name, row);
@@ -167,7 +167,7 @@ async function keepFollowing(stop, onAnswer) {
     } catch (error) {
       state.problem = error instanceof RequestError ? error.message : "no message from the daemon for some time";
       if (!stop.aborted && [401, 403].includes(error.status)) {
-        // Asked again and again it would only fill the daemon's audit. Another token begins anew.
+        // Do not retry: that would only fill the daemon's audit. Entering another token starts again.
         state.link = "refused";
         notify(null);
         return onAnswer();
@@ -213,7 +213,7 @@ async function listen(silence, onHello) {
 
 const CHECKED_EVERY = 30_000;
 
-// What is wrong with the daemon and not with one cluster: its configuration, its store, its fleets.
+// Reads the problems of the daemon itself, not of single clusters: its configuration, its stores, its fleets.
 async function checkDaemon() {
   try {
     const response = await fetch("readyz", { headers: token.get() ? { Authorization: `Bearer ${token.get()}` } : {}, cache: "no-store" });
@@ -226,7 +226,7 @@ async function checkDaemon() {
     ];
     notify(null);
   } catch {
-    // the connection says so itself
+    // the state of the connection shows this failure
   }
 }
 
@@ -240,7 +240,7 @@ function parsed(message) {
   return { event, data: data.length ? JSON.parse(data.join("\n")) : null };
 }
 
-// Only then are all rows read: a change that comes meanwhile is in one of both, or in both.
+// Read all rows only after the greeting, so that no change is lost: it is in the rows, in the events, or in both.
 async function greet(hello) {
   const all = await request("api/v1/clusters");
   state.hello = hello;

@@ -1,9 +1,9 @@
-// A decision with its whole trail: the daemon's own prose, what was read, what each policy asked for, what each guard made of it.
+// A decision with its whole trail: the daemon's explanation, the readings, the recommendations of policies, and the verdicts of guards.
 
 import { el, table } from "./dom.js";
 import { duration, seconds, short } from "./format.js";
 
-/** The trail of a decision as it is in `/decisions`. */
+/** The trail of a decision in the format of `/decisions`. */
 export function trailOf({ observation, decision, explanation }) {
   return el(
     "div",
@@ -12,7 +12,7 @@ export function trailOf({ observation, decision, explanation }) {
     el("h3", {}, "Each verdict"),
     table("Each verdict", ["Guard", "Size", "Why"], verdictsOf(decision)),
     el("h3", {}, "Each policy"),
-    table("Each policy", ["Policy", "Asked for", "Because"], decision.recommendations.map(asked)),
+    table("Each policy", ["Policy", "Recommends", "Why"], decision.recommendations.map(asked)),
     el("h3", {}, "Each reading"),
     table("Each reading", ["Reading", "Value", "Age"], readingsOf(observation, decision.at)),
   );
@@ -59,7 +59,7 @@ function readingsOf({ desired, ready, metrics, missing, engine }, at) {
   return rows;
 }
 
-// An ISO 8601 duration, as the trace format has it.
+// Formats an ISO 8601 duration, as in the trace format.
 function spanOfText(text) {
   const found = /^P(?:([\d.]+)D)?T?(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?$/.exec(text ?? "");
   const total = found ? [86400, 3600, 60, 1].reduce((sum, size, index) => sum + size * Number(found[index + 1] ?? 0), 0) : Number(text ?? 0);

@@ -620,7 +620,7 @@ def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
         await world.until(100)
         world.discovery.found = found
         await world.until(200)
-        assert "which is no member" in str(world.status.failure)
+        assert "which is not a Member" in str(world.status.failure)
         assert set(world.controllers) == {"a"}
         await world.stop()
 

@@ -248,7 +248,7 @@ async def test_a_failure_ends_the_connections_so_that_clients_ask_anew(
 
         monkeypatch.setattr(events, "clusters_beside", broken)
         await client.ended()
-    assert "events cannot be made" in caplog.text
+    assert "cannot build events" in caplog.text
 
 
 async def test_rows_of_all_copies_are_sent(tmp_path: Path) -> None:

@@ -620,7 +620,7 @@ async def test_refused_scale_calls_are_a_problem_until_one_succeeds_or_none_is_n
     problems = await problems_of(house)
     assert list(problems) == ["a"]
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    why = rf'scale calls fail since {stamp}; the last one, to 5: 403 Forbidden: cannot patch "deployments/scale"'
+    why = rf'scale calls have failed since {stamp}; the last one, to 5: 403 Forbidden: cannot patch "deployments/scale"'
     assert re.fullmatch(why, problems["a"])
     row = (await house.get("/api/v1/clusters"))["clusters"][0]
     assert row["problem"] == problems["a"]
@@ -695,7 +695,7 @@ async def test_a_refused_reload_is_shown(house: House) -> None:
 
 async def test_a_taken_port_is_a_clear_error(house: House) -> None:
     taken = house.url.removeprefix("http://")
-    with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
+    with pytest.raises(ListenError, match=f"cannot listen on {taken}"):
         async with serve(house.daemon, taken):
             pass
 
@@ -775,8 +775,8 @@ async def test_a_configuration_that_hangs_while_it_is_read_is_given_up_and_the_n
 
     await house.until(refused)
     problem = (
-        f"{house.config.path}: it, or a file that it includes, was not read within 0.2 s: "
-        "see whether its disk hangs or it is a pipe, then reload"
+        f"{house.config.path}: this file, or one that it includes, was not read within 0.2 s: "
+        "check whether its disk hangs or it is a pipe, then reload"
     )
     assert (await house.get("/readyz"))["reload"] == [problem]
     assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [NOT_RELOADED, problem]

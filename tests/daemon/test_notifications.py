@@ -462,7 +462,7 @@ def test_a_defect_of_ours_ends_no_controller_and_is_logged_once_for_each_cluster
         return found
 
     monkeypatch.setattr(notifications, "see", defect)
-    made, broken = "notifications of a cluster are made again", "notifications of a cluster cannot be made"
+    made, broken = "notifications of a cluster are built again", "cannot build notifications of a cluster"
 
     async def main() -> None:
         world = Told("a", "b", "fine")

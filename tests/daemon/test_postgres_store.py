@@ -243,7 +243,7 @@ async def test_a_database_that_is_not_there_is_said_at_the_start(server: Postgre
     ["postgresql://ann:sec/ret@host:port/db", "postgresql://ann:secret@[::1/db?x=1", "postgresql://host/db?sslmod=sec"],
 )
 async def test_what_is_no_url_is_refused_and_not_shown(bad: str) -> None:
-    with pytest.raises(StoreError, match=r"^daemon.state is no URL of PostgreSQL: expected postgresql://") as raised:
+    with pytest.raises(StoreError, match=r"^daemon.state is not a PostgreSQL URL: expected postgresql://") as raised:
         PostgresStateStore(bad, 9)
     assert "sec" not in str(raised.value)
     assert "parameters that libpq knows, such as ?sslmode=verify-full" in str(raised.value)

@@ -404,9 +404,7 @@ async def test_a_deleted_state_is_noticed_and_written_anew(
         with pytest.raises(StoreError, match="in use by another autoscaler"):
             async with open_state_store(directory, decisions=5):
                 pass
-    assert [record.message for record in caplog.records] == [
-        "the state file was deleted or replaced: state is written anew"
-    ]
+    assert [record.message for record in caplog.records] == ["the state file was deleted or replaced: opening it again"]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -534,7 +534,7 @@ def test_a_daemon_that_is_gone_is_said_and_followed_again_when_it_is_back(tab: T
     house.stop()
     expect(tab.page.locator("#link")).to_contain_text("stale since", timeout=WITHIN)
     expect(tab.page.locator("#banner")).to_contain_text("Trying again in")
-    expect(tab.page.locator("#banner")).to_contain_text("What is shown is of")
+    expect(tab.page.locator("#banner")).to_contain_text("The data is from")
     assert "full" in names(tab)
     house.start()
     expect(tab.page.locator("#link")).to_have_class("link live", timeout=45_000)

@@ -52,7 +52,7 @@ async def observe(cluster: Cluster, directory: Path) -> None:
         url = await until(lambda: started(log))
         problem = await until(lambda: problem_of(url, "scale calls fail"))
         stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-        assert re.match(rf"scale calls fail since {stamp}; the last one, to 3: .*403.*", problem), problem
+        assert re.match(rf"scale calls have failed since {stamp}; the last one, to 3: .*403.*", problem), problem
         assert problem in await status(url)
         await cluster.delete(DEPLOYMENTS, "tm")
         problem = await until(lambda: problem_of(url, "target: "))
