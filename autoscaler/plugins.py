@@ -91,7 +91,7 @@ class Description:
         package: the distribution that announces it.
         version: the version of that distribution.
         reference: the object, `module:name`.
-        summary: first line of its docstring.
+        summary: first paragraph of its docstring.
         parameters: its parameters in order.
         query: for a source, the parameters of one metric.
         variables: for a discovery, the values of a member that a fleet's template may use.
@@ -234,7 +234,7 @@ def install_hint(extra: str) -> str:
 
 
 def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
-    """Raise PluginError if a package of the plug-in's attribute `packages` is not installed, with how to install it."""
+    """Raise PluginError, which says what to install, if a package of the attribute `packages` is not installed."""
     named = getattr(plugin, "packages", ())
     if not isinstance(named, tuple) or not all(isinstance(package, str) for package in named):
         return  # not the declaration, but a parameter of the plug-in that happens to have this name

@@ -66,7 +66,7 @@ class RefusedError(EdgeError):
 
 
 class StoreError(AutoscalerError):
-    """State cannot be read or persisted (disk full, file corrupt). No decision may be acted on."""
+    """State cannot be read or persisted (disk full, file corrupt). The daemon must not act on a decision."""
 
 
 class LeaseLost(StoreError):  # noqa: N818 - named after the event
@@ -527,7 +527,7 @@ MAX_AUDIT = 10_000
 
 
 class ClusterStore(Protocol):
-    """Persists the state of clusters. A state is persisted before it is acted on."""
+    """Persists the state of clusters. The daemon persists a state before it acts on it."""
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The last saved state with its past, or None. Raises StoreError."""

@@ -35,7 +35,7 @@ PERIOD = 1.0
 """Seconds between two events."""
 
 PEERS_PERIOD = 2.0
-"""Seconds after which other copies are asked for their rows again."""
+"""Seconds between two requests to other copies for their rows."""
 
 HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent: proxies close idle connections."""

@@ -1,4 +1,4 @@
-"""All controllers of a configuration: started, replaced one by one at a reload, stopped."""
+"""Runs the controllers of a configuration: starts them, replaces changed ones at a reload, and stops them."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ DECIDE_TIMEOUT = 60.0
 """Seconds that a requested decision may take: the tick in progress, one more, and their scale calls."""
 
 _MAX_NAMES = 100
-_MAX_NAMED = 20  # names in an error
+_MAX_NAMED = 20  # most names in an error message
 
 _BOTH = "If neither up nor down is given, both are paused."
 

@@ -56,7 +56,7 @@ DIGEST_FROM = 5
 """Number of waiting notifications from which they are sent as one message."""
 
 TIMEOUT = 30.0
-"""Seconds that sending may take."""
+"""Seconds that sending one message may take."""
 
 ATTEMPTS = 8
 """How often one message is sent while its receiver is unavailable, with growing pauses: over about two minutes."""
