@@ -1,4 +1,4 @@
-"""Clusters of fakes, and what a fleet of controllers needs in virtual time."""
+"""Fake clusters, and helpers to run a fleet of controllers in virtual time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class PerReplica:
-    """One replica for each 100 of the load."""
+    """Recommends one replica for each 100 of the load."""
 
     lookback: timedelta = timedelta(minutes=5)
 
@@ -56,7 +56,7 @@ class PerReplica:
 
 @dataclass(frozen=True)
 class Remembers:
-    """Knows when it first and last saw a load, how often, and the greatest at each size; asks for what there is."""
+    """Learns when it first and last saw a load, how often, and the maximum at each size. It keeps the size."""
 
     def learn(self, view: View) -> Mapping[str, float]:
         load, memory = view.number("load"), view.memory
@@ -78,7 +78,7 @@ class Remembers:
 
 @dataclass(frozen=True)
 class Moves:
-    """Moves the bounds, and asks for no size."""
+    """Moves the bounds, and recommends no size."""
 
     to: Limits
 
@@ -97,7 +97,7 @@ async def records_of(store: StateStore, cluster: str, limit: int, until: datetim
 
 
 async def in_writer(store: SqliteStateStore, function: Callable[[sqlite3.Connection], R]) -> R:
-    """Call something with the connection, in the thread that writes."""
+    """Call a function with the store's connection, in the writer's thread."""
     return await store._batcher.call(lambda: function(store._connection))
 
 
@@ -133,7 +133,7 @@ def make_config(clusters: Mapping[str, Cluster], source: object, directory: Path
 
 @dataclass
 class Ticked:
-    """Takes the pace of the controllers."""
+    """Records the lateness and the duration of ticks."""
 
     late: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Ticked:
 
 
 class World:
-    """Clusters of fakes under a fleet, with the store in memory. Make it inside the virtual-time loop."""
+    """A fleet with fake clusters and an in-memory store. Create it inside the virtual-time loop."""
 
     def __init__(self, *names: str, engine: bool = False, dry_run: bool = False, **changes: Any) -> None:
         self.clock = WallClock()
@@ -172,11 +172,11 @@ class World:
         await self.fleet.apply(self.config)
 
     async def until(self, seconds: float) -> None:
-        """Let the time go on until the loop's clock shows so many seconds."""
+        """Advance the time until the loop's clock shows this number of seconds."""
         await asyncio.sleep(seconds - asyncio.get_running_loop().time())
 
     def ticks(self, name: str) -> list[float]:
-        """Seconds at which a cluster was decided about."""
+        """The times, in seconds, of the decisions for a cluster."""
         return [
             (record.decision.at - self.clock.start).total_seconds()
             for record in self.store.records
@@ -186,7 +186,7 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Makes clusters of fakes: `name` and `max` are values of the member, `min` is the same for all."""
+    """Makes fake clusters: `name` and `max` are values of the member, `min` is the same for all."""
 
     world: Fleets
     fleet: str = "f"
@@ -251,7 +251,7 @@ class Fleets(World):
         return self.fleet.controllers
 
     def find(self, names: str, **values: str) -> None:
-        """Have these members from now on, all with the same further values."""
+        """Set the members that the discovery finds from now on. All have the same additional values."""
         self.discovery.found = [Member(f"id-{name}", {"name": name, **values}) for name in names]
 
     async def start(self) -> None:
@@ -262,7 +262,7 @@ class Fleets(World):
         await self.fleet.stop()
 
     def restart(self) -> None:
-        """A daemon that starts anew, with what was persisted."""
+        """Replace the daemon by a new one that starts from the persisted data."""
         self.fleet = self.make_fleet()
         self.discoveries = Discoveries(self.fleet, self.store, utc=self.clock)
 

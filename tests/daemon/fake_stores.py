@@ -1,4 +1,4 @@
-"""State stores in memory, whose failures are set by the test."""
+"""In-memory state stores whose failures the test sets."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class FakeStore(_Refusing):
     """A state store in memory.
 
     Attributes:
-        states: cluster -> the state last kept.
-        records: every record kept, oldest first.
-        members: fleet -> the members last kept.
-        controls: all that people have set, oldest first.
-        entries: of the audit, oldest first.
-        failure: the error text with which everything is refused, or empty.
+        states: cluster -> the last saved state.
+        records: every saved record, oldest first.
+        members: fleet -> the last saved members.
+        controls: all controls, oldest first.
+        entries: the entries of the audit, oldest first.
+        failure: the error text with which all calls fail, or empty.
         journal: what happened, for tests of the order: `save` entries are added by the store.
     """
 
@@ -54,7 +54,7 @@ class FakeStore(_Refusing):
     journal: list[Any] = field(default_factory=list)
 
     async def load(self, cluster: str) -> ClusterState | None:
-        """The state last saved."""
+        """The last saved state."""
         self._answer()
         return self.states.get(cluster)
 
@@ -67,14 +67,14 @@ class FakeStore(_Refusing):
             self.records.append(record)
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
-        """Forget those that are older."""
+        """Delete clusters whose last record is older."""
         self._answer()
         self.states = {
             name: state for name, state in self.states.items() if name in keep or state.at is None or state.at >= before
         }
 
     async def load_members(self, fleet: str) -> Mapping[str, Member]:
-        """The members last saved."""
+        """The last saved members."""
         self._answer()
         return self.members.get(fleet, {})
 
@@ -84,12 +84,12 @@ class FakeStore(_Refusing):
         self.members[fleet] = members
 
     async def forget_members(self, fleets: Collection[str]) -> None:
-        """Forget those of other fleets."""
+        """Delete the members of other fleets."""
         self._answer()
         self.members = {fleet: members for fleet, members in self.members.items() if fleet in fleets}
 
     async def load_controls(self) -> list[StoredControl]:
-        """All that was added."""
+        """All added controls."""
         self._answer()
         return [*self.controls]
 
@@ -107,7 +107,7 @@ class FakeStore(_Refusing):
         self.entries.append(entry)
 
     async def audit(self, limit: int, until: datetime | None = None) -> list[AuditEntry]:
-        """The last ones, newest first."""
+        """The last entries of the audit, newest first."""
         self._answer()
         return [entry for entry in reversed(self.entries) if until is None or entry.at <= until][:limit]
 
@@ -118,13 +118,13 @@ class FakeStore(_Refusing):
 
 @dataclass
 class FakeLeases:
-    """The leases of several copies, in memory: what a shared store keeps beside states.
+    """The leases of several copies, in memory, as a shared store keeps them.
 
     Attributes:
         states: the store of the states, shared by all copies.
         seen: copy -> loop time of its last renewal.
-        leases: cluster -> the copy that has it, or None, and its term.
-        taken: loop time, cluster and copy of every lease taken.
+        leases: cluster -> the copy that holds the lease, or None, and the term.
+        taken: loop time, cluster and copy of every lease that was taken.
     """
 
     states: FakeStore = field(default_factory=FakeStore)
@@ -133,12 +133,12 @@ class FakeLeases:
     taken: list[tuple[float, str, Copy]] = field(default_factory=list)
 
     def live(self) -> set[Copy]:
-        """The copies that have not expired."""
+        """The copies whose leases have not expired."""
         now = asyncio.get_running_loop().time()
         return {copy for copy, seen in self.seen.items() if now - seen <= LEASE}
 
     def delete_expired(self) -> None:
-        """Delete the copies that have expired, and end their leases."""
+        """Delete the expired copies, and end their leases."""
         live = self.live()
         self.seen = {copy: seen for copy, seen in self.seen.items() if copy in live}
         for name, (holder, term) in self.leases.items():
@@ -148,10 +148,10 @@ class FakeLeases:
 
 @dataclass
 class FakeSharedStore(_Refusing):
-    """The store of one copy, with leases. Make one for each copy over the same `FakeLeases`.
+    """The store of one copy, with leases. All copies need the same `FakeLeases`.
 
     Attributes:
-        failure: the error text with which everything is refused, or empty.
+        failure: the error text with which all calls fail, or empty.
     """
 
     me: Copy
@@ -165,12 +165,12 @@ class FakeSharedStore(_Refusing):
         return self.me.id
 
     async def load(self, cluster: str) -> ClusterState | None:
-        """The state last saved by any copy."""
+        """The state that any copy saved last."""
         self._answer()
         return await self.shared.states.load(cluster)
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
-        """Keep both, if the lease is this copy's."""
+        """Save both, if this copy holds the lease."""
         self._answer()
         lease = (self.me, self.terms.get(cluster))
         if self.me not in self.shared.live() or self.shared.leases.get(cluster) != lease:
@@ -178,7 +178,7 @@ class FakeSharedStore(_Refusing):
         await self.shared.states.save(cluster, state, record)
 
     async def forget_clusters(self, before: datetime, keep: Collection[str]) -> None:
-        """Forget those of any copy."""
+        """Delete old clusters of any copy."""
         self._answer()
         await self.shared.states.forget_clusters(before, keep)
 
@@ -198,7 +198,7 @@ class FakeSharedStore(_Refusing):
         return Leases({copy.id: copy for copy in self.shared.seen}, dict(self.terms), oldest)
 
     async def take(self, clusters: Collection[str]) -> dict[str, int]:
-        """Take what nobody has."""
+        """Take the leases that no copy holds."""
         self._answer()
         found = {}
         for name in clusters:
@@ -211,7 +211,7 @@ class FakeSharedStore(_Refusing):
         return found
 
     async def let_go(self, clusters: Collection[str]) -> None:
-        """Let go of leases."""
+        """Release leases."""
         self._answer()
         for name in clusters:
             holder, term = self.shared.leases[name]
@@ -220,11 +220,11 @@ class FakeSharedStore(_Refusing):
             self.terms.pop(name, None)
 
     async def leave(self) -> None:
-        """Let go of all, and be no copy any more."""
+        """Release all leases, and remove this copy."""
         await self.let_go(list(self.terms))
         self.shared.seen.pop(self.me, None)
 
     async def owner(self, cluster: str) -> Copy | None:
-        """The copy that has the lease of a cluster, or None."""
+        """The copy that holds the lease of a cluster, or None."""
         self._answer()
         return self.shared.leases.get(cluster, (None, 0))[0]

@@ -1,6 +1,6 @@
-"""Plug-ins whose outside world is a file and the machine's clock: they outlive a daemon that is killed."""
+"""Plug-ins that keep their state in files and use the machine's clock, so that it survives a killed daemon."""
 
-# ruff: noqa: ASYNC230, ASYNC240 - a small local file; simplicity is what this is for
+# ruff: noqa: ASYNC230, ASYNC240 - a small local file; the plug-ins should stay simple
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Wave:
 
     Attributes:
         period: seconds of a wave. Default 3.
-        stubborn: whether it holds on to its connection for ever. Default false.
+        stubborn: whether closing its connection hangs for ever. Default false.
     """
 
     Query: ClassVar[type] = WaveQuery
@@ -105,7 +105,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """Counts the ticks at each size, and knows when it began; it asks for nothing."""
+    """Counts the ticks at each size, and remembers when it began. It recommends no size."""
 
     def learn(self, view: View) -> Mapping[str, float]:
         """One more."""

@@ -1,4 +1,4 @@
-"""A mounted ConfigMap that changes: the kubelet lets the link `..data` lead to a new directory."""
+"""A mounted ConfigMap that changes: the kubelet points the link `..data` to a new directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["place"]
 
 
 def mount(place: Place, version: str) -> None:
-    """Do with what was configured as the kubelet does."""
+    """Move the configuration into a volume and point the link `..data` to it, as the kubelet does."""
     volume = place.directory / "volume"
     (volume / version).mkdir(parents=True)
     text = place.config.read_text()
@@ -37,7 +37,7 @@ def configure(place: Place, version: str, *names: str, rest: str = "") -> None:
 
 def test_a_configmap_that_changes_while_the_daemon_starts_is_loaded(place: Place) -> None:
     configure(place, "..1", "a")
-    # Reading goes through a plug-in's module: by then the file has been read.
+    # Loading the configuration imports the plug-in's module, after it has read the file: swap the file in the import.
     module = place.directory / "site" / "plugins_of_files.py"
     swap = (
         f"if not os.path.exists('{place.directory}/swapped'):\n"
@@ -70,7 +70,7 @@ def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_pr
     assert place.wait_for_log("configuration reloaded")["added"] == ["b"]
     decided(place, "b", 1)
     assert get(f"{url}/readyz")[1]["reload"] == "ok"
-    # A file that is edited in place may be half written: it waits for a SIGHUP.
+    # A file edited in place may be half written, so the daemon loads it only after a SIGHUP.
     text = place.config.read_text()
     place.config.write_text(text.replace("decisions: 100000", "decisions: 90000"))
     daemon.send_signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Plug-ins that raise, answer or say what none should: only their cluster notices, memory and log stay small."""
+"""Plug-ins that raise or return invalid things: only their own cluster is affected; memory and log stay small."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_whatever_a_plug_in_raises_affects_its_cluster_alone(
         if where == "policy" and isinstance(error, KeyboardInterrupt):
             assert (
                 controller.problem == "KeyboardInterrupt"
-            )  # Somebody may have pressed Ctrl-C: no failure of a policy.
+            )  # Somebody may have pressed Ctrl-C: that is not a failure of the policy.
         else:
             assert len(world.ticks("bad")) >= 19
             assert len(controller.counters.errors) == (where in {"source", "target", "connect", "shared"})

@@ -1,4 +1,4 @@
-"""Controllers in virtual time: rhythm, isolation, order of keeping and acting, failures, clock jumps."""
+"""Controllers in virtual time: timing of ticks, isolation, order of saving and acting, failures, clock jumps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .conftest import World, make_cluster
 
 
 def test_the_splay_is_stable_and_spreads_evenly() -> None:
-    # A fixed value: the same in every process, whatever seed its hashes have.
+    # The value is the same in every process, whatever its hash seed.
     assert splay("orders", 10.0) == pytest.approx(splay("orders", 10.0))
     assert splay("orders", 20.0) == pytest.approx(2 * splay("orders", 10.0))
     offsets = [splay(f"cluster-{number}", 10.0) for number in range(1000)]
@@ -142,7 +142,7 @@ def test_ticks_do_not_drift_in_hours() -> None:
 def test_missed_ticks_are_skipped_not_bunched() -> None:
     async def main() -> list[float]:
         world = World("a")
-        # A scale call is not cut short by the tick's time-out: this one takes two and a half intervals.
+        # The tick's time-out does not apply to scale calls: this one takes two and a half intervals.
         world.targets["a"].scale_delay = 25.0
         world.source.values["load"] = 300.0
         await world.start()
@@ -302,7 +302,7 @@ def test_a_request_does_not_wait_for_the_history() -> None:
         await world.until(10)
         await world.fleet.stop()
         assert asked == pytest.approx(world.ticks("a")[:1])
-        # It is written all the same, also by a daemon that stops meanwhile.
+        # The record is written nevertheless, even though the daemon stops meanwhile.
         assert store.journal == [("save", "a"), "written"]
 
     virtual_time.run(main())
@@ -374,7 +374,7 @@ def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
         world.source.values["load"] = 300.0
         await world.start()
         await world.until(splay("a", 10.0) + SCALE_TIMEOUT - 1)
-        # A restart in the middle of a call is the last thing one wants of a supervisor.
+        # A supervisor must not restart the daemon in the middle of a scale call.
         assert not world.fleet.controllers["a"].overdue(asyncio.get_running_loop().time())
         await world.until(splay("a", 10.0) + SCALE_TIMEOUT + 1)
         kept = world.store.states["a"].rescale
@@ -507,7 +507,7 @@ def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
         await world.fleet.stop()
         assert world.targets["a"].requests == []
         assert all(record.dry_run for record in world.store.records)
-        # The advice comes again every time: no rescale is believed to be on its way, no rate limit is used up.
+        # Every tick repeats the advice: no rescale is assumed to be in progress, and no rate limit is used up.
         assert all(record.decision.desired == 3 for record in world.store.records)
         state = world.store.states["a"]
         assert state.rescale is None
@@ -532,7 +532,7 @@ def test_advice_that_nobody_follows_does_not_add_up(workers: int | None) -> None
             {(3, 4)} if workers is None else {(4, 6)}
         )
         assert all(record.dry_run for record in world.store.records)
-        # What was advised is compared with what there is.
+        # New advice is compared with the present size, not with earlier advice.
         world.source.values["load"] = 0.7
         await world.until(700)
         await world.fleet.stop()
@@ -550,7 +550,7 @@ def test_a_clock_jump_neither_stops_the_ticks_nor_scales_down(jump: timedelta) -
         world.source.values["load"] = 500.0
         await world.start()
         await world.until(300)
-        world.source.values["load"] = 100.0  # asks for fewer, and the window must still be waited for
+        world.source.values["load"] = 100.0  # needs fewer replicas; the stabilization window must still pass
         world.clock.set_by = jump
         await world.until(355)
         assert target.requests == []
@@ -571,7 +571,7 @@ def test_after_a_kill_between_keeping_and_calling_the_request_is_made_again() ->
         await world.start()
         await world.until(splay("a", 10.0) + 1)
         assert target.scaling == 1
-        await world.fleet.cancel()  # as a kill does: in the middle of the call
+        await world.fleet.cancel()  # like a kill in the middle of the call
         assert target.desired == 1
         kept = world.store.states["a"].rescale
         assert kept is not None
@@ -747,7 +747,7 @@ def test_a_target_that_answers_at_times_does_not_fill_the_log_with_remarks(caplo
             target.failure = UnavailableError("away") if tick % 2 else None
             await world.until(10.0 * (tick + 1))
         target.failure = None
-        for remarks in ((), ("no node is free",)):  # it is over, and later begins again
+        for remarks in ((), ("no node is free",)):  # the condition ends, and later begins again
             target.remarks = remarks
             await world.until(asyncio.get_running_loop().time() + 60)
         await world.fleet.stop()
@@ -820,7 +820,7 @@ def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
         await world.fleet.stop()
         assert refusal is not None
         assert (refusal.since - world.clock.start).total_seconds() == world.ticks("a")[0]
-        # The policies ask for what there is: only the bounds need another size.
+        # The policies propose the present size: only the bounds require another one.
         assert {record.decision.proposed for record in world.store.records} == {1}
 
     virtual_time.run(main())
@@ -875,7 +875,7 @@ class Stubborn(Picky):
 
 
 class Staffed(FakeEngine):
-    """An engine that can name its workers."""
+    """An engine that can list its workers."""
 
     async def workers(self) -> Sequence[Worker]:
         return [Worker("w-1", frozenset({"10.0.0.1"}), 2.0)]
@@ -885,7 +885,7 @@ class Staffed(FakeEngine):
 
 
 class Counted(Staffed):
-    """An engine with so many workers."""
+    """An engine with this number of workers."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -1021,7 +1021,7 @@ def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
         workers = await target.attached[-1]().workers()
         await world.fleet.stop()
         assert [worker.id for worker in workers] == ["w-1"]
-        # Whoever still holds the one before is told so, and asks no engine that was closed.
+        # A target that still uses the previous engine gets an error, instead of a request to a closed engine.
         with pytest.raises(EdgeError, match="closed"):
             target.attached[0]()
 
@@ -1032,7 +1032,7 @@ def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
 def test_refused_calls_are_over_when_the_size_that_there_is_is_decided(
     desired: int, missing: dict[str, str], *, over: bool
 ) -> None:
-    """Whatever holds it there: a tolerance, a cap, the minimum of a policy that does not know it."""
+    """This holds whatever keeps it there: a tolerance, a cap, or the minimum of a policy that does not know it."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
     decision = Decision(
         cluster="a",

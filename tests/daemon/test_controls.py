@@ -1,4 +1,4 @@
-"""Manual controls, in virtual time: for which clusters it is, when it ends, what is kept, and what is logged."""
+"""Manual controls, in virtual time: the clusters they apply to, their expiry, what is stored, and what is logged."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_can_never_be_in_force_again_is_not_needed() -> None:
     assert unneeded([stored(1, "pause", "a", until=late), stored(2, "pause", "a", until=soon)], NOON) == []
     assert unneeded([first, stored(2, "hold", "a")], NOON) == []
     assert unneeded([stored(1, "pause", "a b"), stored(2, "pause", "a")], NOON) == []
-    # A resume ends what it names, and is needed while there is something older that it may end in part.
+    # A resume ends controls of its clusters. It is needed while there is an older control that it ends only in part.
     assert unneeded([first, stored(2, "resume", "a")], NOON) == [1, 2]
     assert unneeded([stored(1, "pause", "*"), stored(2, "resume", "a")], NOON) == []
     assert unneeded([stored(1, "pause", "*"), stored(2, "resume", "a"), stored(3, "pause", "*")], NOON) == [1, 2]
@@ -147,7 +147,7 @@ class Annotated(Fake[Any]):
 
 
 class Ordering(Fleets):
-    """A fleet `f` and clusters of its own, under orders as in a daemon."""
+    """A fleet `f` and static clusters, with controls as in a daemon."""
 
     def __init__(self, *names: str, **changes: Any) -> None:
         super().__init__(*names, **changes)

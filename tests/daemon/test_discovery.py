@@ -1,4 +1,4 @@
-"""Fleets in virtual time: members come and go, discoveries fail, and clusters that have nothing to do with it go on."""
+"""Fleets in virtual time: members come and go, discoveries fail, and unrelated clusters continue."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_was_learned_of_a_cluster_is_forgotten_long_after_it_has_left(
         assert set(world.store.states) == {"static", "a", "b", "c"}
         await world.until(34 * day)
         assert set(world.store.states) == {"static", "a", "b"}
-        # After a long time without a daemon nobody has left before the discovery has answered.
+        # After a long time without a daemon, no member counts as gone before the discovery has answered.
         await world.stop()
         world.store.members.clear()
         world.discovery.failure = UnavailableError("away")
@@ -189,7 +189,7 @@ def test_a_member_whose_values_become_wrong_goes_on_as_before_and_says_so(caplog
         assert world.status.problems == {"id-a": (problem,)}
         lines = said(caplog, "change of a member refused: its cluster keeps the previous configuration")
         assert [(line["member"], line["problem"]) for line in lines] == [("id-a", problem)]
-        # What is persisted is what it goes on with.
+        # The persisted member is the one that it continues with.
         await world.stop()
         world.restart()
         await world.start()
@@ -243,7 +243,7 @@ def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_laste
         await world.until(300)
         assert set(world.controllers) == set("abcd")
         assert set(world.status.held) == {"id-c", "id-d"}
-        # A failure in between neither counts nor begins it anew.
+        # A failed poll in between neither counts as missing nor restarts the confirm time.
         world.discovery.failure = UnavailableError("away")
         await world.until(350)
         world.discovery.failure = None
@@ -256,7 +256,7 @@ def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_laste
         await world.until(411)
         assert set(world.controllers) == set("abc")
         await world.until(675)
-        # With three members left, one is fewer than half; but c was held when it went.
+        # With three members left, one is fewer than half; but c was already held.
         assert set(world.controllers) == set("ab")
         await world.stop()
 
@@ -356,7 +356,7 @@ def test_a_new_member_takes_the_name_or_the_target_of_one_that_is_missing_at_onc
         await world.start()
         await world.until(100)
         before = world.controllers["orders"]
-        # Each is half of the members, so both are held; and both were deployed anew, the second one by another name.
+        # Each is half of the members, so both are held. Both were deployed again, the second one under another name.
         world.discovery.found = [Member("job-3", {"name": "orders"}), Member("job-4", {"name": "b", "target": "pool"})]
         await world.until(111)
         assert world.status.problems == {}
@@ -433,7 +433,7 @@ def test_a_reload_with_a_changed_template_changes_only_what_it_changes(caplog: p
         await world.start()
         await world.until(95)
         before = dict(world.controllers)
-        # Another template that makes the same of its members.
+        # Another template that makes the same clusters of its members.
         world.specs["f"] = world.spec("f", world.discover)
         assert await world.discoveries.apply(world.config) == (set(), set(), set())
         assert world.controllers == before
@@ -721,7 +721,7 @@ def test_many_members_that_join_leave_or_are_refused_are_counted_in_one_line(cap
 
 
 async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> None:
-    """In processor time of the loop: what must not take long is the work between two ticks."""
+    """Measured in processor time of the loop, because the work between two ticks must be short."""
     world = Fleets("static", interval=timedelta(seconds=1), timeout=timedelta(milliseconds=500))
     longest, at = 0.0, time.thread_time()
 
@@ -733,7 +733,7 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
 
     world.of_members = {"interval": timedelta(hours=1)}
     await world.start()
-    gc.disable()  # as the daemon does, which collects by itself
+    gc.disable()  # like the daemon, which runs its own collections
     watching = asyncio.create_task(watch())
     world.specs["f"] = replace(world.specs["f"], interval=timedelta(milliseconds=100))
     world.discovery.found = [Member(f"m{number}", {"name": f"m{number}"}) for number in range(10_000)]

@@ -1,4 +1,4 @@
-"""The daemon's event loop: calls that hang in threads, names that hang in DNS, tasks that try to end the process."""
+"""The daemon's event loop: calls that hang in threads, DNS lookups that hang, tasks that try to end the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dns:
 
 
 class Plugin:
-    """One that resolves names and calls in threads."""
+    """A plug-in that resolves names and makes calls in threads."""
 
     def enter(self) -> None:
         event_loop.caller.set(self)
@@ -74,7 +74,7 @@ def test_names_that_hang_stop_neither_another_name_nor_a_call_in_a_thread_nor_th
         for task in hanging:
             task.cancel()
 
-    run(main())  # returns though fifty threads still hang
+    run(main())  # returns although fifty threads still hang
     assert not dns.release.is_set()
 
 
@@ -114,7 +114,7 @@ def test_names_of_one_plug_in_that_hang_hold_up_its_next_ones_alone(dns: Dns, mo
         assert dns.asked == ["0.hang.test", "1.hang.test"]
         assert await asyncio.create_task(other.resolve("127.0.0.2"))
         assert await asyncio.create_task(other.resolve("localhost"))
-        # The same name does not take another turn.
+        # Another lookup of the same name shares the first one.
         again = asyncio.create_task(other.resolve("0.hang.test"))
         await started(again, waiting)
         dns.release.set()
@@ -170,16 +170,16 @@ def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor
         await started(*hanging)
         with pytest.raises(OSError, match="3 calls in threads have not returned"):
             await asyncio.create_task(other.call(dns.release))
-        # However many hang, one that does not has its turn.
+        # However many plug-ins hang, one that has no call in progress may make one.
         hanging.append(asyncio.create_task(last.call(dns.release)))
         await started(*hanging)
         with pytest.raises(OSError, match="4 calls in threads have not returned"):
             await asyncio.create_task(Plugin().call(dns.release))
-        # A reload and a scrape still find a thread.
+        # A reload and a scrape still get a thread.
         assert await asyncio.to_thread(sum, (1, 2)) == 3
         for task in hanging:
             task.cancel()
-        # What was refused holds no turn.
+        # Refused lookups do not use up turns.
         assert asyncio.get_running_loop()._turns[one]._value == event_loop.MAX_LOOKUPS_OF_ONE  # type: ignore[attr-defined]
 
     run(main())
@@ -205,7 +205,7 @@ def test_a_task_that_tries_to_end_the_process_ends_alone(
             raise error
 
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # as the daemon does
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # like the daemon
         task = asyncio.create_task(bad())
         loop.call_soon(callback)
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Server-sent events of rows that change: what is sent, to whom, and that nobody waits for a slow reader."""
+"""Server-sent events of changed rows: what is sent, to whom, and that nothing waits for a slow reader."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_stream_ends_when_its_token_expires_and_the_next_greeting_says_s
     expires = utc_now() + timedelta(minutes=5)
     tokens = tuple(replace(each, expires=expires if each.name == "alice" else None) for each in TOKENS)
     async with running(tmp_path, tokens=tokens) as house:
-        # As seen by who may ask, the time is almost up.
+        # By the clock of the access control, the token expires in half a second.
         house.daemon.access._utc = lambda: expires - timedelta(seconds=0.5)
         async with listening(house.session, house.daemon.url) as (client, hello):
             assert (hello["by"], hello["writable"], hello["problem"]) == ("alice", True, None)
@@ -225,7 +225,7 @@ async def test_a_slow_reader_is_cut_off_and_holds_nobody_up(tmp_path: Path, monk
                 while len(served._listeners) > 1:
                     assert (await client.event())[0] == "rows"
                 assert (await client.event())[0] == "rows"
-                with suppress(ConnectionError):  # what it had not read is lost
+                with suppress(ConnectionError):  # its unread bytes are lost
                     while await loop.sock_recv(slow, 65536):
                         pass
 

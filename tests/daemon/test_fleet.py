@@ -1,4 +1,4 @@
-"""Starting, exchanging and stopping controllers in virtual time."""
+"""Starting, replacing and stopping controllers in virtual time."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_reload_adds_removes_and_changes_without_disturbing_the_others() -> No
         assert after.state is not None
         assert after.state.watched_since == since
         assert after.counters is before.counters
-        # What is still used is not even connected anew.
+        # Plug-ins that are still used are not even reconnected.
         assert world.plugins["changed"].opened == world.plugins["same"].opened
         assert not world.plugins["changed"].closed
         assert world.plugins["gone"].closed == [pytest.approx(100)]
@@ -188,7 +188,7 @@ def test_a_plugin_that_cannot_connect_fails_only_its_clusters_and_is_retried() -
             {"target": "Fake cannot be connected: nobody at home"}
         ]
         assert [r.observation.missing for r in world.store.records if r.decision.cluster == "good"] == [{}]
-        # After 1, 2, 4 and 8 seconds.
+        # Retries come after 1, 2, 4 and 8 seconds: the fourth, at 15 s, succeeds.
         await world.until(40)
         assert world.plugins["bad"].opened == [pytest.approx(15)]
         assert not world.store.records[-1].observation.missing
@@ -375,7 +375,7 @@ def test_at_a_reload_no_cluster_waits_for_the_scale_call_of_another() -> None:
         world.source.values["load"] = 300.0
         await world.until(109)
         assert world.targets["slow"].scaling == 1
-        # A changed source changes both.
+        # A change of the shared source changes both clusters.
         world.source_plugin = Fake(world.source)
         await world.fleet.apply(world.config)
         assert asyncio.get_running_loop().time() > 120
@@ -441,7 +441,7 @@ def test_the_first_observation_waits_for_what_is_being_connected() -> None:
                 yield FakeTarget()
 
         world = World("a")
-        # One interval lies between two ticks: with a splay of its own the first might come late enough by chance.
+        # Start just before a tick: otherwise the first tick might come late enough by chance.
         await world.until(splay("a", 10.0) - 0.5)
         world.clusters["a"] = make_cluster("a", Slow())
         await world.start()
@@ -475,7 +475,7 @@ def test_a_scale_call_that_will_not_be_cancelled_does_not_hold_up_the_end() -> N
 
 
 def test_what_a_reload_removes_is_freed_without_the_garbage_collector() -> None:
-    """The daemon takes what is there after its start out of every collection."""
+    """The daemon excludes the objects that exist after its start from every collection."""
 
     async def main() -> None:
         world = World("a", "b")
@@ -568,7 +568,7 @@ def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_co
             assert after is not before
             assert after.cluster is steps[-1]
             assert after.counters is before.counters
-            assert not world.plugins["a"].closed  # what both use stays connected
+            assert not world.plugins["a"].closed  # plug-ins that both use stay connected
         await world.until(100)
         await world.fleet.stop()
         assert len(world.plugins["a"].opened) == len(world.plugins["a"].closed) == 1
@@ -588,7 +588,7 @@ async def test_ten_thousand_clusters_that_appear_at_once_do_not_keep_the_loop() 
             longest, at = max(longest, time.thread_time() - at), time.thread_time()
 
     config = world.config
-    gc.disable()  # as the daemon does, which collects by itself
+    gc.disable()  # like the daemon, which runs its own collections
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
     at = time.thread_time()
@@ -601,7 +601,7 @@ async def test_ten_thousand_clusters_that_appear_at_once_do_not_keep_the_loop() 
     watching.cancel()
     assert len(changes.added) == len(gone.removed) == 10_000
     assert not world.fleet.controllers
-    # Many times what a slice takes, as the machine may be slow; all of them take seconds.
+    # Many times the length of a slice, because the machine may be slow; all slices together take seconds.
     assert appeared < 0.5
     assert longest < 1.0
     await world.fleet.stop()

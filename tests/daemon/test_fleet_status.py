@@ -1,4 +1,4 @@
-"""What a running daemon says of its fleets over HTTP."""
+"""The status of fleets that a running daemon shows over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoscaler.testing.fakes import Fake, FakeTarget
 from .conftest import Fleets
 
 PATIENCE = 60.0
-"""Seconds that a slow machine may take for what takes a moment here."""
+"""Seconds that a slow machine may take for something that normally takes a moment."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ async def test_without_any_cluster_it_is_alive_and_ready_once_the_discovery_has_
     house.world.discovery.failure = None
     await house.until("/readyz", lambda status, _: status == 200)
     assert health(house.daemon, now) == (True, "0 clusters, 1 fleet")
-    # A member is observed within a moment, on a slow machine before anyone has asked: it fails until it was seen.
+    # A member may be observed before the test has asked for its first status: it fails until the test has seen that.
     target = FakeTarget(failure=UnavailableError("not there yet"))
     house.world.plugins["a"] = Fake(target)
     house.world.find("a")
@@ -98,7 +98,7 @@ async def test_members_whose_names_have_slashes_are_found_by_them_encoded_or_not
     for path, name in (("prod%2Forders", names[0]), ("prod/orders", names[0]), ("prod%2Forders%2Fdecisions", names[1])):
         status, body = await house.ask(f"/api/v1/clusters/{path}")
         assert (status, body["name"], body["fleet"]) == (200, name, "f")
-        # Ready is who has been observed; the decision about it is stored a moment later.
+        # A cluster is ready once it has been observed; its decision may be stored a moment later.
         body = await house.until(
             f"/api/v1/clusters/{path}/decisions?limit=1", lambda status, body: status == 200 and body["decisions"]
         )

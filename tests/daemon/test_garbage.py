@@ -1,4 +1,4 @@
-"""When the daemon collects garbage among all objects."""
+"""When the daemon runs full garbage collections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoscaler.testing import virtual_time
 
 @pytest.fixture
 def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was asked of the collector."""
+    """The calls of the garbage collector."""
     thresholds = gc.get_threshold()
     asked: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: asked.append("collect"))
@@ -40,7 +40,7 @@ def test_all_objects_are_looked_through_only_when_there_are_many_more(collection
     blocks = [1000]
 
     async def test() -> None:
-        assert collections == ["collect", "freeze"]  # What is there after the start is taken to stay.
+        assert collections == ["collect", "freeze"]  # Objects that exist after the start are assumed to stay.
         blocks.append(int(GROWTH * 1000))
         await asyncio.sleep(1000 * CHECK_INTERVAL)
         assert collections == ["collect", "freeze"]

@@ -62,10 +62,10 @@ async def test_a_disk_that_hangs_delays_a_decision_once_and_the_end_for_a_moment
     file = tmp_path / "2026-01-31T17.jsonl"
     history = History(tmp_path, timedelta(days=7), compress=False)
     await history.start()
-    os.mkfifo(file)  # to open one waits until somebody reads it
+    os.mkfifo(file)  # opening a pipe for writing blocks until somebody reads it
     async with asyncio.timeout(10):
         at_once = False
-        while not at_once:  # what waits would fill the memory
+        while not at_once:  # otherwise waiting lines would fill the memory
             refused = asyncio.create_task(history.write(a_record(AT)))
             await asyncio.sleep(0)
             at_once = refused.done()
@@ -73,7 +73,7 @@ async def test_a_disk_that_hangs_delays_a_decision_once_and_the_end_for_a_moment
                 await refused
         assert history.failure is not None
         reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-        with suppress(StoreError):  # the first one may still be too early
+        with suppress(StoreError):  # the first write may still be too early
             await history.write(a_record(AT))
         while history.failure is not None:
             with suppress(StoreError):
@@ -191,8 +191,8 @@ LATER = AT + timedelta(seconds=1) + GRACE
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 60  # a slow machine's, and its disk's
+    """Wait for the work of another thread."""
+    deadline = time.monotonic() + 60  # for a slow machine with a slow disk
     while not true():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
@@ -253,9 +253,11 @@ async def test_what_a_kill_has_left_is_compressed_after_the_next_start(tmp_path:
     line = dump_record(a_record(AT - 3 * HOUR)) + b"\n"
     (tmp_path / "2026-01-31T14.jsonl").write_bytes(line + b"torn")
     (tmp_path / ".2026-01-31T14.jsonl.gz.part").write_bytes(b"half")
-    (tmp_path / "2026-01-31T15.jsonl").write_bytes(line)  # killed before it was removed ...
+    (tmp_path / "2026-01-31T15.jsonl").write_bytes(line)  # left by a kill before it was removed
     (tmp_path / "2026-01-31T15.jsonl.gz").write_bytes(gzip.compress(line))
-    (tmp_path / "2026-01-31T13.jsonl").write_bytes(line)  # ... and packed by somebody else, something else
+    (tmp_path / "2026-01-31T13.jsonl").write_bytes(
+        line
+    )  # somebody else has written another file under the compressed name
     (tmp_path / "2026-01-31T13.jsonl.gz").write_bytes(b"no gzip")
     (tmp_path / "notes.jsonl").write_bytes(line)
     history = History(tmp_path, timedelta(days=2))
@@ -278,14 +280,14 @@ async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Pa
     waiting = threading.Event()
 
     def hold() -> None:
-        with slow.open("wb") as writing:  # returns once it is being packed
+        with slow.open("wb") as writing:  # returns once the compressor reads it
             waiting.set()
             history._compressor._ending.wait(60)
             with suppress(BrokenPipeError):
                 writing.write(b"x" * 100)
 
     holder = threading.Thread(target=hold)
-    # A pipe is no file, so it is given to be packed by hand.
+    # The history skips pipes, so the test itself passes it to the compressor.
     history._compressor.add(slow)
     holder.start()
     try:

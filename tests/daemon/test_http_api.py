@@ -48,7 +48,7 @@ from .conftest import Moves, Remembers, in_writer, make_cluster, make_config
 
 TICK = timedelta(milliseconds=100)
 TIMEOUT = timedelta(milliseconds=500)
-"""Longer than a tick: fakes answer at once, and nothing may be missing because a busy machine has paused."""
+"""Longer than a tick: fakes answer at once, and a pause of a busy machine must not make readings missing."""
 
 
 def serve(daemon: Daemon, listen: str, hosts: Sequence[str] = ()) -> AbstractAsyncContextManager[str]:
@@ -56,7 +56,7 @@ def serve(daemon: Daemon, listen: str, hosts: Sequence[str] = ()) -> AbstractAsy
 
 
 PATIENCE = 60.0
-"""Seconds that a slow machine may take for what takes a moment here."""
+"""Seconds that a slow machine may take for something that normally takes a moment."""
 
 
 @dataclass
@@ -242,7 +242,7 @@ async def test_decisions_are_given_newest_first_with_their_explanation(house: Ho
     first, second = body["decisions"]
     assert first["decision"]["at"] > second["decision"]["at"]
     assert "cluster a" in first["explanation"]
-    # The + of the offset must be escaped by whoever asks; a Z needs no care.
+    # In a query the client must escape the + of an offset; a Z needs no escaping.
     until = second["decision"]["at"].replace("+00:00", "Z")
     body = await house.get(f"/api/v1/clusters/a/decisions?limit=1&until={until}")
     assert body["decisions"] == [second]
@@ -363,14 +363,14 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
 
 
 def learning(house: House) -> None:
-    """Has cluster a's policies learn, from the next tick on."""
+    """Make the policies of cluster a learn, from the next tick on."""
     controller = house.daemon.controllers["a"]
     policies = (*controller.cluster.spec.policies, NamedPolicy('say "when"', Remembers()))
     controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
 
 
 def teach(house: House, **learned: Any) -> None:
-    """Has cluster a, which ticks no more, know what it could not see in the short time of a test."""
+    """Give cluster a, which does not tick any more, learned values that need more time than a test has."""
     controller = house.daemon.controllers["a"]
     assert controller.state is not None
     controller.state = replace(controller.state, learned=replace(controller.state.learned, **learned))
@@ -393,11 +393,11 @@ async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
     assert samples[("autoscaler_recommendation_input", "a", "per-replica", "load")] == 300
     assert samples[("autoscaler_recommendation_input", "b", "per-replica", "load")] == 300
     assert samples[("autoscaler_recommendation_input", "a", policy, "seen")] >= 3
-    # A time is shown as its age, and only so.
+    # A learned time is shown only as its age.
     names = {labels[3] for labels in samples if labels[:3] == ("autoscaler_learned", "a", policy)}
     assert names == {"seen", "size.3.greatest"} | names & {"size.1.greatest"}
     assert not any(labels[:2] == ("autoscaler_learned", "b") for labels in samples)
-    # There may be thousands for each cluster: they are only given where they are asked for.
+    # There may be thousands of these for each cluster, so only their own endpoint has them.
     assert not {labels[0] for labels in samples} & {labels[0] for labels in await house.samples()}
 
 
@@ -418,7 +418,7 @@ async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: H
     assert samples[("autoscaler_learned_phase_seconds", "a", "down", "ready")] == 2
     assert samples[("autoscaler_learned_phase_seconds", "a", "down", "absorbed")] == 4.5
     assert samples[("autoscaler_learned_phase_seconds", "a", "down", "caught_up")] == 60
-    # Until the job runs: catching up goes on while it does.
+    # The restart time ends when the job runs; catching up does not count.
     assert samples[("autoscaler_learned_restart_seconds", "a", "down")] == 6.5
 
 
@@ -475,7 +475,7 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     await house.until(lambda: settled_at(house, 3))
     learning(house)
     await house.until(lambda: remembered(house))
-    # Nothing may be learned anew before it is shown.
+    # Stop all ticks, so that nothing is learned before the values are shown.
     await house.daemon.fleet.stop()
     daemon = house.daemon
     teach(
@@ -496,7 +496,7 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
         },
     )
     text = await shown(house, capsys)
-    # The numbers that the policies work with are for who develops or tunes one.
+    # The inputs of the policies are for people who develop or tune one.
     assert "300 needs 3" in text
     assert "98765" in text
     assert "until it runs" in text
@@ -591,7 +591,7 @@ async def test_a_change_that_the_target_refuses_is_not_explained_as_made(house: 
     await house.until(explained)
 
     async def again() -> bool:
-        """Each of the last ones failed, the older ones by what the one after it knows."""
+        """All of the last decisions failed; that of an older one is known from the record after it."""
         decisions = (await house.get("/api/v1/clusters/a/decisions?limit=3"))["decisions"]
         return all("has not been made: 403 Forbidden" in one["explanation"].partition("\n")[0] for one in decisions)
 
@@ -628,7 +628,7 @@ async def test_refused_scale_calls_are_a_problem_until_one_succeeds_or_none_is_n
     shown_row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
     assert problems["a"] in shown_row
     since = house.daemon.controllers["a"].refusal
-    # The first of them counts, not the last one.
+    # `since` is the time of the first failure, not of the last.
     failed = house.daemon.controllers["a"].counters.failed_calls
 
     async def refused_again() -> bool:
@@ -652,7 +652,7 @@ async def test_refused_scale_calls_are_no_problem_any_more_when_the_present_size
         return "a" in await problems_of(house)
 
     await house.until(refused)
-    # Nobody knows meanwhile whether another size is needed.
+    # While the load is missing, nobody knows whether another size is needed.
     house.source.failures["load"] = UnavailableError("gone")
     controller = house.daemon.controllers["a"]
 
@@ -787,7 +787,7 @@ async def test_a_configuration_that_hangs_while_it_is_read_is_given_up_and_the_n
         return bool((await house.get("/readyz"))["reload"] == "ok")
 
     await house.until(accepted)
-    disk.set()  # what was read too late is not used
+    disk.set()  # a configuration that was read too late is not used
     assert set(house.daemon.clusters) == {"a", "b"}
 
 
@@ -838,7 +838,7 @@ async def connected(house: House, sent: bytes = b"") -> tuple[asyncio.StreamRead
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    """Whether the server ends the connection; it may be reset."""
+    """Wait until the server ends the connection, possibly by a reset."""
     try:
         async with asyncio.timeout(PATIENCE):
             while await reader.read(1 << 20):
@@ -889,7 +889,7 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections = Connections()
-    asked = threading.Event()  # unlike a busy connection, it stays: the loop may be late by more than the time-out
+    asked = threading.Event()  # stays set, unlike a busy connection: the loop may be late by more than the time-out
 
     def large(*_: object) -> bytes:
         asked.set()
@@ -919,7 +919,7 @@ async def test_clients_that_do_nothing_do_not_keep_others_out(
         idle = [await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2])) for _ in range(50)]
         async with house.session.get(f"{url}/healthz") as response:
             assert response.status == 200
-        # A quarter of the descriptors; the request above has one of them.
+        # The limit is a quarter of the descriptors; the request above uses one connection.
         ended = [asyncio.create_task(closed(reader)) for reader, _ in idle]
         async with asyncio.timeout(PATIENCE):
             while sum(task.done() for task in ended) < 50 - 7:  # noqa: ASYNC110 - the other side of TCP
@@ -951,7 +951,7 @@ async def test_metrics_are_rendered_in_another_thread_once_for_all_that_wait(
     scrapes = [asyncio.create_task(scraped()) for _ in range(5)]
     while not threads:  # noqa: ASYNC110 - the other side of HTTP
         await asyncio.sleep(0.01)
-    # One that leaves does not take it from the others; the rest of the daemon is not held up.
+    # A client that leaves does not cancel the scrape for the others, and the daemon still answers other requests.
     scrapes.pop(0).cancel()
     await house.ready()
     go.set()

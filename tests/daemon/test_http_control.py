@@ -1,4 +1,4 @@
-"""The HTTP endpoints that change something, against a daemon that runs: who may, what is refused, and what it does."""
+"""The HTTP endpoints that change something, on a running daemon: who may use them, refusals, and effects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOKENS = (
 
 @dataclass
 class House:
-    """A running daemon with two clusters that tick once in a while."""
+    """A running daemon with two clusters that tick rarely."""
 
     daemon: Daemon
     config: Config
@@ -559,7 +559,7 @@ def ca() -> trustme.CA:
 
 
 def certificate(ca: trustme.CA, directory: Path) -> TlsSpec:
-    """Files with a certificate for this machine; others are overwritten."""
+    """Write a certificate for this machine; existing files are overwritten."""
     issued = ca.issue_cert("localhost", "127.0.0.1")
     spec = TlsSpec(certificate=directory / "tls.crt", key=directory / "tls.key")
     issued.private_key_pem.write_to_path(spec.key)
@@ -568,7 +568,7 @@ def certificate(ca: trustme.CA, directory: Path) -> TlsSpec:
 
 
 async def serial(house: House) -> int:
-    """The number of the certificate that a new connection gets."""
+    """The serial number of the certificate that a new connection gets."""
     assert house.daemon.url is not None
     port = int(house.daemon.url.rpartition(":")[2])
     assert isinstance(house.tls, ssl.SSLContext)
@@ -611,7 +611,7 @@ async def test_connections_that_do_not_end_their_handshake_count_and_a_probe_get
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
         async with asyncio.timeout(PATIENCE):
             await house.ask("GET", "/healthz", None)
-            # Those that came first were closed for those that came later.
+            # The oldest idle connections were closed in favour of later ones.
             for reader, _ in silent[:6]:
                 with suppress(ConnectionResetError):
                     assert await reader.read() == b""

@@ -1,4 +1,4 @@
-"""What a daemon loads before it is needed."""
+"""The modules that a daemon imports at its start."""
 
 from __future__ import annotations
 

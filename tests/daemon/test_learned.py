@@ -1,4 +1,4 @@
-"""What was learned of a cluster, for drawing: the capacity of sizes, what rescales take, the usual week."""
+"""Learned values of a cluster, for charts: the capacity of sizes, the duration of rescales, the usual week."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which copy controls which cluster: the shares, and several copies in virtual time over one store in memory."""
+"""Which copy controls which cluster: the shares, and several copies in virtual time with one in-memory store."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Running:
         await self.fleet.stop()
 
     async def kill(self) -> None:
-        """As a SIGKILL does: it lets go of nothing."""
+        """Act like a SIGKILL: release no lease."""
         assert self.leases._task is not None
         self.leases._task.cancel()
         await self.fleet.cancel()
@@ -129,7 +129,7 @@ class Running:
 
 @dataclass
 class Copies:
-    """Several copies over one world."""
+    """Several copies that control the clusters of one world."""
 
     world: World
     shared: FakeLeases = field(default_factory=FakeLeases)
@@ -156,7 +156,7 @@ class Copies:
         ]
 
     def longest_gap(self, after: float) -> float:
-        """The longest time, from then on, between two ticks of any cluster."""
+        """The longest time between two ticks of any cluster, from a time on."""
         gaps = []
         for name in self.world.clusters:
             ticks = [at for at in self.ticks(name) if at >= after - 10]
@@ -172,7 +172,7 @@ class Copies:
 
 
 def run(*names: str, scenario: Callable[[Copies], object], **changes: Any) -> None:
-    """Play a scenario in virtual time."""
+    """Run a scenario in virtual time."""
 
     async def main() -> None:
         copies = Copies(World(*names, **changes))
@@ -229,12 +229,14 @@ def test_at_its_stop_a_copy_hands_over_at_once() -> None:
 
 def test_a_cluster_that_is_taken_is_decided_about_soon_however_long_its_interval() -> None:
     async def scenario(copies: Copies) -> None:
-        await copies.world.until(3605)  # grids of machines differ, and so does the time until the next tick of one
+        await copies.world.until(
+            3605
+        )  # clocks of machines differ, and with them the time until the next tick of the grid
         await copies.start(A)
         await copies.world.until(3625)
         first = {name: copies.ticks(name) for name in FEW}
         assert {len(ticks) for ticks in first.values()} == {1}
-        assert max(first.values())[0] - min(first.values())[0] > 5  # they do not come at once
+        assert max(first.values())[0] - min(first.values())[0] > 5  # they do not come all at once
         await copies.world.until(3600 * 4)
         for name in FEW:
             _, *grid = copies.ticks(name)
@@ -269,7 +271,7 @@ def test_a_new_owner_goes_on_with_windows_and_an_unanswered_call(caplog: pytest.
         assert before is not None
         world.targets["c0"].scale_delay = 25
         world.source.values["load"] = 500.0
-        await world.until(112)  # it has called
+        await world.until(112)  # its scale call is in progress
         world.targets["c0"].scale_delay = 0
         await copies.running.pop("a").kill()
         await copies.start(B)
@@ -293,7 +295,7 @@ def test_a_copy_that_was_stopped_asks_first_and_drops_what_it_has_lost(caplog: p
         stopped.store.failure = "the cable is cut"
         await world.until(130)
         assert copies["b"].clusters == set(FEW)
-        # It goes on until it knows better, which has no effect.
+        # The stopped copy continues until it notices the loss, but without effect.
         assert stopped.clusters == lost
         assert not any(stopped.leases.valid(name) for name in lost)
         world.source.values["load"] = 500.0
@@ -314,7 +316,9 @@ def test_nothing_is_scaled_when_the_lease_may_have_expired_after_the_save() -> N
         await copies.start(A)
         await world.until(100)
         copy = copies["a"]
-        copy.leases._renewed_at = asyncio.get_running_loop().time() - LEASE + 3.0  # as after a stop between the two
+        copy.leases._renewed_at = (
+            asyncio.get_running_loop().time() - LEASE + 3.0
+        )  # as if the process had been stopped since the last renewal
         copy.leases._task.cancel()  # type: ignore[union-attr]  # it does not renew until the tick
         world.source.values["load"] = 500.0
         await world.until(110)
@@ -344,7 +348,7 @@ def test_while_the_store_is_away_nothing_is_scaled_all_is_said_and_all_comes_bac
         await world.until(700)
         assert all(target.requests == [] for target in world.targets.values())
         assert all(copies[key].leases.failure == "the database is away" for key in "ab")
-        # They are still shown, each with the reason.
+        # The clusters are still shown, each with the reason.
         assert {key: copies[key].clusters for key in "ab"} == had
         controllers = [each for key in "ab" for each in copies[key].fleet.controllers.values()]
         assert {each.problem for each in controllers} == {"the database is away"}
@@ -359,7 +363,7 @@ def test_while_the_store_is_away_nothing_is_scaled_all_is_said_and_all_comes_bac
     run(*FEW, scenario=scenario)
     messages = Counter(line.message for line in caplog.records)
     assert messages["cannot renew leases: nothing is scaled"] == messages["leases are renewed again"] == 2
-    # Whoever is the first to be back leaves to the others what is their share.
+    # The first copy that is back leaves the shares of the other copies to them.
     assert messages[LOST] == 2
     assert messages["clusters handed over"] == 3  # at the start by the first copy, and at the end by both
 
@@ -372,7 +376,7 @@ def test_a_scale_call_is_answered_before_its_cluster_is_handed_over() -> None:
         world.source.values["load"] = 500.0
         for target in world.targets.values():
             target.scale_delay = 20
-        await world.until(111)  # all of them are in a call
+        await world.until(111)  # all clusters have a scale call in progress
         stopping = asyncio.create_task(copies.running.pop("a").stop())
         await copies.start(B)
         await world.until(115)
@@ -462,9 +466,9 @@ def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_e
         await world.until(100)
         world.source.values["load"] = 500.0
         world.targets["c0"].scale_delay = 25
-        await world.until(112)  # it is in a call
+        await world.until(112)  # a scale call is in progress
         before = copies["a"].fleet.controllers["c0"]
-        copies.shared.leases["c0"] = (None, 7)  # another copy had it, and has ended
+        copies.shared.leases["c0"] = (None, 7)  # another copy held the lease, and has ended
         await world.until(120)
         assert copies.shared.leases["c0"] == (None, 7)
         world.targets["c0"].scale_delay = 0
@@ -529,7 +533,7 @@ def test_a_cluster_whose_share_comes_back_before_its_controller_has_ended_goes_o
         world.source.values["load"] = 500.0
         for target in world.targets.values():
             target.scale_delay = 25
-        await world.until(111)  # all of them are in a call
+        await world.until(111)  # all clusters have a scale call in progress
         await copies.start(B)
         await world.until(116)
         assert not all(copies["a"].leases.owns(name) for name in FEW)

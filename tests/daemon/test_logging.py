@@ -1,4 +1,4 @@
-"""Log lines as people and as machines read them."""
+"""Log lines for people and for machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def restored() -> Iterator[None]:
 
 
 def now(text: str) -> bool:
-    """Whether it is the present time with date and zone: logs are compared across days and with other machines'."""
+    """Whether a time is the present one, with date and zone: people compare logs across days and machines."""
     time = datetime.fromisoformat(text)
     return time.utcoffset() == timedelta(0) and abs(datetime.now(UTC) - time) < timedelta(minutes=1)  # noqa: TID251
 

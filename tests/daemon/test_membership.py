@@ -1,4 +1,4 @@
-"""Who is a member of a fleet after the answers of its discovery."""
+"""The members of a fleet after answers of its discovery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def found(names: str) -> list[Member]:
 
 
 def after(*seen: tuple[float, str], confirm: float = CONFIRM) -> Membership:
-    """The membership after these answers: seconds, and the ids in it."""
+    """The membership after these answers, each a time in seconds and the ids that it contains."""
     membership = Membership()
     for now, names in seen:
         membership = accept(membership, found(names), now, confirm)
@@ -83,7 +83,7 @@ def test_whatever_is_found_nobody_found_is_left_out_and_nobody_goes_without_a_re
     sets: list[set[str]], gaps: list[float]
 ) -> None:
     before, now = Membership(), 0.0
-    missed: dict[str, float] = {}  # id -> the time of the first of the answers without it that came last
+    missed: dict[str, float] = {}  # id -> the time of the first of its latest consecutive misses
     for names, gap in zip(sets, gaps, strict=False):
         now += gap
         after = accept(before, found("".join(sorted(names))), now, CONFIRM)

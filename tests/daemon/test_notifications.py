@@ -1,4 +1,4 @@
-"""What happens to clusters is told on transitions, to each receiver by itself, in virtual time."""
+"""Notifications come on transitions, independently for each receiver. All in virtual time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LOGGER = "autoscaler.daemon.notifications"
 
 @dataclass
 class Inbox:
-    """A receiver that keeps what it is sent.
+    """A receiver that keeps the notifications that it gets.
 
     Attributes:
-        messages: each with its time and what was sent together.
-        failures: raised by the next attempts, one each.
-        hangs: seconds each attempt takes.
+        messages: each message with its time and its notifications.
+        failures: errors that the next attempts raise, one each.
+        hangs: seconds that each attempt takes.
     """
 
     messages: list[tuple[float, tuple[Notification, ...]]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Inbox:
 
 @dataclass
 class Board(FakeTarget):
-    """A target that can show what happens."""
+    """A target that can show events."""
 
     shown: list[str] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class BoardPlugin(Fake[Board]):
 
 
 class Told(World):
-    """A world whose clusters' news go to inboxes."""
+    """A world that sends the notifications of its clusters to inboxes."""
 
     def __init__(self, *names: str, ownership: Ownership | None = None, **changes: Any) -> None:
         self.ownership = ownership or Ownership()
@@ -217,7 +217,9 @@ def test_controls_are_told_when_they_are_set_about_to_expire_and_ended() -> None
         assert world.inbox.messages[0][1][0].message.endswith("held at 1 by alice until 2026-01-01 01:00:50 UTC: game")
         await world.until(3500)
         assert world.inbox.kinds[1:] == ["a control-expiring"]
-        world.targets["a"].failure = UnavailableError("for a moment")  # what it shows is not known: not ended
+        world.targets["a"].failure = UnavailableError(
+            "for a moment"
+        )  # its controls are not known meanwhile, so they have not ended
         await world.until(3515)
         world.targets["a"].failure = None
         await world.until(3600)
@@ -247,7 +249,7 @@ def test_a_backlog_at_the_maximum_that_holds_is_told_once_it_has_lasted(most: in
         await world.until(800)
         assert world.inbox.kinds == ["a at-maximum-begun"]
         assert world.inbox.messages[0][1][0].message == f"at its maximum of {most}, and 1 min 30 s of records wait"
-        del world.source.values["lag"]  # not known is no end
+        del world.source.values["lag"]  # an unknown backlog does not end it
         await world.until(850)
         assert len(world.inbox.kinds) == 1
         world.source.values["lag"] = 0.0
@@ -259,7 +261,7 @@ def test_a_backlog_at_the_maximum_that_holds_is_told_once_it_has_lasted(most: in
 
 
 class Copies(Ownership):
-    """One of two copies, that has everything."""
+    """One of two copies, which holds all leases."""
 
     copies: Mapping[UUID, Copy] = MappingProxyType({UUID(int=1): Copy(UUID(int=1), "pod-a", "http://a:8765")})
 

@@ -1,4 +1,4 @@
-"""The page and what it is served from: its headers, the figures of rows, and what comes from outside as mere text."""
+"""The page and its data: headers, the figures of rows, and that texts from outside stay plain text."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ WORKLOAD = ("load", "capacity", "lag", "backlog_time", "objective", "trouble", "
 
 
 class Aims(PerReplica):
-    """It aims at an objective and knows what sizes can do."""
+    """A policy with an objective and an estimate of the capacity of sizes."""
 
     objective: ClassVar[timedelta] = timedelta(seconds=30)
     arrivals: ClassVar[str] = "offered"

@@ -1,4 +1,4 @@
-"""Copies that ask each other over HTTP: whichever is asked answers for all clusters."""
+"""Copies that query each other over HTTP: any copy answers for all clusters."""
 
 from __future__ import annotations
 
@@ -92,13 +92,15 @@ async def copies(
         for number in range(2):
             port = free_port()
             url = f"http{'' if tls is None else 's'}://127.0.0.1:{port}"
-            # By these ids each gets three of the clusters.
+            # With these ids each copy gets three of the clusters.
             shared = Shared(Copy(UUID(int=number), f"pod-{number}", url), leases, inner=store)
             config = make_config(clusters, Fake(source), directory)
             spec = replace(config.daemon, listen=f"127.0.0.1:{port}", tokens=tokens, tls=tls, read_needs_token=True)
             config = replace(config, daemon=spec)
             ownership = SharedOwnership(shared, f"pod-{number}")
-            daemon = Daemon(config, pytest.fail, shared, history, ownership=ownership)  # nothing is loaded again
+            daemon = Daemon(
+                config, pytest.fail, shared, history, ownership=ownership
+            )  # the configuration is never reloaded
             daemons.append(daemon)
             work = asyncio.create_task(daemon.run())
             stack.push_async_callback(asyncio.wait_for, work, PATIENCE)
@@ -236,7 +238,7 @@ async def test_a_cluster_that_no_copy_has_at_the_moment_is_no_unknown_one(two: T
 async def test_copies_that_speak_tls_trust_the_certificate_that_they_share(tmp_path: Path) -> None:
     authority = trustme.CA()
     spec = TlsSpec(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
-    # It is for another name than that under which they reach each other.
+    # The certificate is for another name than the one by which the copies reach each other.
     issued = authority.issue_cert("autoscaler.example.com")
     spec.certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(spec.key)

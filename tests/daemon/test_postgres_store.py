@@ -1,4 +1,4 @@
-"""The store in a real PostgreSQL: how it fails, how it comes back, and what the leases of copies allow."""
+"""The store in a real PostgreSQL: how it fails, how it recovers, and what the leases of copies allow."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def works(work: Awaitable[object]) -> bool:
 
 
 async def until_saved(store: PostgresStateStore, second: int) -> None:
-    """As a cluster whose tick comes every now and then; and until it is read again, by a connection of its own."""
+    """Retry a save, and then a load, which uses another connection, until both work again."""
     await until(lambda: works(save(store, second)))
     await until(lambda: works(store.load("a")))
 
@@ -136,7 +136,7 @@ async def test_a_server_that_stands_still_keeps_no_tick_for_long(
                     await save(store, second, f"c{second}")
                 return time.monotonic() - started - second / 10
 
-            # Those that wait behind one that hangs do not wait as long again.
+            # Saves that wait behind one that hangs do not wait for a second time-out.
             waited = await asyncio.gather(*map(late, range(40)))
             assert max(waited) < 1.6 * impatient
             with pytest.raises(StoreError, match="has not answered"):
@@ -153,13 +153,13 @@ async def test_a_server_that_stands_still_keeps_no_tick_for_long(
 async def test_a_save_that_was_given_up_and_comes_late_is_replaced_by_the_next_one(
     server: PostgresServer, url: str, *, late: bool
 ) -> None:
-    """Whether the server carries it out before the next one or after it."""
+    """This holds whether the server executes the abandoned save before the next one or after it."""
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         server.hang()
         try:
             with pytest.raises(StoreError, match="has not answered"):
-                await save(store, 1)  # it is on its way to the server
+                await save(store, 1)  # the statement is on its way to the server
         finally:
             server.go_on()
         if not late:
@@ -167,7 +167,7 @@ async def test_a_save_that_was_given_up_and_comes_late_is_replaced_by_the_next_o
         await until_saved(store, 2)
         assert await store.load("a") == a_state(at(2))
         assert await times(store) == [2, 0]
-        # Nothing of it is left that comes later.
+        # The server has nothing of the abandoned save left to execute later.
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'autoscaler-writer' AND state = 'active'"
         )
@@ -199,7 +199,7 @@ async def test_a_cut_connection_costs_no_save(
         assert await store.load("a") == a_state(at(1))
         assert await times(store) == [1, 0]
         server.execute(query, url)
-        # An order is not given twice: whoever gives it gets the error.
+        # Writes by people are not retried: the caller gets the error.
         with pytest.raises(StoreError, match="terminating connection due to administrator command"):
             await store.add_audit(an_entry())
         await store.add_audit(an_entry())
@@ -327,7 +327,7 @@ async def test_a_primary_that_becomes_read_only_is_left_for_the_host_that_takes_
         async with open_postgres_store(both, decisions=9) as store:
             await save(store, 0)
             assert await times(store) == [0]
-            # Sessions stay, as where a managed database changes roles without a restart.
+            # Sessions stay open, as if a managed database changed its role without a restart.
             first.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             first.execute("SELECT pg_reload_conf()")
 
@@ -348,7 +348,7 @@ async def test_members_are_written_only_where_they_differ(server: PostgresServer
     async with open_postgres_store(url, decisions=9) as store, open_postgres_store(url, decisions=9) as other:
         await store.save_members("f", members)
         changed = {**members, "7": Member("7", {"name": "other"}), "new": Member("new", {})}
-        # Another copy has found the same, and this one what is new: neither undoes the other's.
+        # The other copy saves the same members, and this one changed ones: neither undoes the other's write.
         await other.save_members("f", members)
         await store.save_members("f", changed)
         await other.save_members("f", changed)
@@ -372,7 +372,7 @@ async def test_a_hanging_server_does_not_keep_the_end(server: PostgresServer, ur
 
 
 class Copies:
-    """Two stores with leases, of two copies."""
+    """The stores of two copies, with leases."""
 
     def __init__(self, server: PostgresServer, url: str) -> None:
         self.server = server
@@ -481,7 +481,7 @@ async def test_a_copy_that_leaves_gives_up_all(copies: Copies) -> None:
         await copies.first.leave()
         assert await copies.second.take(["a", "b"]) == {"a": 2, "b": 2}
         assert set((await copies.second.renew("second", "")).copies) == {copies.second.copy}
-        # One that is not there takes nothing.
+        # A copy without a row takes nothing.
         assert await copies.first.take(["c"]) == {}
 
 
@@ -491,7 +491,7 @@ async def test_a_copy_that_was_away_too_long_has_nothing_any_more(copies: Copies
         await save(copies.first, 0)
         copies.expire(copies.first)
         assert await copies.second.owner("a") is None
-        # Nobody has taken it yet, and nevertheless nothing is saved.
+        # No other copy has taken the lease yet; nevertheless this copy cannot save.
         with pytest.raises(LeaseLost):
             await save(copies.first, 1)
         assert await copies.second.take(["a"]) == {}
@@ -567,7 +567,7 @@ async def test_ages_in_a_state_are_the_same_for_a_copy_whose_clock_differs(url: 
         assert found is not None
         assert found.at is not None
         assert abs((found.at - at(0) - ahead).total_seconds()) < 2
-        # To and fro: what the other copy saves is moved back.
+        # In the other direction, times in a state that the other copy saves are shifted back.
         await later.save("a", found, None)
         again = await store.load("a")
         assert again is not None

@@ -1,4 +1,4 @@
-"""The daemon as a process: signals, reload, and death at any moment."""
+"""The daemon as a process: signals, reload, and kills at any moment."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Place:
 
 
 PATIENCE = 60.0
-"""Seconds that a slow machine may take for what takes a moment here."""
+"""Seconds that a slow machine may take for something that normally takes a moment."""
 
 
 def eventually(ask: Callable[[], T], trouble: Callable[[], str]) -> T:
@@ -166,7 +166,7 @@ def test_a_signal_stops_it_between_ticks(place: Place, number: signal.Signals, c
     decided(place, "a", 3)
     daemon.send_signal(number)
     assert daemon.wait(PATIENCE) == code
-    # A tick that is under way is ended, with its decision.
+    # A tick in progress is completed, with its decision.
     messages = [line["message"] for line in place.lines()]
     assert "stopping" in messages
     assert messages[-1] == "stopped"
@@ -180,12 +180,12 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     called = place.directory / "a.calls"
     eventually(called.exists, place.log.read_text)
     daemon.terminate()
-    # So soon it is the same again, as `timeout` and others send it: to the process and its group. Another number, as
-    # two signals of the same one may arrive as one.
+    # A signal this soon counts as a copy: `timeout` and others send it to the process and to its group. The test uses
+    # another number, because two signals with the same number may arrive as one.
     daemon.send_signal(signal.SIGINT)
     place.wait_for_log("stopping")
     with pytest.raises(subprocess.TimeoutExpired):
-        daemon.wait(0.5)  # it waits for the answer
+        daemon.wait(0.5)  # the daemon waits for the answer
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 130
     assert place.lines()[-1]["message"] == "cancelled"
@@ -193,7 +193,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     assert kept is not None
     assert kept.rescale is not None
     assert not kept.rescale.confirmed
-    # The next one sorts it out: the call took no effect, so it is made again.
+    # The next daemon notices that the call had no effect, and repeats it.
     place.config.write_text(place.config.read_text().replace(", takes: 25", ""))
     daemon = place.start()
     line = place.wait_for_log("did not accept")
@@ -212,17 +212,17 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     place.configure("a", "c", rest="  d: {interval: soon, targt: {}}\n")
     daemon.send_signal(signal.SIGHUP)
     count = place.wait_for_log("configuration not reloaded")["problems"]
-    place.wait_for_log("config.yaml:", count)  # they follow, a line each
+    place.wait_for_log("config.yaml:", count)  # the problems follow, one line each
     problems = [line["message"] for line in place.lines() if "config.yaml:" in line["message"]]
     assert len(problems) == count >= 2
     assert any("targt" in problem for problem in problems)
-    # On a busy machine a target may have had no time for an answer just now.
+    # On a busy machine a target may have answered too late at the last tick.
     _, body = eventually(lambda: (found := get(f"{url}/readyz"))[0] == 200 and found, place.log.read_text) or (0, {})
     assert body["reload"] == problems
     assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a", "b"]
     place.configure("a", "c")
     daemon.send_signal(signal.SIGHUP)
-    # Cluster c has b's phase of the wave, a is as it was.
+    # Cluster c has b's phase of the wave; a is unchanged.
     line = place.wait_for_log("configuration reloaded")
     assert (line["added"], line["removed"], line["changed"]) == (["c"], ["b"], [])
     decided(place, "c", 1)
@@ -277,7 +277,7 @@ def test_a_dry_run_calls_nothing(place: Place) -> None:
     place.configure("a")
     daemon = place.start("--dry-run")
     decided(place, "a", 10)
-    eventually(  # the wave may be where no rescale is wanted
+    eventually(  # at this point of the wave no rescale may be needed
         lambda: any(record.decision.rescale for record in records_of(place, "a")),
         lambda: f"no rescale: {place.log.read_text()}",
     )
@@ -300,14 +300,14 @@ def test_it_keeps_everything_over_many_kills(place: Place) -> None:
 
 
 def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
-    """Kill daemons at random moments, then hold every decision ever made against the pure step."""
+    """Kill daemons at random moments, then compare every decision with the pure step."""
     chance = random.Random(seed)  # noqa: S311 - moments to kill at, not secrets
     place.configure("a", "b")
     restarts: dict[str, set[int]] = {"a": set(), "b": set()}
     for number in range(kills):
         daemon = place.start()
         if number:
-            # Not before it has begun, or most would die while Python starts.
+            # Wait until it has started, or most kills would come while Python starts.
             place.url()
         time.sleep(chance.uniform(0.0, 1.5))
         daemon.send_signal(signal.SIGKILL)
@@ -316,7 +316,7 @@ def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
             points.add(len(records_of(place, name)))
     daemon = place.start()
     decided(place, "a", 3)
-    # As many as are to be held against the pure step, however slow the machine is.
+    # Enough decisions to compare with the pure step, however slow the machine is.
     eventually(
         lambda: all(len(records_of(place, name)) > 3 * kills for name in restarts),
         lambda: f"few decisions: {place.log.read_text()}",
@@ -348,11 +348,11 @@ def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
         assert kept is not None
         assert kept.past == state.past, f"seed {seed}"
         assert kept.learned.memory == state.learned.memory, f"seed {seed}"
-        # Each tick was counted once: what was learned is kept with the decision it was learned for, or not at all.
+        # Each tick was counted once: learned values are saved together with their decision, or not at all.
         ticks = sum(number for key, number in kept.learned.memory["ticks"].items() if key.endswith(".ticks"))
         assert ticks == len(records), f"seed {seed}"
     assert rescales > 0
-    # The history is whole too, but for what was not written at the moment of a kill.
+    # The history is complete too, except for lines that were not written at the moment of a kill.
     recorded = [record for record in read(place.directory / "var" / "history") if record.decision.cluster == "a"]
     assert set(map(at, recorded)) <= set(map(at, records_of(place, "a")))
     assert len(recorded) >= len(records_of(place, "a")) - kills
@@ -373,7 +373,7 @@ def records_of(place: Place, name: str) -> list[Record]:
                 "WHERE name = ? ORDER BY decision.id",
                 (name,),
             ).fetchall()
-        except sqlite3.OperationalError:  # killed before it had made the tables
+        except sqlite3.OperationalError:  # killed before it created the tables
             return []
     return [load_record(text) for (text,) in rows]
 
@@ -383,7 +383,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     daemon = place.start()
     url = place.url()
     decided(place, "a", 3)
-    # No file of the daemon may grow: a full disk, without filling one.
+    # Limit the size of the daemon's files: this simulates a full disk.
     largest = max(path.stat().st_size for path in (place.directory / "var").rglob("*") if path.is_file())
     unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (max(largest, 8192), unlimited[1]))
@@ -404,7 +404,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
 
 
 def damage(place: Place, name: str, number: object) -> dict[str, float]:
-    """Put something else in place of what cluster `name` has counted; what it had learned until then."""
+    """Replace the counts that cluster `name` has learned. Returns its learned memory before."""
     with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection, connection:
         (text,) = connection.execute("SELECT state FROM cluster WHERE name = ?", (name,)).fetchone()
         state = json.loads(text)
@@ -430,7 +430,7 @@ def test_what_was_learned_and_is_damaged_is_learned_anew_or_reported(place: Plac
     line = place.wait_for_log("decision skipped")
     assert line["cluster"] == "b"
     assert "the state of cluster 'b' cannot be read: learned.memory.ticks" in line["error"]
-    # The other goes on, with what could be read.
+    # The other cluster continues with its state, which could be read.
     decided(place, "a", before + 5)
     url = place.url()
     body = get(f"{url}/api/v1/clusters/a")[1]
@@ -503,11 +503,11 @@ def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
     place.config.unlink()
     os.mkfifo(place.config)
     daemon = place.start()
-    with place.config.open("w") as config_file:  # waits until it is read
+    with place.config.open("w") as config_file:  # blocks until the daemon reads it
         daemon.send_signal(signal.SIGHUP)
         config_file.write(text)
     place.url()
-    with place.config.open("w") as config_file:  # and read again
+    with place.config.open("w") as config_file:  # blocks until the reload reads it
         config_file.write(text)
     place.wait_for_log("configuration reloaded")
     daemon.terminate()
@@ -543,7 +543,7 @@ def getaddrinfo(host, *rest, **more):
     return resolve(host, *rest, **more)
 socket.getaddrinfo = getaddrinfo
 """
-"""As sitecustomize.py: a DNS server that does not answer, for some names."""
+"""A sitecustomize.py that simulates a DNS server which does not answer for some names."""
 
 HANGING = """
   {name}:
@@ -586,7 +586,7 @@ def test_names_that_hang_in_dns_delay_neither_another_cluster_nor_a_reload_nor_t
     line = place.wait_for_log("configuration reloaded")
     assert len(line["changed"]) == 13
     daemon.terminate()
-    # Whoever waited for a name would wait for an hour.
+    # A daemon that waited for the lookups would wait for an hour.
     assert daemon.wait(PATIENCE) == 0
     assert place.lines()[-1]["message"] == "stopped"
 

@@ -1,4 +1,4 @@
-"""What each release has kept is read by this version. write_release.py has written it with the release's own daemon."""
+"""This version reads the data of each release, which write_release.py has written with the release's own daemon."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_state_and_history_of_a_release_are_read(tmp_path: Path, release: Path) 
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
         explained = json.loads(autoscaler("explain", "held", "--last", "500", "--url", found[1], "--json"))
-        # It answers as soon as it listens: the sizes are known after the first observation.
+        # The daemon answers as soon as it listens, but knows the sizes only after the first observation.
         status = shown(found[1])
         while None in [cluster["desired"] for cluster in status["clusters"]]:
             assert time.monotonic() < deadline, status
@@ -57,7 +57,7 @@ def test_state_and_history_of_a_release_are_read(tmp_path: Path, release: Path) 
         assert daemon.wait(30) == 0
     finally:
         daemon.kill()
-    # The history: each observation is read, and nothing of it is missing to decide again.
+    # The history: every observation can be read, and is complete enough to decide again.
     assert {name: cluster["decisions"] > 10 for name, cluster in compared.items()} == {"held": True, "learning": True}
     assert [cluster["missing"] for cluster in compared.values()] == [[], []]
     # The state: manual controls stay in force, and decisions from before can be explained.

@@ -26,10 +26,10 @@ class Board(FakeDiscovery):
     """A discovery that shows the status of its members.
 
     Attributes:
-        shown, times: what it was asked to show, in this order, and when.
-        refuse: ids of members -> the error.
-        slow: seconds that it takes.
-        under_way, most: reports at a time: now, and at most.
+        shown, times: the reports, in order, and their times.
+        refuse: ids of members -> the error that a report raises.
+        slow: seconds that a report takes.
+        under_way, most: concurrent reports: now, and the maximum.
     """
 
     shown: list[tuple[str, MemberStatus]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Board(FakeDiscovery):
 
 
 class Boards(Fleets):
-    """A world with one fleet whose discovery shows the status of its members."""
+    """A world with one fleet whose discovery can show the status of its members."""
 
     def __init__(self, *names: str, **changes: Any) -> None:
         super().__init__(*names, **changes)
@@ -131,7 +131,7 @@ def test_a_refused_member_is_shown_the_path_that_is_wrong_and_when_it_is_right_a
         world.find("a", max="many")
         await world.until(180)
         kept = world.board.of("id-a")[-1]
-        assert (kept.refused, kept.size) == (True, good.size)  # it goes on as before
+        assert (kept.refused, kept.size) == (True, good.size)  # it keeps its previous configuration
         await world.stop()
 
     run(main)
@@ -254,7 +254,7 @@ def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog
 
 
 class Some(Ownership):
-    """Owns what it is given, and has the share of the members without a cluster that it is given."""
+    """An ownership of given clusters, and of given members without a cluster."""
 
     def __init__(self, *owned: str, share: bool = False) -> None:
         self.names = set(owned)

@@ -1,4 +1,4 @@
-"""What a service manager hears of the daemon, on real datagram sockets."""
+"""The messages that a service manager gets from the daemon, on real datagram sockets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .conftest import World
 Message = dict[str, str]
 
 PATIENCE = 60.0
-"""Seconds that a slow machine may take for what takes a moment here."""
+"""Seconds that a slow machine may take for something that normally takes a moment."""
 
 
 class Manager:
@@ -58,21 +58,21 @@ class Manager:
         self._taken = 0
 
     def read(self) -> None:
-        """Take what is waiting off the socket."""
+        """Read the waiting messages from the socket."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 text = self.socket.recv(4096).decode()
                 self.heard.append(dict(line.split("=", 1) for line in text.split("\n")))
 
     def hear(self) -> list[Message]:
-        """All messages since the last one that was asked for."""
+        """All messages since the last call."""
         self.read()
         new = self.heard[self._taken :]
         self._taken = len(self.heard)
         return new
 
     def wait(self, wanted: Callable[[Message], object]) -> Message:
-        """The first message of this kind since the last one that was asked for."""
+        """The first message of this kind since the last call."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.read()
@@ -181,7 +181,7 @@ def test_a_manager_that_has_gone_has_no_effect_and_is_reported_once(
                 manager = Manager(address)
                 closing.callback(manager.close)
                 await world.until(105)
-                # What it has missed comes first.
+                # The messages that the manager has missed come first.
                 first, *others = manager.hear()
                 assert first == {"READY": "1", "STATUS": "1 cluster", "WATCHDOG": "1"}
                 assert others
@@ -193,7 +193,7 @@ def test_a_manager_that_has_gone_has_no_effect_and_is_reported_once(
 
 
 def test_a_manager_that_does_not_read_keeps_the_loop_free(manager: Manager) -> None:
-    # The kernel keeps so many, and one, for a socket that is not read.
+    # For a socket that is not read, the kernel keeps this number of messages, plus one.
     kept = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
 
     async def main() -> None:
@@ -221,12 +221,12 @@ def test_a_manager_that_does_not_read_keeps_the_loop_free(manager: Manager) -> N
     virtual_time.run(main())
 
 
-# ---- what is told of the clusters
+# ---- the status of the clusters
 
 
 @dataclass
 class Part:
-    """As much of a daemon as is looked at."""
+    """The parts of a daemon that the notifier reads."""
 
     fleet: Fleet
     dry_run: bool = False
@@ -242,7 +242,7 @@ class Part:
 async def watched(world: World, notifier: Notifier, manager: Manager | None = None) -> AsyncIterator[Part]:
     part = Part(world.fleet)
     if manager is not None:
-        # Read at once: the kernel keeps only a few messages, and virtual time runs fast.
+        # Read messages as they arrive: the kernel keeps only a few, and virtual time runs fast.
         asyncio.get_running_loop().add_reader(manager.socket, manager.read)
     await world.start()
     async with notifier.watching(cast("DaemonStatus", part), world.fleet.connections.tried):
@@ -293,7 +293,7 @@ def test_it_is_ready_once_every_plug_in_was_tried_and_reports_how_the_clusters_a
                 "2 clusters (dry run); new configuration invalid, the previous one stays in use"
             )
             await world.until(500)
-            assert not manager.hear()  # on transitions only
+            assert not manager.hear()  # messages come only on transitions
 
     virtual_time.run(main())
 
@@ -375,7 +375,7 @@ def test_no_sign_of_life_while_no_tick_finishes(manager: Manager, caplog: pytest
         async with watched(world, Notifier(manager.address, 4.0), manager):
             await world.until(30)
             store.hanging |= {"a", "b"}
-            await world.until(30 + 10 + 3 * 10 + 4 + 2)  # a tick that is not stuck yet, and the patience
+            await world.until(30 + 10 + 3 * 10 + 4 + 2)  # the last tick that succeeds, and the limit of `overdue`
             manager.hear()
             await world.until(300)
             assert manager.hear() in ([], [{"STATUS": "2 clusters; 2 failing: a, b"}])
@@ -447,7 +447,7 @@ class Blocking:
 
 @dataclass
 class Place:
-    """A directory with a configuration and a daemon that is told about a manager."""
+    """A directory with a configuration, and a daemon with a service manager."""
 
     directory: Path
     environment: dict[str, str]
@@ -544,7 +544,7 @@ def test_a_manager_hears_the_life_of_the_daemon(
     assert daemon.wait(PATIENCE) == 0
     manager.hear()
     assert "STOPPING" in manager.heard[-1]
-    # Workers and other children must not speak for the daemon.
+    # Workers and other child processes must not notify in the name of the daemon.
     inherited = (place.directory / "block.env").read_text()
     assert "PYTHONPATH=" in inherited
     assert "NOTIFY_SOCKET" not in inherited
@@ -559,7 +559,7 @@ def test_a_daemon_whose_loop_is_blocked_falls_silent(
     manager.wait(lambda message: "READY" in message)
     manager.wait(lambda message: "WATCHDOG" in message)
     place.block.touch()
-    # Two watchdog times without a sign of life; what was on its way may still come.
+    # Wait for two watchdog times without a sign of life; messages sent before may still arrive.
     deadline = time.monotonic() + PATIENCE
     heard = time.monotonic()
     while time.monotonic() - heard < 1.0:

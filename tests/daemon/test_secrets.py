@@ -89,7 +89,7 @@ async def test_a_server_that_echoes_what_it_was_sent_reveals_nothing(
     assert b"***" in kept
     assert "***" in lines.getvalue()
     for form in FORMS:
-        # The beginning of one is as bad, where the text was cut.
+        # A shortened text must not show the beginning of a secret either.
         for text in (shown, lines.getvalue(), kept.decode(errors="replace")):
             assert form not in text
             assert form[:14] not in text

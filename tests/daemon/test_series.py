@@ -1,4 +1,4 @@
-"""What a cluster did, for drawing: figures in stretches of time within bounded memory, and changes of size."""
+"""The series of a cluster, for charts: figures per interval in bounded memory, and changes of size."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_cluster_that_ticks_each_second_for_weeks_takes_less_than_100_kb() -> 
     found = [Points(*resolution) for resolution in RESOLUTIONS]
     for points in found:
         at = 0.0
-        while at < 3 * WEEK:  # as often as it matters: once in each stretch
+        while at < 3 * WEEK:  # once in each interval is enough
             points.add(at, figures(1.0, 1.0))
             at += points.width
         assert points.at[0] <= 3 * WEEK - points.width - points.keep

@@ -1,4 +1,4 @@
-"""The watch of the event loop: what holds it up is named while it does."""
+"""The watch of the event loop: it names the code that blocks the loop, while it blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wave:
 
 
 def test_what_holds_up_the_loop_is_named_once_while_it_does(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    del place  # It has installed the entry points of plugins_of_files.
+    del place  # The fixture has installed the entry points of plugins_of_files.
     module = ModuleType("plugins_of_files")
     exec(compile(BLOCKING, "blocking.py", "exec"), module.__dict__)  # noqa: S102 - a plug-in's module
     noticed, released = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ def test_what_holds_up_the_loop_is_named_once_while_it_does(place: Place, caplog
         def check(self) -> None:
             super().check()
             self.checked += noticed.is_set()
-            if self.checked > 10:  # it lasts, and is not logged again
+            if self.checked > 10:  # the stall lasts, and is not logged again
                 released.set()
 
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_every_stall_is_counted_each_cause_logged_once_and_a_loop_that_waits_for
         stalls += 1
 
     def waiting(caller: CodeType) -> SimpleNamespace:
-        """The frame of a select with its caller."""
+        """The frame of a select, with its caller."""
         return SimpleNamespace(
             f_code=selectors.EpollSelector.select.__code__,
             f_globals={"__name__": "selectors"},
@@ -91,7 +91,7 @@ def test_every_stall_is_counted_each_cause_logged_once_and_a_loop_that_waits_for
                 time += 0.9
             assert stalls == number + 1
             await asyncio.sleep(0)
-        # The process stood still while its loop waited for work.
+        # The process was suspended while its loop waited for work.
         loop = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
         other = subprocess.Popen.communicate.__code__
         for caller, number in ((loop, 2), (other, 3)):

@@ -1,4 +1,4 @@
-"""`autoscaler state copy`: all that a store has, in the other kind of store and back."""
+"""`autoscaler state copy`: the whole content of a store, copied to the other kind of store and back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def fill(store: StateStore, clusters: int = 3) -> None:
 
 
 async def content(store: StateStore) -> object:
-    """All that a daemon can read."""
+    """Everything that a daemon can read from a store."""
     names = [f"c{index}" for index in range(4)]
     return (
         [await store.load(name) for name in names],
@@ -88,7 +88,7 @@ async def filled(place: str) -> object:
 
 
 async def goes_on(place: str) -> None:
-    """A daemon goes on where the one before has stopped: numbers rise, and what is too much is pruned."""
+    """A daemon continues where the previous one has stopped: numbers increase, and old decisions are pruned."""
     async with open_alone(daemon(place)) as store:
         before = await records_of(store, "c0", 1)
         for second in range(1000, 1040):
@@ -112,7 +112,7 @@ def test_everything_is_copied_and_goes_on_there(server: PostgresServer, tmp_path
     before = asyncio.run(filled(places[0]))
     for source, target in itertools.pairwise(places):
         counts = copy_state(source, target)
-        # Of 50, 51 and 52 decisions those that the state needs, or 20 and more.
+        # Of the 50, 51 and 52 decisions, those that the state needs are kept, and at least 20.
         assert {name: counts[name] for name in ("cluster", "member", "control", "audit")} == {
             "cluster": 3,
             "member": 2,
@@ -134,7 +134,7 @@ def test_a_target_that_has_something_is_refused(server: PostgresServer, url: str
     with pytest.raises(StoreError, match="var has a state already"):
         copy_state(url, source)
     assert asyncio.run(kept(url)) == before
-    # Also where it has nothing but the audit.
+    # The copy is refused even if the target has nothing but an audit.
     other = server.database()
 
     async def note() -> None:

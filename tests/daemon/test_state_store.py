@@ -171,14 +171,14 @@ def test_a_line_of_another_version_is_refused_and_one_without_is_of_the_first(
 
 
 def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> None:
-    """Written by the version that knew no remarks, floors, ceilings, deadlines and partitions of a reading."""
+    """The data was written by a version without remarks, floors, ceilings, deadlines and partitions of a reading."""
     record = load_record((DATA / "trace-1.jsonl").read_bytes())
     seen = record.observation
     assert (seen.floor, seen.ceiling, seen.remarks) == (None, None, ())
     assert seen.engine is not None
     assert seen.engine.deadlines == {}
     assert seen.metrics["lag"].partitions is None
-    # And of each guard a whole verdict.
+    # The record has a complete verdict of each guard.
     assert [verdict.after for verdict in record.decision.verdicts] == [6] * 9
     assert load_record(dump_record(record)) == record
     state = load_state((DATA / "state-1.json").read_bytes())
@@ -276,7 +276,7 @@ async def test_a_full_disk_is_reported_and_nothing_is_half_persisted(tmp_path: P
 
 
 async def keep_many(store: SqliteStateStore) -> None:
-    """All in one transaction, too much for the pages there are."""
+    """All saves are in one transaction, which is too large for the remaining pages."""
     await asyncio.gather(
         *(store.save("new", a_state(), a_record(NOW + timedelta(seconds=n), "new")) for n in range(50))
     )
@@ -355,7 +355,7 @@ async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
 
 
 async def test_what_was_kept_before_the_clock_was_set_is_read_after_a_restart(tmp_path: Path) -> None:
-    at = datetime(1970, 1, 1, 0, 0, 40, tzinfo=UTC)  # and what was an hour before, in the year before
+    at = datetime(1970, 1, 1, 0, 0, 40, tzinfo=UTC)  # observations an hour earlier are in the previous year
     async with open_state_store(tmp_path, decisions=5) as store:
         await store.save("a", a_state(at), a_record(at))
     assert read_state(tmp_path, "a") == a_state(at)
@@ -366,7 +366,7 @@ def test_reading_the_state_reports_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be used: File name too long"):
         read_state(tmp_path / ("x" * 300), "a")
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        # As a daemon leaves it that was killed before it had made its tables.
+        # The file as left by a daemon that was killed before it created its tables.
         connection.execute("PRAGMA journal_mode = WAL")
         assert read_state(tmp_path, "a") is None
         connection.execute("PRAGMA user_version = 99")

@@ -1,4 +1,4 @@
-"""What every state store does: the one in a file, and the one in PostgreSQL."""
+"""The contract of all state stores: the one in a file, and the one in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_alone(daemon: DaemonSpec) -> AbstractAsyncContextManager[StateStore]:
 
 
 class Place:
-    """Where a store keeps what it is given."""
+    """The place of a store: a directory or a database."""
 
     def __init__(self, directory: Path, url: str | None) -> None:
         self._url = url
@@ -71,7 +71,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    # Only where it is asked for: the other store needs no server.
+    # Start the server only if needed: the other store does not use it.
     url = request.getfixturevalue("server").database() if request.param == "postgresql" else None
     return Place(tmp_path / "var", url)
 
@@ -87,12 +87,12 @@ async def test_state_and_past_come_back_as_they_were(place: Place) -> None:
             await store.save("a", state, Record(state.past[-1], decision))
     full = replace(a_state(state.at or NOW), past=state.past)
     async with place.open(decisions=3) as store:
-        # More observations than decisions are kept: what decisions depend on comes first.
+        # The past is complete although only three decisions are to be kept: decisions depend on it.
         assert len(state.past) == 31
         assert await store.load("a") == state
         await store.save("a", full, None)
         assert await store.load("a") == full
-        # While a daemon has it, too.
+        # The state can be read while a daemon uses the store, too.
         assert await place.read("a", "b") == {"a": full}
     assert await place.read("a", "b") == {"a": full}
 
@@ -143,7 +143,7 @@ async def test_what_is_saved_at_once_is_all_there(place: Place) -> None:
         await asyncio.gather(*(store.save(name, a_state(), a_record(cluster=name)) for name in names))
         states = await asyncio.gather(*(store.load(name) for name in names))
         assert states == [a_state()] * len(names)
-        # One after the other, also where they wait for the same transaction.
+        # Saves of one cluster are written in order, even if they wait for the same transaction.
         await asyncio.gather(
             *(
                 store.save("a", a_state(NOW + timedelta(seconds=n)), a_record(NOW + timedelta(seconds=n)))
@@ -194,7 +194,7 @@ async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_n
             await store.save("a", a_state(), a_record())
             await store.save("b", replace(a_state(), past=(a_record().observation,) * 20), a_record())
             kept.append((len(await records_of(store, "a", 1000)), len(await records_of(store, "b", 1000))))
-        # At every sixteenth decision.
+        # Old decisions are pruned at every sixteenth decision.
         assert min(a for a, _ in kept[-16:]) == 10
         assert min(b for _, b in kept[-16:]) == 20
 
@@ -212,7 +212,7 @@ async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(place: Pl
         await store.save_members("f", {"a": changed, ODD.id: ODD})
     async with place.open() as store:
         assert await store.load_members("f") == {"a": changed, ODD.id: ODD}
-        # What was saved before this start is replaced as a whole.
+        # The first save after a start replaces all members.
         await store.save_members("f", {"b": b})
         assert await store.load_members("f") == {"b": b}
         await store.forget_members({"f"})
@@ -320,7 +320,7 @@ async def test_what_is_known_of_clusters_that_left_long_ago_is_forgotten_and_not
         left = ["new", "old-and-kept", "on-time"]
         assert [name for name in ages if await store.load(name) is not None] == left
         assert [name for name in ages if await records_of(store, name, 9)] == left
-        # One that returns begins anew, and is persisted as any other.
+        # A cluster that returns starts without state, and is persisted like any other.
         await store.save("old", a_state(), a_record())
     async with place.open() as store:
         assert await store.load("old") is not None

@@ -1,4 +1,4 @@
-"""Traces of ticks, against a receiver of OTLP over HTTP; and nothing at all while they are off."""
+"""Traces of ticks, sent to a receiver of OTLP over HTTP; while tracing is off, nothing is sent."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Collector:
     """A receiver of OTLP.
 
     Attributes:
-        spans: all that was received.
-        resources: the attributes of who sent them.
-        hangs: whether it answers nothing.
+        spans: all received spans.
+        resources: the attributes of their senders.
+        hangs: whether it never answers.
     """
 
     spans: list[Any] = field(default_factory=list)

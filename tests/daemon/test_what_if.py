@@ -1,4 +1,4 @@
-"""What another objective or other policies would have done: simulated in another process, with the recorded load."""
+"""Simulates, in another process, what another objective or other policies would have done with the recorded load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATH = "/api/v1/clusters/a/what-if"
 async def recorded(
     house: House, *, hours: float = 1.0, metrics: tuple[str, ...] = ("arrivals", "lag", "throughput")
 ) -> None:
-    """Give cluster `a` another policy and a series of so many hours, with a peak in the middle."""
+    """Give cluster `a` another policy and a series of these hours, with a peak in the middle."""
     await house.ask("POST", "/api/v1/clusters/a/decide")
     controller = house.daemon.controllers["a"]
     spec = replace(
@@ -74,7 +74,7 @@ async def test_another_objective_is_simulated_beside_the_present_one_and_what_ha
     for name in ("what", "present"):
         assert 2.0 < figures[name]["worker_hours"] < 7.0
         assert figures[name]["hours"] == pytest.approx(1.0, rel=0.03)
-    # The load is the recorded one, and the sizes are others.
+    # The load is the recorded one; the sizes differ.
     assert max(answer["what"]["load"]) == pytest.approx(550.0, rel=0.02)
     assert len({*answer["what"]["desired"]}) > 1
     assert {*answer["happened"]["desired"]} == {6.0}
@@ -165,7 +165,7 @@ async def test_a_client_that_sends_half_a_request_is_disconnected(
 async def test_clients_that_send_half_a_request_do_not_keep_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))  # a quarter of them may be connected
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))  # a quarter of the descriptors may be connections
     async with running(tmp_path) as house:
         opened = [await half_a_request(house) for _ in range(20)]
         await asyncio.sleep(0.1)
@@ -175,7 +175,7 @@ async def test_clients_that_send_half_a_request_do_not_keep_others_out(
 
 
 async def test_a_simulation_may_take_longer_than_other_answers(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.1)  # a process takes longer to start
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.1)  # starting a process takes longer
     assert (await house.ask("POST", PATH, json={"objective": "30s"}))["simulated"]
 
 

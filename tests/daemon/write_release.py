@@ -1,4 +1,4 @@
-"""Writes state and history of this version for test_releases: `python -m tests.daemon.write_release`, at a release."""
+"""Writes state and history of this version for test_releases, at a release: `python -m tests.daemon.write_release`."""
 
 from __future__ import annotations
 

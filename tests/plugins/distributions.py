@@ -1,4 +1,4 @@
-"""Writes installed distributions, so that tests find plug-ins by real entry points."""
+"""Writes fake installed distributions, so that tests find plug-ins by real entry points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_distribution(
     version: str = "1.0",
     requires: Sequence[str] = (),
 ) -> None:
-    """Write what an installer would: the metadata with its entry points, and the modules."""
+    """Write the files that an installer would write: the metadata with the entry points, and the modules."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]

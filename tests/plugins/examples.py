@@ -1,4 +1,4 @@
-"""Installs the worked examples of the documentation, each into an environment of its own."""
+"""Installs the worked examples of the documentation, each into its own environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs"
 
 
 def install_example(kind: str, home: Path) -> Path:
-    """Make an environment that sees what is installed here, with `docs/example-<kind>` installed on top.
+    """Create an environment that sees the packages installed here, with `docs/example-<kind>` installed on top.
 
     Returns:
         Its interpreter. The example's files are in `home/example-<kind>`.
@@ -32,7 +32,7 @@ def install_example(kind: str, home: Path) -> Path:
     python = home / "venv" / "bin" / "python"
     variables = {"base": str(home / "venv"), "platbase": str(home / "venv")}
     site = Path(sysconfig.get_path("purelib", scheme="venv", vars=variables))
-    # Nothing is downloaded: this environment's packages, editable ones included, are seen from the new one.
+    # Nothing is downloaded: the new environment sees the packages of this one, editable ones included.
     (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     example = home / f"example-{kind}"
     shutil.copytree(EXAMPLES / example.name, example, ignore=shutil.ignore_patterns("__pycache__", ".*"))

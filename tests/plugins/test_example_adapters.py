@@ -1,4 +1,4 @@
-"""The worked target and source: built, installed into environments of their own, and used by name."""
+"""The worked examples of a target and a source: built, installed into their own environments, and used by name."""
 
 from __future__ import annotations
 

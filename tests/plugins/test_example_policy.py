@@ -1,4 +1,4 @@
-"""The worked example of docs/plugins.md: built, installed into an environment of its own, used by name."""
+"""The worked example of docs/plugins.md: built, installed into its own environment, and used by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy in docs/plugins.md that learns and moves the bounds: it runs as it stands there."""
+"""The policy in docs/plugins.md that learns and moves the bounds: its code runs as printed there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """The example as a module, as somebody who copies it would have it."""
+    """The example as a module, as a reader who copies it would have it."""
     (block,) = (
         found for found in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def learn" in found
     )
@@ -61,7 +61,7 @@ class TestContract(PolicyContract):
 
 
 def steps(peak: Any, *loads: float, begin: datetime = NOON) -> tuple[ClusterState, list[Decision]]:
-    """A step each half hour, each with the size that the one before decided, up at once."""
+    """Run a step each half hour, each with the size that the previous step decided, which is ready at once."""
     spec = ClusterSpec(
         name="c", limits=Limits(1, 10), policies=(NamedPolicy("peak", peak),), interval=timedelta(minutes=30)
     )

@@ -1,4 +1,4 @@
-"""Plug-ins come in by real entry points of distributions that the tests write onto the path."""
+"""Plug-ins, loaded by real entry points of distributions that the tests write onto the path."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import the modules of each test anew: theirs are all called tried_something."""
+    """Forget the imported modules of each test, which are all called tried_something."""
     for module in [name for name in sys.modules if name.startswith("tried_")]:
         monkeypatch.delitem(sys.modules, module)
 
@@ -138,7 +138,7 @@ def test_one_distribution_found_twice_is_not_a_clash(install: Install) -> None:
     install("good-one", points, modules={"tried_good": GOOD}, version="1.0")
     install("good_one", points, modules={"tried_good": GOOD}, version="1.1")  # editable beside installed
     assert plugins.load(Kind.POLICY, "steady").__name__ == "Steady"
-    assert described("steady").version == "1.1"  # the one that comes first on the path, as for an import
+    assert described("steady").version == "1.1"  # the one that is first on the path, as for an import
 
 
 @pytest.mark.parametrize(
