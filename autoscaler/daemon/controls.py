@@ -1,8 +1,8 @@
 """Manual controls of clusters (pauses, holds and limits), persisted in the state store and cached in memory.
 
-The state store keeps an append-only list. For each cluster and each kind, the newest control is in force that applies
-to the cluster, has not expired and is newer than the cluster's last resume. When a control expires, an older one that
-has not expired comes into force again.
+New controls are only appended to the stored list. For each cluster and each kind, the newest control is in force that
+applies to the cluster, has not expired and is newer than the cluster's last resume. When a control expires, an older
+one that has not expired comes into force again.
 """
 
 from __future__ import annotations

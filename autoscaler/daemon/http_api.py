@@ -175,8 +175,8 @@ def application(
 async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
     """Add headers that name the daemon's configuration and the directory of its history.
 
-    By the configuration, a client notices that it has reached another daemon. From the history, it reads what is older
-    than the daemon's state.
+    By the configuration, a client recognizes that it has reached another daemon. From the files of the history, it
+    reads decisions that the daemon does not keep any more.
     """
     status = request.app[STATUS]
     response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config.path.absolute()))
