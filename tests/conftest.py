@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from xdist.workermanage import Producer
 
 # The quick profile keeps `make test` short; CI runs the thorough one (HYPOTHESIS_PROFILE=thorough). Both draw the same
-# examples each time: a build is red for what was changed. `explore` looks for new ones, by hand.
+# examples each time, so that a build fails only because of a change. Run `explore` by hand to look for new ones.
 settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# pytest-asyncio asks for the loop that there was before a test, and asyncio makes one for it if none was ever set. That
-# is never closed: a test that came later, and did nothing but collect garbage, was reported for it.
+# pytest-asyncio asks for the loop that was set before a test, and asyncio creates one if none was ever set. Nobody
+# closes that loop: pytest would blame a later test in which garbage collection finds it.
 asyncio.set_event_loop(None)
 
-# A shell starts what runs in the background with SIGINT ignored, and every process that a test starts would inherit it.
+# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _secrets_of_other_tests() -> Iterator[None]:
-    """A password that one test makes up ("wrong") is not hidden in the messages that the next ones read."""
+    """Reset the mask: a password of one test ("wrong") must not be masked in messages that later tests read."""
     before = {name: value.copy() for name, value in vars(foreign.mask).items()}
     yield
     vars(foreign.mask).update(before)
@@ -55,19 +55,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Draw the same examples in every process; keep full collections rare, but measure with Python's own settings."""
     if hasattr(providers, "_get_local_constants"):
-        # Hypothesis tries constants of the modules that are loaded. More are as tests go on, other ones in another
-        # order of the files: what has been collected counts.
+        # Hypothesis tries constants of the loaded modules. These grow as tests run, and depend on the order of the
+        # files: use only the modules that are loaded after the collection.
         found = providers._get_local_constants()
         providers._get_local_constants = lambda: found
     if session.config.option.markexpr == "benchmark":
         return
-    # Thousands of tests, and all that they import, stay until the end. Looking through them again and again takes a
-    # tenth of the time. They are not frozen: hypothesis asks the collector who refers to what, and it tells of those
-    # objects only that it collects.
+    # Thousands of tests, and everything they import, stay until the end. Scanning them in every collection would take a
+    # tenth of the time. They are not frozen, because hypothesis asks the collector for references between objects, and
+    # the collector does not know those of frozen objects.
     gc.set_threshold(700, 10, 200)
 
 
-# What one process runs, one after the other, if there are several: what shares a Spark session.
+# Tests that one process runs, one after the other, even if there are several processes: they share a Spark session.
 TOGETHER = (("tests/history/",),)
 
 

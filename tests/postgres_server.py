@@ -1,4 +1,4 @@
-"""A PostgreSQL server of Debian's package, for tests: it belongs to them alone, and nothing of it is left."""
+"""A PostgreSQL server from Debian's package, for tests: only the tests use it, and they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import pytest
 
 from autoscaler.demo.processes import free_port
 
-PASSWORD = "p%ss/w:rd@1"  # to be encoded in a URL
+PASSWORD = "p%ss/w:rd@1"  # must be encoded in a URL
 ENCODED = "p%25ss%2Fw%3Ard%401"
 
-# Its data are on a disk for nobody, and a test does not last long enough to have it write them in peace.
+# Nobody needs the data after a test, and a test is too short for the writes of a durable server.
 FAST = ("fsync=off", "max_wal_size=4GB", "checkpoint_timeout=1h")
 
 
 def programs() -> Path:
-    """Where its programs are."""
+    """The directory of its programs."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     if not found:
         missing = "no PostgreSQL server (Debian: apt-get install postgresql)"
@@ -38,14 +38,14 @@ def programs() -> Path:
 
 
 class PostgresServer:
-    """A server that is started and stopped, or stopped by a signal as if its machine stood still."""
+    """A server that tests start and stop, or suspend by a signal as if its machine were frozen."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.port = free_port()
         self._directory = directory
         self._settings = (*FAST, *settings)
         self._numbers = itertools.count(1)
-        # It refuses to run as root.
+        # The server refuses to run as root.
         self._user = None
         if os.geteuid() == 0:
             self._user = next(
@@ -101,7 +101,7 @@ class PostgresServer:
                 return
 
     def stop(self) -> None:
-        """End it in the middle of what it does."""
+        """Kill it in the middle of its work."""
         if self._process is not None:
             self.go_on()
             self._process.send_signal(signal.SIGINT)  # a fast shutdown
@@ -109,7 +109,7 @@ class PostgresServer:
             self._process = None
 
     def hang(self) -> None:
-        """All of its processes stand still."""
+        """Suspend all of its processes."""
         for pid in self._processes():
             with suppress(ProcessLookupError):  # one of a connection that has ended meanwhile
                 os.kill(pid, signal.SIGSTOP)
@@ -133,7 +133,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres(*settings: str) -> Iterator[PostgresServer]:
-    """A server that runs. Its directory is not below those of pytest, which only their owner may enter."""
+    """A running server. Its directory is not below those of pytest, which only their owner may enter."""
     programs()
     directory = Path(tempfile.mkdtemp(prefix="autoscaler-postgres-"))
     try:

@@ -55,10 +55,10 @@ REDRAWN = """async () => {
     }
     return times;
 }"""
-"""Milliseconds in which charts are drawn again: they are when the colours change."""
+"""Milliseconds within which charts are redrawn after the colours change."""
 
 WITHIN = 20_000.0
-"""Milliseconds in which a change must have arrived: the daemon decides once a second and sends as often, if it can."""
+"""Milliseconds within which a change must arrive: the daemon normally decides and sends once a second."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A daemon with a cluster that has a day behind it, two in trouble, and some quiet ones."""
+    """A daemon with one cluster that has a day of history, two clusters in trouble, and some quiet ones."""
     with world(tmp_path_factory.mktemp("page")) as found:
         found.add("clicks", size=1, most=24)
         last = remember_a_day(found, "clicks")
@@ -395,7 +395,7 @@ def test_without_a_token_that_may_write_the_page_says_what_is_needed(tab: Tab) -
 
 @contextmanager
 def reading_needs_a_token(house: World) -> Iterator[None]:
-    """A page that was refused does not ask again: those of other tests must not come before reading is free again."""
+    """Require a token for reading, and wait at the end until it is free again: a refused page does not retry."""
 
     def refused() -> bool:
         try:
@@ -433,7 +433,7 @@ def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens:
         dialog = tab.page.get_by_role("dialog", name="Access")
         expect(dialog.get_by_role("alert")).to_have_text(f"{since}.")
         assert tab.page.evaluate("sessionStorage.token ?? null") is None
-        # One that expires while the page is open is still there.
+        # A token that expires while the page is open stays in the page.
         tab.page.evaluate("token => { sessionStorage.token = token }", EXPIRED)
         tab.page.reload()
         tab.page.locator("#link.live").wait_for()
@@ -695,10 +695,10 @@ def test_a_week_is_drawn_from_a_small_answer(browser: Browser, tmp_path: Path) -
 
 
 RECORDED = os.environ.get("AUTOSCALER_PAGE_RUN")
-"""The page.html of a run to take in place of a simulated one, such as that of a demo."""
+"""A page.html of another run, such as a demo, to test instead of that of a simulated run."""
 
 RUN = r'<script type="application/json" id="run">(.*?)</script>'
-"""What a file with a run has recorded."""
+"""The run that a file contains."""
 
 
 def simulated(directory: Path, load: str) -> Path:

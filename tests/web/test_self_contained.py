@@ -1,4 +1,4 @@
-"""The page as one file: all is inlined, its Content-Security-Policy allows exactly that, and data stays data."""
+"""The page as one file: everything is inlined, its Content-Security-Policy allows exactly that, and data stay data."""
 
 from __future__ import annotations
 
