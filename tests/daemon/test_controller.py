@@ -480,7 +480,7 @@ def test_a_decision_is_not_acted_on_after_the_store_has_not_answered_for_long(
     caplog.set_level(logging.INFO, "autoscaler")
     virtual_time.run(main())
     [failed] = [record for record in caplog.records if record.message == "scale call failed"]
-    assert "out of date" in failed.__dict__["error"]
+    assert "too old" in failed.__dict__["error"]
 
 
 def test_a_state_that_cannot_be_read_is_not_reported_as_one_that_cannot_be_persisted(
