@@ -134,7 +134,7 @@ async def test_only_one_is_simulated_at_a_time(house: House) -> None:
     first = asyncio.create_task(house.ask("POST", PATH, json={"objective": "30s"}))
     await asyncio.sleep(0.1)
     answer = await house.ask("POST", PATH, status=503, json={"objective": "30s"})
-    assert "another one" in answer["error"]
+    assert "another simulation" in answer["error"]
     await first
 
 
