@@ -53,7 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Draw the same examples in every process; keep full collections rare, but measure with Python's own settings."""
+    """Draw the same examples in every process; run full collections rarely, but measure with Python's own settings."""
     if hasattr(providers, "_get_local_constants"):
         # Hypothesis tries constants of the loaded modules. These grow as tests run, and depend on the order of the
         # files: use only the modules that are loaded after the collection.
@@ -74,7 +74,7 @@ TOGETHER = (("tests/history/",),)
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     """Keep the tests of a file in one process (`pytest -n 2`): they share servers."""
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where the plug-in is
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only with the plug-in
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:

@@ -111,12 +111,12 @@ class PostgresServer:
     def hang(self) -> None:
         """Suspend all of its processes."""
         for pid in self._processes():
-            with suppress(ProcessLookupError):  # one of a connection that has ended meanwhile
+            with suppress(ProcessLookupError):  # one of a closed connection
                 os.kill(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         for pid in self._processes():
-            with suppress(ProcessLookupError):  # one of a connection that has ended meanwhile
+            with suppress(ProcessLookupError):  # one of a closed connection
                 os.kill(pid, signal.SIGCONT)
 
     def _processes(self) -> list[int]:

@@ -41,7 +41,7 @@ MADE_AT = datetime(2026, 2, 1, tzinfo=UTC)
 
 @contextmanager
 def watched() -> Iterator[Callable[[], int]]:
-    """Yields what returns the most memory of this process and its JVM together; Python workers not counted."""
+    """Yields a function that returns the maximum memory of this process and its JVM, without Python workers."""
     me = psutil.Process()
     processes = [me, *(child for child in me.children(recursive=True) if child.name() == "java")]
     most, stop = 0, threading.Event()
@@ -61,9 +61,9 @@ def watched() -> Iterator[Callable[[], int]]:
 
 
 def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
-    """Profile a dataset as the command does, but for the files that it writes."""
+    """Profile a dataset like the command, but without writing files."""
     begin = time.perf_counter()
-    # Of each its digest: the command does not hold them all either.
+    # Only a digest of each: the command does not keep them all either.
     with stored(profiles(spark, open_dataset(dataset), made_at=MADE_AT)) as rows:
         seen = [hashlib.sha256(row.profile.encode()).digest() for row in fetched(rows)]
     seconds = time.perf_counter() - begin
@@ -75,7 +75,7 @@ def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
 
 
 def written(spark: SparkSession, dataset: str, clusters: str, days: str, skewed: str) -> int:
-    """Write a dataset; how many observations it has."""
+    """Write a dataset; returns the number of observations."""
     fleet = Fleet(clusters=int(clusters), days=int(days), skewed=skewed == "skewed")
     return write(spark, fleet, Path(dataset))
 
@@ -93,7 +93,7 @@ def main(master: str, what: str, *arguments: str) -> None:
 
 
 def _tell(what: Any) -> None:
-    print(json.dumps(what), flush=True)  # noqa: T201 - what the caller reads
+    print(json.dumps(what), flush=True)  # noqa: T201 - read by the caller
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Auto Scaling groups of three instances under any name, and any metric once a minute: what AWS would answer."""
+"""Auto Scaling groups of three instances under any name, and any metric once a minute, in AWS's format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def answer(request: web.Request) -> web.Response:
         question = json.loads(body)
         queries = question["MetricDataQueries"]
         counts["queries"] += len(queries)
-        # As of the time that was asked about: it may be a minute ago by now.
+        # For the requested time, which may be a minute ago by now.
         minutes = range(math.ceil(question["StartTime"] / 60), math.ceil(question["EndTime"] / 60))
         series = {"Timestamps": [60 * minute for minute in reversed(minutes)], "Values": [50.0] * len(minutes)}
         results = [{"Id": query["Id"], "Label": "l", "StatusCode": "Complete"} | series for query in queries]

@@ -1,7 +1,7 @@
 """An API server with N Deployments in 20 namespaces, and a Prometheus with their load. Serves until killed.
 
-Usage: stub_kubernetes.py N KUBECONFIG. Prints its port. `/seen` tells what was asked of the API server, by verb and
-resource, and when each size was asked for. Every 20 s the load of one in forty rises by what one replica takes.
+Usage: stub_kubernetes.py N KUBECONFIG. Prints its port. `/seen` shows the requests to the API server by verb and
+resource, and the time of each request for a size. Every 20 s the load of one in forty rises by that of one replica.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGUN = time.time()
 
 
 class Server(ApiServer):
-    """Its controllers make no pods; new replicas are ready after a second."""
+    """A server without controllers for pods; new replicas are ready after a second."""
 
     def _reconcile(self, namespace: str) -> None:
         pass
@@ -61,7 +61,7 @@ def deployment(number: int) -> Json:
 
 
 def load(number: int, now: float) -> float:
-    """What takes three replicas, and one more for each time that this one's turn has come."""
+    """The load of three replicas, and of one more for each turn that this Deployment has had."""
     steps = int((now - BEGUN) / STEP)
     turns = (steps + EACH - number % EACH - 1) // EACH
     return 280.0 + 100.0 * turns
@@ -101,7 +101,7 @@ async def main() -> None:
     async with server.serving():
         kubeconfig(Path(sys.argv[2]), server, "daemon")
         size = len(json.dumps(deployment(0)))
-        print(server.url.rpartition(":")[2], size, flush=True)  # noqa: T201 - how the parent finds it
+        print(server.url.rpartition(":")[2], size, flush=True)  # noqa: T201 - read by the parent
         await asyncio.Event().wait()
 
 

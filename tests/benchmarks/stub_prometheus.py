@@ -37,7 +37,7 @@ def body(text: str, now: int) -> bytes:
 
 
 async def tell(runner: web.AppRunner) -> None:
-    print(runner.addresses[0][1], flush=True)  # noqa: T201 - how the parent finds it
+    print(runner.addresses[0][1], flush=True)  # noqa: T201 - read by the parent
 
 
 async def main() -> None:

@@ -1,7 +1,7 @@
-"""What each constant of `adaptive` is worth: J on drawn loads with half and with twice of it.
+"""The value of each constant of `adaptive`: J on drawn loads with half and with twice of it.
 
 Two loads of each of the eight families of `autoscaler benchmark --generalize`; equal seeds give equal figures.
-AUTOSCALER_BENCH_LOADS_EACH has other numbers of loads, AUTOSCALER_BENCH_CONSTANTS the names of some constants.
+AUTOSCALER_BENCH_LOADS_EACH sets another number of loads, AUTOSCALER_BENCH_CONSTANTS the names of some constants.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def changes() -> Iterator[tuple[str, float]]:
         yield name, value * 2
 
 
-def test_what_half_and_twice_of_each_constant_do() -> None:
+def test_the_effect_of_half_and_twice_of_each_constant() -> None:
     name = CHOSEN[0]
     asked = [(name, getattr(TUNING, name)), *changes()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -69,4 +69,4 @@ def test_what_half_and_twice_of_each_constant_do() -> None:
         cells = [f"{each[0] - j:+.3f} | {100 * (each[1] - violation):+.2f}" for each in (half, twice)]
         lines.append(f"| `{name}` | {getattr(TUNING, name):g} | {' | '.join(cells)} |")
     print(*lines, sep="\n")  # noqa: T201 - a benchmark's result is what it prints
-    assert j < 2  # what is measured is the policy, not an error
+    assert j < 2  # this measures the policy, not an error

@@ -1,4 +1,4 @@
-"""What 1,000 Auto Scaling groups cost: calls to AWS and CPU of the daemon, and how soon a decision is at AWS."""
+"""The cost of 1,000 Auto Scaling groups: calls to AWS, CPU of the daemon, and the delay until a decision is at AWS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.benchmark
 GROUPS = 1000
 INTERVAL = 15
 SETTLE = 3 * INTERVAL  # seconds until the start is over
-# Whole minutes: each metric is asked for once a minute.
+# Whole minutes: each metric is requested once a minute.
 SPAN = max(60, round(float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "60")) / 60) * 60)
 
 
@@ -74,7 +74,7 @@ def counts(port: int) -> dict[str, int]:
         return found
 
 
-def test_a_thousand_groups_cost_ten_calls_a_tick(stub: int, tmp_path: Path) -> None:
+def test_a_thousand_groups_need_ten_calls_a_tick(stub: int, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(configuration(stub))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
@@ -128,7 +128,7 @@ def test_a_thousand_groups_cost_ten_calls_a_tick(stub: int, tmp_path: Path) -> N
     assert metrics <= 1.2 * GROUPS
 
 
-async def test_a_decision_is_soon_at_aws(proxy: Proxy) -> None:
+async def test_a_decision_reaches_aws_soon(proxy: Proxy) -> None:
     plugin = AwsAsg(group=proxy.moto.group(1), region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
     took = []
     async with LocalShared() as shared, plugin.connect(shared) as target:

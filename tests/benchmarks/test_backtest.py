@@ -1,8 +1,8 @@
-"""How many days are tried in a minute by each core: decisions every 15 s, nothing left out, and what Spark adds.
+"""How many days each core simulates per minute: decisions every 15 s, nothing skipped, and the overhead of Spark.
 
-Printed beside what one process without Spark does at the same time, so that the machine's own speed cancels out.
-What it takes until Python's workers have started is printed too. AUTOSCALER_BENCH_DAYS is how many days are tried (16
-by default; 500 take some minutes).
+It is printed beside the figure of one process without Spark at the same time, so that the machine's own speed cancels
+out. The time until Python's workers have started is printed too. AUTOSCALER_BENCH_DAYS is the number of days (16 by
+default; 500 take some minutes).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import time as clock
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.history.backtest_job import arrived, known, slots, trials
@@ -56,7 +56,7 @@ def observations(spark: SparkSession, days: int) -> DataFrame:
 
 
 @pytest.mark.benchmark
-def test_days_tried_in_a_minute_by_each_core() -> None:
+def test_simulated_days_per_minute_and_core() -> None:
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4", "spark.log.level": "ERROR"}
     settings["spark.ui.showConsoleProgress"] = "false"
     with session("benchmark", master="local[2]", settings=settings) as spark:
@@ -71,7 +71,7 @@ def test_days_tried_in_a_minute_by_each_core() -> None:
         midnight = datetime.combine(row["day"], clock(), UTC)
         alone = []
         for _ in range(ALONE):
-            # A process's own time: on a busy machine it does not matter who else is at work.
+            # A process's own time: on a busy machine it does not depend on other processes.
             begin = time.process_time()
             one = day_load("x", row["slots"], row["rates"], 75.0)
             done = run_trial(cases[row["cluster"]], cases[row["cluster"]].variants[0], one, midnight, 1)

@@ -39,14 +39,14 @@ def variants(scale: float) -> Iterator[tuple[str, Variant]]:
     fixed = defaults(WORKERS)
     yield "fixed", fixed
     yield "dynamic allocation", replace(fixed, name="dynamic", conf=dynamic)
-    # How much of a difference is that of adaptive_batch alone.
+    # The part of the difference that adaptive_batch alone makes.
     yield "fixed, adaptive_batch", replace(fixed, name="adaptive", sources=sources)
     yield "dynamic, adaptive_batch", replace(fixed, name="both", sources=sources, conf=dynamic)
     yield "autoscaler", autoscaled(WORKERS, sources, least=1)
 
 
 def cost(name: str, run: BatchRun) -> float:
-    """Worker-seconds; of dynamic allocation those of its executors, as if each had a worker of its own."""
+    """Worker-seconds; for dynamic allocation those of its executors, as if each had its own worker."""
     return run.executor_seconds if name.startswith("dynamic") else run.worker_seconds
 
 

@@ -1,6 +1,6 @@
 """`adaptive_batch` beside Spark's defaults on TPC-H-like tables of three sizes: tasks of stages, time, a skewed join.
 
-The tasks are judged; times are printed as ratios.
+The number of tasks is asserted; times are printed as ratios.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def create(spark: Any, directory: Path, scale: int) -> None:
 
 
 def run(spark: Any, name: str, query: str) -> float:
-    """Run a query, its rows thrown away. Returns its seconds."""
+    """Run a query, discard its rows, and return its seconds."""
     spark.sparkContext.setJobDescription(name)
     began = time.perf_counter()
     spark.sql(query).write.format("noop").mode("overwrite").save()
@@ -94,7 +94,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, An
         "spark.driver.memory": "4g",
         "spark.local.dir": str(directory),
         "spark.sql.shuffle.partitions": "200",
-        "spark.sql.autoBroadcastJoinThreshold": "-1",  # Joins shuffle.
+        "spark.sql.autoBroadcastJoinThreshold": "-1",  # joins must shuffle
     }
     with local_spark(directory, SLOTS, conf) as spark:
         for scale in SCALES:
@@ -108,13 +108,13 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, An
 
 
 def beside(sessions: tuple[Any, Any], name: str, query: str) -> tuple[float, float]:
-    """Median seconds of a query with the defaults and under `adaptive_batch`, in turns, the first round left out."""
+    """Median seconds of a query with the defaults and under `adaptive_batch`, alternating, without the first round."""
     times = [[run(session, name, query) for session in sessions] for _ in range(ROUNDS + 1)][1:]
     plain, ours = zip(*times, strict=True)
     return median(plain), median(ours)
 
 
-def test_stages_have_as_many_tasks_as_by_the_rule_within_a_power_of_two(sessions: tuple[Any, Any]) -> None:
+def test_the_tasks_of_stages_are_within_a_power_of_two_of_the_rule(sessions: tuple[Any, Any]) -> None:
     plain, ours = sessions
     lines = [
         f"\n{SLOTS} slots; seconds, the median of {ROUNDS}",
@@ -146,7 +146,7 @@ def test_stages_have_as_many_tasks_as_by_the_rule_within_a_power_of_two(sessions
 def test_a_join_with_a_key_of_30_percent_is_split(sessions: tuple[Any, Any]) -> None:
     plain, ours = sessions
     scale = SCALES[-1]
-    # A partition is skewed only where it is more than a task's volume.
+    # A partition is skewed only if it is larger than a task's volume.
     batch = adaptive_batch(ours, avg_data_volume_per_task="4m", max_parallelism=512)
     even, skewed = (
         beside((plain, ours), f"join on {key}", JOIN.format(orders=f"orders{scale}", key=key, scale=scale))

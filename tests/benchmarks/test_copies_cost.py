@@ -1,4 +1,4 @@
-"""What two copies with 5,000 clusters each cost on one machine, with their PostgreSQL."""
+"""The cost of two copies with 5,000 clusters each on one machine, with their PostgreSQL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 @contextmanager
 def copy_of(directory: Path, config: str, url: str) -> Iterator[tuple[psutil.Process, str]]:
-    """A running copy; gives its process, and the URL of its endpoints."""
+    """A running copy; yields its process and its URL."""
     directory.mkdir()
     (directory / "config.yaml").write_text(config)
     log = directory / "log"

@@ -1,4 +1,4 @@
-"""What the daemon costs: 1,000 clusters of 3 metrics each at a 15 s interval, one core, one stub server."""
+"""The cost of the daemon: 1,000 clusters of 3 metrics each at a 15 s interval, one core, one stub server."""
 
 import json
 import os
@@ -23,8 +23,8 @@ INTERVAL = 15
 SETTLE = 20.0  # seconds until the start is over
 SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "60"))
 
-# The same number of timers and nothing else: what this machine gives any event loop. And a loop of plain Python:
-# how fast this core is, to compare figures between machines.
+# For comparison between machines: the same number of timers and nothing else, to measure any event loop here; and a
+# loop of plain Python, to measure this core.
 BASELINE = """
 import asyncio, json, random, sys, time
 count, interval, span = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
@@ -83,7 +83,7 @@ def configuration(port: int, clusters: int, interval: float) -> str:
 
 @contextmanager
 def prometheus(clusters: int) -> Iterator[int]:
-    """A stub server; gives its port."""
+    """A stub server; yields its port."""
     program = Path(__file__).with_name("stub_prometheus.py")
     process = subprocess.Popen([sys.executable, str(program), str(clusters)], stdout=subprocess.PIPE, text=True)
     try:
@@ -115,7 +115,7 @@ def quantile(
     name: str,
     share: float,
 ) -> float:
-    """The upper end of the bucket that holds the quantile, of what was observed between two scrapes."""
+    """The upper end of the bucket with the quantile, from the difference of two scrapes."""
     counts = sorted(
         (float(labels[0][1]), value - before.get((sample, labels), 0.0))
         for (sample, labels), value in after.items()

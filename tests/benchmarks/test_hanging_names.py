@@ -69,7 +69,7 @@ def wait_for(log: Path, message: str) -> dict[str, str]:
     raise AssertionError(f"no {message!r}: {log.read_text()[-2000:]}")
 
 
-def test_names_that_hang_cost_a_healthy_cluster_nothing(tmp_path: Path) -> None:
+def test_hanging_dns_names_do_not_affect_a_healthy_cluster(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(RESOLVER)
     program = Path(__file__).with_name("stub_prometheus.py")
     stub = subprocess.Popen([sys.executable, str(program), "1"], stdout=subprocess.PIPE, text=True)
@@ -126,6 +126,6 @@ def test_names_that_hang_cost_a_healthy_cluster_nothing(tmp_path: Path) -> None:
         f"\n  /metrics  {scraped:7.2f} s\n  SIGHUP    {reloaded:7.2f} s\n  SIGTERM   {stopped:7.2f} s"
     )
     assert missed == skipped == 0
-    # The figures are what is printed; these bounds tell a loop that stands still from a slow machine.
+    # The printed figures are the result; these bounds distinguish a blocked loop from a slow machine.
     assert p99 <= 1
     assert stopped < 10

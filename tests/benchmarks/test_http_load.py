@@ -1,4 +1,4 @@
-"""Clients of the HTTP endpoints beside a ticking daemon: 1,000 that do nothing and 300 that ask all the time."""
+"""Clients of the HTTP endpoints beside a ticking daemon: 1,000 idle ones and 300 that send requests all the time."""
 
 import json
 import os
@@ -23,7 +23,7 @@ IDLE = 1000
 BUSY = 300
 SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "30"))
 
-# In a process of its own: its share of the core must not be the daemon's.
+# In a separate process: its share of the core must not be the daemon's.
 CLIENTS = """
 import asyncio, random, sys, time
 import aiohttp
@@ -117,7 +117,7 @@ def test_ticks_are_on_time_and_a_stop_is_quick_whatever_clients_do(tmp_path: Pat
         f"\n  log lines    {messages}"
     )
     assert missing == 0
-    # The figures are what is printed; these bounds tell a loop that stands still from a slow machine.
+    # The printed figures are the result; these bounds distinguish a blocked loop from a slow machine.
     assert p99 <= 1
     assert stopped < 10
     assert descriptors < 512

@@ -1,4 +1,4 @@
-"""What the source `kafka` costs with many clusters, against a real broker."""
+"""The cost of the source `kafka` with many clusters, against a real broker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_many_clusters_on_one_broker(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
             assert not any(isinstance(answer, BaseException) for answer in answers), answers[-1]
             opened = len(connections)
-    print(  # noqa: T201 - the figures are what it is for
+    print(  # noqa: T201 - the figures are the result
         f"\nkafka: {CLUSTERS} clusters x 3 metrics, {PARTITIONS} partitions each, on one broker: the first round "
         f"took {took[0] * 1000:.0f} ms and {sent[0]} requests; a later one {min(took[1:]) * 1000:.0f} to "
         f"{max(took[1:]) * 1000:.0f} ms, {min(cpu[1:]) * 1000:.0f} ms of CPU ({min(cpu[1:]) / INTERVAL:.2%} of a core "

@@ -1,4 +1,4 @@
-"""What Kubernetes targets cost: 2,000 clusters on one API server, every 15 s, and how soon a size is asked for."""
+"""The cost of Kubernetes targets: 2,000 clusters on one API server, every 15 s, and the delay of their requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fetch(url: str) -> Any:
 
 
 def delays(url: str, sizes: list[tuple[str, float]]) -> list[float]:
-    """Seconds from the observation that a decision was made on to the arrival of its request at the API server."""
+    """Seconds from the observation of a decision to the arrival of its request at the API server."""
     found = []
     for name, at in sizes:
         records = fetch(f"{url}/api/v1/clusters/{name}/decisions?limit=20")["decisions"]
@@ -127,10 +127,10 @@ def test_two_thousand_deployments_cost_less_than_two_fifths_of_a_core(
         f"longest {late[-1] * 1000:.0f} ms"
     )
     assert missing == 0
-    assert len({name for name, _ in sizes}) == len(sizes) > 0  # each size was asked for once
+    assert len({name for name, _ in sizes}) == len(sizes) > 0  # each size was requested once
     assert ticks >= 0.95 * CLUSTERS * SPAN / INTERVAL
     assert used < 0.40
-    # One watch for all of a kind, which is asked for anew every half minute; none for each cluster.
+    # One watch for all of a kind, which is renewed every half minute; none per cluster.
     assert seen["counts"]["list deployments"] == -(-CLUSTERS // 500)  # one list, in pages
     assert asked["watch deployments"] <= SPAN / 20 + 1
     assert not {what for what in asked if what.startswith("get") and asked[what] > len(late)}

@@ -1,4 +1,4 @@
-"""What notifications cost a daemon of 1,000 clusters while a receiver hangs: ticks on time, and a bounded queue."""
+"""The cost of notifications for a daemon of 1,000 clusters while a receiver hangs: ticks on time, a bounded queue."""
 
 import json
 import os
@@ -33,7 +33,7 @@ Metrics = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 @contextmanager
 def hanging() -> Iterator[int]:
-    """A server that takes connections and requests, and never answers; gives its port."""
+    """A server that accepts connections and requests, and never answers; yields its port."""
     kept: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
 
@@ -52,7 +52,7 @@ def hanging() -> Iterator[int]:
 
 
 def order(url: str, number: int) -> None:
-    """Pause all clusters anew, which is news of each of them."""
+    """Pause all clusters again, which is a notification for each of them."""
     body = {"action": "pause", "clusters": ["*"], "for": "1h", "reason": f"number {number}"}
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/api/v1/controls", json.dumps(body).encode(), headers)  # noqa: S310
@@ -61,7 +61,7 @@ def order(url: str, number: int) -> None:
 
 
 def part(url: str, process: psutil.Process, first: int) -> dict[str, Any]:
-    """What ticks and the CPU were in one part, with an order for all clusters in each interval."""
+    """Tick and CPU figures of one part of the run, with a control for all clusters in each interval."""
     before, cpu, begun = parsed(download(url)), process.cpu_times(), time.monotonic()
     for number in range(int(SPAN / INTERVAL)):
         order(url, first + number)
@@ -83,7 +83,7 @@ def part(url: str, process: psutil.Process, first: int) -> dict[str, Any]:
     }
 
 
-def test_a_receiver_that_hangs_makes_no_tick_of_a_thousand_clusters_late(tmp_path: Path) -> None:
+def test_a_hanging_receiver_delays_no_tick_of_a_thousand_clusters(tmp_path: Path) -> None:
     config, log = tmp_path / "config.yaml", tmp_path / "log"
     timers = [str(CLUSTERS), str(INTERVAL), "20"]
     idle = subprocess.run([sys.executable, "-c", BASELINE, *timers], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""1,000 open pages beside a daemon of 350 clusters: ticks stay on time, and each page gets what changes."""
+"""1,000 open pages beside a daemon of 350 clusters: ticks stay on time, and each page gets the changes."""
 
 import json
 import os
@@ -22,8 +22,8 @@ INTERVAL = 15
 PAGES = 1000
 SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "60"))
 
-# In a process of its own: its share of the core must not be the daemon's. It reads bytes, as 1,000 browsers of 1,000
-# people would decode them on 1,000 machines.
+# In a separate process: its share of the core must not be the daemon's. It only reads bytes, as 1,000 browsers would
+# decode them on 1,000 machines.
 CLIENTS = """
 import asyncio, json, sys, time
 host, port, pages, span = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -133,7 +133,7 @@ def test_ticks_are_on_time_while_a_thousand_pages_are_open(tmp_path: Path) -> No
     assert opened["greeted"] >= PAGES
     assert read["cut"] == 0
     assert read["events"] > 0
-    assert late[2] <= 0.25 + 2 * machine  # on a machine that has the time, 250 ms
+    assert late[2] <= 0.25 + 2 * machine  # on a machine with spare time, 250 ms
     assert missing == 0
     assert stopped < 10
 
@@ -154,7 +154,7 @@ def _clients(host: str, port: str, files: tuple[int, int]) -> subprocess.Popen[s
 
 
 def _page(url: str) -> float:
-    """How long the page itself takes."""
+    """The time for the page itself."""
     begun = time.monotonic()
     with urllib.request.urlopen(f"{url}/", timeout=30) as response:  # noqa: S310 - the daemon of this test
         response.read()

@@ -1,10 +1,10 @@
-"""What import, follow, profile and back-test cost beside bare PySpark, at several sizes: printed, not judged.
+"""The cost of import, follow, profile and back-test beside bare PySpark, at several sizes: printed, not asserted.
 
 AUTOSCALER_BENCH_CLUSTERS=1,10,50 are three sizes, of two days each; it takes five minutes.
 
-Processor time of a whole command, its Java included, as other work on the machine does not change that much. A bare
-program starts Spark; another one reads and aggregates the same rows. Times of day are measured too where it is them
-that a user sees: of a small back-test, and until a terminal shows that something is being done.
+The figure is the processor time of a whole command, including its Java, as other processes change it little. A bare
+program starts Spark; another one reads and aggregates the same rows. Elapsed time is measured too if a user waits for
+it: for a small back-test, and until a terminal shows the first sign of work.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ sys.exit(code)
 
 
 def seconds(*command: object) -> float:
-    """The processor time of a command and all that it starts."""
+    """The processor time of a command and its children."""
     counted = [sys.executable, "-c", COUNTED, sys.executable, *map(str, command)]
     done = subprocess.run(counted, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -78,14 +78,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def elapsed(*command: object) -> float:
-    """The time of day that a command takes."""
+    """The elapsed time of a command."""
     begin = time.perf_counter()
     seconds(*command)
     return time.perf_counter() - begin
 
 
 def first_sign(*command: object) -> float:
-    """The time of day until a command writes something to a terminal."""
+    """The elapsed time until a command writes something to a terminal."""
     terminal, its = pty.openpty()
     begin = time.perf_counter()
     with subprocess.Popen(
@@ -124,7 +124,7 @@ def written(place: Path, clusters: int) -> tuple[Path, int]:
     return directory, count
 
 
-def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_of_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def ours(*command: object) -> float:
         return seconds("-m", "autoscaler", *command, "--master", "local[2]")
 
@@ -134,7 +134,7 @@ def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture
         traces, count = written(place, clusters)
         dataset, config = place / f"dataset-{clusters}", place / f"{clusters}.yaml"
         read = seconds(place / "bare.py", "json", traces) - start
-        # Without Spark, which is started for a file in which a line is no record.
+        # Without Spark, which is started for a file with a line that is not a record.
         added = ours("history", "import", traces, dataset)
         lines.append(f"{count:,} records: import {added:.1f} s in all ({1e6 * added / count:.0f} a million)")
         (place / "damaged.jsonl").write_text("not a record\n")
@@ -143,7 +143,7 @@ def test_commands_beside_bare_pyspark(place: Path, capsys: pytest.CaptureFixture
             f"{count:,} records and a line that is none: import {judged:.1f} s ({1e6 * judged / count:.0f} a million), "
             f"bare {read:.1f} s"
         )
-        # As many files a batch as there are days: 24 batches.
+        # As many files per batch as days: 24 batches.
         batches = ("--available-now", "--files", DAYS)
         hourly = ours("history", "follow", traces, place / f"hourly-{clusters}", *batches)
         lines.append(f"{count:,} records: 24 batches {hourly:.1f} s in all, {hourly / added:.2f} times an import")

@@ -1,4 +1,4 @@
-"""How fast daemons' histories become a dataset: records and bytes a second, and what twice as many cost.
+"""How fast daemons' histories become a dataset: records and bytes per second, and the cost of twice as many.
 
 AUTOSCALER_BENCH_RECORDS=10000000 is the size of a large fleet's month; it needs 30 GB of disk and some minutes.
 """
@@ -73,7 +73,7 @@ def day(place: Path) -> dict[str, list[bytes]]:
 
 
 def written(directory: Path, day: dict[str, list[bytes]], records: int) -> int:
-    """Write that day for many clusters and as many days as it takes; how many bytes."""
+    """Write that day for many clusters and as many days as necessary; returns the bytes."""
     directory.mkdir()
     size, left, number = 0, records, 0
     while left > 0:
@@ -92,7 +92,7 @@ def written(directory: Path, day: dict[str, list[bytes]], records: int) -> int:
 
 
 def imported(spark: SparkSession, place: Path, day: dict[str, list[bytes]], records: int) -> tuple[float, int]:
-    """Seconds that an import of so many records into a new dataset takes, and how many bytes they have."""
+    """Import so many records into a new dataset; returns the seconds and the bytes of the records."""
     for name in ("in", "dataset"):
         shutil.rmtree(place / name, ignore_errors=True)
     size = written(place / "in", day, records)
@@ -105,7 +105,7 @@ def imported(spark: SparkSession, place: Path, day: dict[str, list[bytes]], reco
 
 
 def peak(*processes: int) -> float:
-    """The most memory that these processes have had, each at its own time, in GB."""
+    """The sum of the maximum memory of each of these processes, in GB."""
     statuses = [Path(f"/proc/{process}/status").read_text() for process in processes]
     return sum(int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) for text in statuses) / 1e6
 

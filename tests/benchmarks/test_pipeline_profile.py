@@ -1,4 +1,4 @@
-"""How fast a fleet's history becomes profiles, and how that grows with cores, data and skew: printed, not judged.
+"""How fast a fleet's history becomes profiles, and how that scales with cores, data and skew: printed, not asserted.
 
 AUTOSCALER_FLEET=1000 is the full size: a thousand clusters, a week, a poll every 15 s, 40 million observations. It
 takes half an hour.
@@ -67,7 +67,7 @@ def _profiled(process: subprocess.Popen[str], dataset: str) -> Any:
 
 
 def _count(steps: int = STEPS) -> float:
-    """What one core does alone, and needs nothing for; how many seconds it took."""
+    """A computation that uses one core and nothing else; returns its seconds."""
     begin = time.perf_counter()
     for _ in range(steps):
         pass
@@ -75,7 +75,7 @@ def _count(steps: int = STEPS) -> float:
 
 
 def _cores() -> float:
-    """How many times as much as one core two of this machine do now: less than two where they share something."""
+    """The speed of two cores of this machine now relative to one: less than two if they share something."""
     alone = _count()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         pool.map(_count, [1, 1], chunksize=1)
@@ -89,7 +89,7 @@ def _each(ratios: list[float]) -> str:
 
 
 @pytest.mark.benchmark
-def test_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_speed_of_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     half, whole, skewed = (str(tmp_path / name) for name in ("half", "whole", "skewed"))
     # Of the same size, as one of its clusters is as large as a hundred others.
     few = CLUSTERS - SKEW + 1
@@ -98,9 +98,9 @@ def test_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
         written = _next(process)
     assert written[0] * 2 == written[1] == written[2]
     with _running("local[2]", "profile") as two, _running("local[1]", "profile") as one:
-        # Java becomes quick with what it has done often.
+        # Java gets fast after many repetitions.
         warm = [_profiled(process, half) for process in (two, one)]
-        # A machine that others use as well is not always as quick as it was: all have their turn again and again.
+        # The speed of a shared machine varies: the variants alternate repeatedly.
         turns, halves, cores = [], [], []
         for _ in range(TURNS):
             cores.append(_cores())
@@ -123,7 +123,7 @@ def test_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert uneven["profiles"] == few
     assert {run["profiles"] for run in halves} == {CLUSTERS // 2}
     assert {run["profiles"] for turn in turns for run in turn} == {CLUSTERS}
-    # Nothing depends on how the work was split.
+    # The result does not depend on how the work was split.
     assert len({run["digest"] for turn in turns for run in turn}) == 1
     assert len({run["digest"] for run in (*warm, *halves)}) == 1
     assert memory < MOST_MEMORY

@@ -1,7 +1,7 @@
-"""What 10,000 clusters at an interval of 10 s cost in PostgreSQL: processor time, latency, log, and rows that are dead.
+"""The cost of 10,000 clusters at an interval of 10 s in PostgreSQL: processor time, latency, log, and dead rows.
 
-The server writes to a real disk (`fsync`), and both it and the daemon's part run on this machine. What autovacuum does
-shows in a longer run only: AUTOSCALER_BENCH_SECONDS.
+The server writes to a real disk (`fsync`), and the server and the daemon's part run on this machine. The effect of
+autovacuum shows only in a longer run: AUTOSCALER_BENCH_SECONDS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 def ticks() -> list[tuple[ClusterState, Record]]:
-    """States and decisions as they are after a while: with as much past as 5 minutes of an interval have."""
+    """States and decisions as after a while: with the past of 5 minutes."""
     found: list[tuple[ClusterState, Record]] = []
     state = ClusterState()
     for number in range(60):
@@ -54,7 +54,7 @@ def ticks() -> list[tuple[ClusterState, Record]]:
 
 
 def processor_time(server: PostgresServer) -> float:
-    """Of all processes of the server, in seconds; those that have ended, such as autovacuum's, are its postmaster's."""
+    """Of all processes of the server, in seconds; the postmaster has the time of ended ones, such as autovacuum's."""
     postmaster = psutil.Process(server.pid)
     return sum(postmaster.cpu_times()[:4]) + sum(sum(child.cpu_times()[:2]) for child in postmaster.children())
 
@@ -63,7 +63,7 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]
 
 
-async def test_ten_thousand_clusters(server: PostgresServer) -> None:
+async def test_the_cost_of_ten_thousand_clusters(server: PostgresServer) -> None:
     url = server.database()
     store = PostgresStateStore(url, DECISIONS, leases=True)
     names = [f"prod-{number % 40}/stream-{number:05}" for number in range(CLUSTERS)]
@@ -114,7 +114,7 @@ async def test_ten_thousand_clusters(server: PostgresServer) -> None:
     used, own = processor_time(server) - used, time.process_time() - own
     await store.close()
     ((log,),) = server.execute(f"SELECT pg_current_wal_lsn() - '{lsn}'::pg_lsn", url)
-    await asyncio.sleep(1)  # the server's statistics come a little late
+    await asyncio.sleep(1)  # the server's statistics are a little late
     ((updates_after, hot_after, vacuums),) = server.execute(statistics, url)
     after = server.execute(size, url)[0]
     saves = len(latencies)

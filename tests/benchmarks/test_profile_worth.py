@@ -1,9 +1,9 @@
-"""What a profile is worth: the third week of a load with one of the first two, and without.
+"""The value of a profile: the third week of a load with a profile of the first two, and without.
 
-On made loads that repeat, by default two on one plant; AUTOSCALER_BENCH_PLANTS names others, AUTOSCALER_BENCH_LOADS
-other loads, AUTOSCALER_BENCH_SEEDS how many seeds. With AUTOSCALER_TRACES three weeks of recorded ones are there, too.
-The profile is the pipeline's: its season is found from what arrived, or is not where nothing repeats. Curve and times
-are the plant's own. Equal seeds give equal figures, so these are judged, too.
+On synthetic loads that repeat, by default two on one plant; AUTOSCALER_BENCH_PLANTS names other plants,
+AUTOSCALER_BENCH_LOADS other loads, AUTOSCALER_BENCH_SEEDS the number of seeds. With AUTOSCALER_TRACES three weeks of
+recorded ones are added. The profile is the pipeline's: it finds the season from the arrivals, or none if nothing
+repeats. Curve and times are the plant's own. Equal seeds give equal figures, so these are asserted, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHANCE_COST, CHANCE = 1.01, 1.05
 
 
 def office() -> list[float]:
-    """Jumps at fixed times of the day, by some minutes more or less, to levels that differ by a few per cent."""
+    """Jumps at fixed times of the day, a few minutes early or late, to levels that differ by a few per cent."""
     dice = Random(1)  # noqa: S311 - not a secret
     weekday = ((0, 0.15), (8.5, 0.7), (12, 0.45), (13, 0.8), (17.5, 0.35), (22, 0.15))
     weekend = ((0, 0.12), (10, 0.3), (20, 0.12))
@@ -74,14 +74,14 @@ def workdays(low: float, weekend: float) -> list[float]:
 
 
 def hourly() -> list[float]:
-    """Eight minutes of 1.8 times as much from every full hour on: what is done each hour, on top of a day's curve."""
+    """Eight minutes of 1.8 times as much from every full hour on: hourly jobs, on top of a day's curve."""
     hour, lasts = round(3600 / STEP), round(480 / STEP)
     rates = [1.8 * rate if at % hour < lasts else rate for at, rate in enumerate(workdays(0.2, 0.8))]
     return noise(rates, 0.04, 3)
 
 
 def trace(name: str, begin_days: float = 0, minus: float = 0) -> Callable[[], list[float]]:
-    """Three weeks of a recorded trace, less what is there for other reasons than load."""
+    """Three weeks of a recorded trace, without the part that is not load."""
 
     def found() -> list[float]:
         if TRACES is None:
@@ -121,7 +121,7 @@ def rates(name: str) -> tuple[float, ...]:
 
 @cache
 def known(name: str) -> Profile:
-    """What two weeks tell of the arrivals."""
+    """The profile of two weeks of arrivals."""
     slots = [math.fsum(rates(name)[at : at + SLOT]) / SLOT for at in range(0, 2 * WEEK, SLOT)]
     begin = START.timestamp()
     found = fit_season(begin + 60.0 * np.arange(len(slots), dtype=np.float64), np.array(slots)).season
@@ -156,7 +156,7 @@ def lived(job: tuple[str, str, int, bool]) -> Score:
 
 
 def compared(names: list[str]) -> list[tuple[float, float, float]]:
-    """For each load and plant: cost with a profile to that without; violation without, and with."""
+    """For each load and plant: the cost ratio with and without a profile; the violation without, and with."""
     jobs = [
         (name, on, seed, has) for name in names for on in ON for seed in range(1, SEEDS + 1) for has in (False, True)
     ]
@@ -196,9 +196,9 @@ def test_a_load_that_repeats_is_late_half_as_often_with_a_profile() -> None:
     assert math.fsum(cost for cost, _, _ in found) <= MORE_COST * len(found)
 
 
-def test_a_load_that_does_not_repeat_is_no_worse_off_with_a_profile() -> None:
+def test_a_load_that_does_not_repeat_is_no_worse_with_a_profile() -> None:
     names = [name for name in CHOSEN if name in OTHERS] or ["bursts"]
     found = compared(names)
-    # Without a season it tells but the first times and the first exponent: each life goes another way by chance.
+    # Without a season the profile has only the first times and the first exponent: each run differs by chance.
     assert math.fsum(cost for cost, _, _ in found) <= CHANCE_COST * len(found)
     assert math.fsum(after for _, _, after in found) <= CHANCE * math.fsum(before for _, before, _ in found)

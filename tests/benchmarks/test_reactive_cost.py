@@ -1,4 +1,4 @@
-"""What `ReactiveJob` costs its driver: processor time and memory, beside the same job without it, at the same time."""
+"""The cost of `ReactiveJob` in its driver: processor time and memory, beside the same job without it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SPAN = float(os.environ.get("AUTOSCALER_BENCH_SECONDS", "300"))
 """Seconds that are measured: over 120 the difference of two JVMs that do the same varies by some 0.6 % of a core."""
 
 # A batch fills 9 MB of each driver's heap, most of it by arrays of more than half a region of G1, such as the blocks of
-# a broadcast. By itself G1 shrinks the heap to about twice what lives in it; where more than 45 % of it does, each such
-# array begins a marking of the whole heap, together 1 to 2 % of a core. Which driver comes there is chance, and says
-# nothing of a `ReactiveJob`, which fills 0.05 MB a second.
+# a broadcast. By default G1 shrinks the heap to about twice the live data; if live data takes more than 45 % of it,
+# each such array starts a marking of the whole heap, together 1 to 2 % of a core. It is random which driver gets into
+# this state, and it does not depend on `ReactiveJob`, which fills 0.05 MB a second.
 HEAP = "-Xms640m"
 """Options of the drivers' JVMs: a heap of one size."""
 
-# A batch each second with a few rows and no state: what a driver does beside it is seen best.
+# A batch each second with a few rows and no state: this shows best what a driver does besides.
 JOB = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ KINDS = ("plain", "settings", "reactive", "reactive, REST")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a driver costs: shares of one core, and bytes of Python's memory, all and what no other process shares."""
+    """The cost of a driver: shares of one core, and bytes of Python's memory, total and unshared."""
 
     python: float
     jvm: float
@@ -81,7 +81,7 @@ def used(process: psutil.Process) -> float:
 
 
 def measured(drivers: dict[str, psutil.Process]) -> dict[str, Cost]:
-    """What each driver costs from now on."""
+    """The cost of each driver from now on."""
     pairs = {kind: (driver, *driver.children()) for kind, driver in drivers.items()}
     begun = time.monotonic()
     before = {kind: [used(process) for process in pair] for kind, pair in pairs.items()}

@@ -42,7 +42,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 @contextmanager
 def signalled(pid: int, number: signal.Signals) -> Iterator[None]:
-    """The worker and its executors have got a signal; those that hang go on at the end."""
+    """The worker and its executors have got a signal; those that hang continue at the end."""
     found = family(pid)
     for process in found:
         process.send_signal(number)
@@ -56,7 +56,7 @@ def signalled(pid: int, number: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def decommissioned(pid: int) -> Iterator[None]:
-    """The worker gives its executors up once they have ended their tasks."""
+    """The worker releases its executors once they have ended their tasks."""
     os.kill(pid, signal.SIGPWR)
     yield
 
@@ -71,7 +71,7 @@ def cut_off(pid: int) -> Iterator[None]:
     over, known = threading.Event(), set[int]()
 
     def cut() -> None:
-        # A connection that is opened later is cut as well.
+        # A connection that is opened later is cut too.
         while not over.wait(0.1):
             for process in found:
                 for one in process.net_connections("tcp") if process.is_running() else ():
@@ -96,9 +96,9 @@ def cut_off(pid: int) -> Iterator[None]:
 
 
 async def boundary(job: Keyed) -> None:
-    """Wait for the end of a batch: an executor that goes in the middle of one takes shuffle files along."""
+    """Wait for the end of a batch: an executor lost in the middle of one takes shuffle files along."""
     before = len(job.committed())
-    while len(job.committed()) == before:  # noqa: ASYNC110 - files give no event to wait for
+    while len(job.committed()) == before:  # noqa: ASYNC110 - files have no event to wait for
         await asyncio.sleep(0.01)
 
 
@@ -111,7 +111,7 @@ LOSSES: dict[str, Callable[[int], AbstractContextManager[None]]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_the_results_are_exact_and_no_loss_delays_them_for_long(loss: str, tmp_path: Path, java: Path) -> None:
+async def test_the_results_are_exact_and_no_loss_causes_a_long_delay(loss: str, tmp_path: Path, java: Path) -> None:
     if loss == "cut off" and (os.geteuid() or shutil.which("iptables") is None):
         pytest.skip("cutting off a worker takes iptables, and root")
     gaps, failed = {}, {}

@@ -1,4 +1,4 @@
-"""A query with a million keys on one worker, then three, then one: what the new workers give it, beside plain Spark."""
+"""A query with a million keys on one worker, then three, then one: the gain of new workers, beside plain Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def fresh(job: Keyed) -> float:
     return found
 
 
-async def test_a_million_keys_use_new_workers_as_if_started_on_them(tmp_path: Path, java: Path) -> None:
+async def test_a_million_keys_use_new_workers_like_a_job_started_on_them(tmp_path: Path, java: Path) -> None:
     async def measured(name: str, *, reactive: bool, steps: bool) -> tuple[float, float]:
         job = Keyed(tmp_path / name, java, reactive=reactive, keys=1_000_000, rows=ROWS, cost=COST, files=150)
         try:

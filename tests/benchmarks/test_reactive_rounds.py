@@ -1,4 +1,4 @@
-"""Fifty rounds of losses, arrivals, bounds, failures and ends, by chance: the counts stay exact and nothing grows."""
+"""Fifty random rounds of losses, arrivals, bounds, failures and ends: the counts stay exact and nothing grows."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ async def meanwhile(condition: Callable[[], object], seconds: float = 120) -> No
 
 
 class Rounds:
-    """What can happen to a job, by chance."""
+    """Random events of a job."""
 
     def __init__(self, job: Job, pool: Pool) -> None:
         self.job, self.pool = job, pool
-        self.chance = random.Random(SEED)  # noqa: S311 - no secret
+        self.chance = random.Random(SEED)  # noqa: S311 - not a secret
         self.size, self.states = 2, {State.CREATED.value}
         self.log: list[str] = []
 
-    # what happens while the driver runs
+    # events while the driver runs
 
     async def workers(self) -> None:
         self.size = self.chance.randrange(1, 4)
@@ -83,7 +83,7 @@ class Rounds:
     async def batch_fails(self) -> None:
         (self.job.place / "fail").touch()
 
-    # what ends the driver; it is started again
+    # events that end the driver; it is started again
 
     async def ended(self) -> None:
         await meanwhile((self.job.place / "ended").exists)
@@ -114,19 +114,19 @@ class Rounds:
             self.job.cluster.processes.wait_for_exit("job", 60)
         await self.start()
 
-    # what is looked at
+    # checks
 
     async def start(self) -> None:
         self.job.start()
         await meanwhile(lambda: self.job.state() is not None)
 
     def collect(self) -> None:
-        """Note the states that the driver has logged."""
+        """Record the states that the driver has logged."""
         lines = self.job.log().splitlines()
         self.states |= {state.value for state in State if any(f" {state.value}: " in line for line in lines)}
 
     def used(self) -> dict[str, float]:
-        """What the driver's Python and its JVM use."""
+        """The resources that the driver's Python and its JVM use."""
         driver = psutil.Process(self.job.cluster.processes.pid("job"))
         (jvm,) = (one for one in driver.children() if "java" in one.name())
         (restarts,) = get(f"{self.job.url}/jobs/{self.job.id()}/metrics?get=numRestarts")
@@ -163,7 +163,7 @@ async def test_fifty_rounds_lose_and_repeat_nothing_and_nothing_grows(job: Job) 
         after: dict[str, float] = {}
         for number in range(ROUNDS):
             begun = time.monotonic()
-            # The first two thirds are of one driver: it is what must not grow.
+            # The first two thirds use one driver, which must not grow.
             one_driver = number < ROUNDS * 2 // 3
             event = rounds.chance.choice(goes_on if one_driver else goes_on + ends)
             if not one_driver and number >= ROUNDS - len(ends):
@@ -175,7 +175,7 @@ async def test_fifty_rounds_lose_and_repeat_nothing_and_nothing_grows(job: Job) 
             print(f"{time.monotonic() - begun:.0f} s")  # noqa: T201
             if one_driver:
                 after = rounds.used()
-                if number <= SETTLED:  # the most: thread pools of the JVM grow and shrink
+                if number <= SETTLED:  # the maximum: thread pools of the JVM grow and shrink
                     before = {name: max(used, before.get(name, 0)) for name, used in after.items()}
         rounds.collect()
     print("".join(f"\n{name}: {before[name]:.0f} -> {after[name]:.0f}" for name in after))  # noqa: T201
@@ -183,6 +183,6 @@ async def test_fifty_rounds_lose_and_repeat_nothing_and_nothing_grows(job: Job) 
     assert after["Python threads"] <= before["Python threads"] + 2
     assert after["Python descriptors"] <= before["Python descriptors"] + 4
     assert after["Python MB"] < before["Python MB"] + 20
-    assert after["JVM MB"] < 1.5 * before["JVM MB"]  # its heap grows up to what it may have
+    assert after["JVM MB"] < 1.5 * before["JVM MB"]  # its heap grows up to its limit
     assert after["JVM threads"] <= before["JVM threads"] + 20
     assert after["JVM descriptors"] <= before["JVM descriptors"] + 20

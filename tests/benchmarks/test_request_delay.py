@@ -1,4 +1,4 @@
-"""How soon after a decision the target is asked: state is kept durably in between."""
+"""The delay from a decision to its request: state is saved durably in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS = 4
 
 
 class Timed(FakeTarget):
-    """A target that knows when it was asked."""
+    """A target that records the time of its request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ async def test_a_request_reaches_the_target_soon_after_its_decision(tmp_path: Pa
             source.values["load"] = 100.0 * size
             await asyncio.sleep(INTERVAL.total_seconds())
         for number in range(50):
-            # What keeping alone takes: the disk's part of the delay.
+            # The time of saving alone: the disk's part of the delay.
             await asyncio.sleep(2 * PAUSE)
             begun = time.perf_counter()
             await store.save(f"extra-{number}", ClusterState(), None)

@@ -1,4 +1,4 @@
-"""What `/metrics` costs for 10,000 clusters, and where policies have learned much."""
+"""The cost of `/metrics` for 10,000 clusters, and for policies with much memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
-    """As much of a daemon as metrics are made of."""
+    """The part of a daemon from which metrics are made."""
     readings = {name: Reading(1234.5, NOW) for name in ("lag", "arrivals", "throughput")}
     asked = Recommendation(3, Reason.STEADY, inputs, "", "adaptive")
     spec = ClusterSpec(name="any", limits=Limits(1, 10), policies=())
@@ -88,7 +88,7 @@ def scrape(daemon: Daemon) -> bytes:
 
 
 def best(function: Callable[[], object]) -> float:
-    """Seconds of the quickest of five calls: what others do on the machine only adds."""
+    """Seconds of the fastest of five calls: other processes of the machine only add time."""
     found = []
     for _ in range(5):
         begun = time.process_time()

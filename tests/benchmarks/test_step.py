@@ -1,4 +1,4 @@
-"""How many decisions one core makes: printed beside the machine's own speed, never asserted as wall-clock."""
+"""How many decisions one core makes: printed beside the machine's own speed, never asserted as wall-clock time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _spec() -> ClusterSpec:
 
 
 def _observations() -> list[Observation]:
-    """A load that would now and then do with fewer: the stabilization window is full and has to hold it back."""
+    """A load that sometimes needs fewer replicas: the stabilization window is full and has to prevent a scale-down."""
     found = []
     for n in range(STEPS):
         at = T0 + timedelta(seconds=15 * n)
@@ -73,7 +73,7 @@ def _per_second(work: Callable[[], object], count: int) -> float:
 
 
 def _reference() -> int:
-    """Plain Python of a fixed size: how fast this machine is today."""
+    """Plain Python of a fixed size, to measure the speed of this machine."""
     total = 0
     table = {n: n * 3 for n in range(100)}
     for n in range(2_000_000):

@@ -31,7 +31,7 @@ def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_equal_seeds_give_equal_figures_however_many_processes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_seeds_give_equal_figures_with_any_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
     common = ("benchmark", "--plant", "k8s", "--plant", "ec2", "--scenario", "steps6h", "--seeds", "2")
     policies = ("--policy", "static", "--policy", ONE)
     one = _json(capsys, *common, *policies, "--processes", "1")
@@ -68,7 +68,7 @@ def test_a_table_for_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert row == "| `static` | 2.32 | 0.00% | 0.0 | 2.32 |"
 
 
-def test_the_gate_passes_what_it_recorded_and_fails_what_is_worse(
+def test_the_gate_accepts_recorded_results_and_fails_on_worse_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "recorded.json"
@@ -81,12 +81,12 @@ def test_the_gate_passes_what_it_recorded_and_fails_what_is_worse(
     file.write_text(json.dumps(before))
     assert main([*small, "--against", str(file)]) == 1
     assert f"worse than {file}:\n  k8s: cost is " in capsys.readouterr().err
-    # of another load it says nothing
+    # it ignores other loads
     assert main([*SMALL, "--scenario", "waves6h", "--policy", "adaptive", "--against", str(file)]) == 2
     assert "scenarios: recorded of ['steps6h']" in capsys.readouterr().err
 
 
-def test_a_picture_goes_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_written_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "costs.png"
     assert main([*SMALL, "--policy", "static", "--policy", ONE, "--plot", str(picture)]) == 0
@@ -98,7 +98,7 @@ def test_a_picture_goes_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("module", "extra"), [("numpy", "simulate"), ("matplotlib", "plot")])
-def test_an_extra_that_is_missing_is_reported_before_anything_is_run(
+def test_a_missing_extra_is_reported_before_anything_runs(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import autoscaler.cli  # noqa: PLC0415
@@ -129,14 +129,12 @@ def test_an_extra_that_is_missing_is_reported_before_anything_is_run(
         (["--plot", "no/where/costs.png"], "no/where: is not a directory"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_recorded_loads_are_taken_where_there_are_traces(
+def test_recorded_loads_are_used_if_there_are_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"{at},{100 + at % 600}" for at in range(0, 3601, 5)]
@@ -150,7 +148,7 @@ def test_recorded_loads_are_taken_where_there_are_traces(
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("plant", PLANTS)
-def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> None:
+def test_every_baseline_can_be_created_for_every_plant(name: str, plant: str) -> None:
     spec = cluster(name, BASELINES[name], PLANTS[plant].slo, 123.4)
     assert spec.limits.maximum == (18 if name == "static" else 24)
     assert [named.name for named in spec.policies] == ([] if name == "static" else [name])
@@ -159,19 +157,19 @@ def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> No
             assert named.policy.objective.total_seconds() == PLANTS[plant].slo
 
 
-def test_a_baseline_keeps_its_way_of_running_with_other_settings() -> None:
+def test_a_baseline_with_other_settings_keeps_its_guards_or_their_absence() -> None:
     name, baseline = benchmark.policy("ds2={type: ds2}")
     assert (name, baseline.settings, baseline.bare) == ("ds2", "{type: ds2}", True)
     assert benchmark.policy("mine={type: ds2}")[1].bare is False
 
 
-def test_all_problems_of_settings_that_cannot_be_read_are_reported() -> None:
+def test_all_problems_of_invalid_settings_are_reported() -> None:
     with pytest.raises(ConfigurationError) as caught:
         cluster("mine", benchmark.policy("mine={policies: {}, min: x, max: y}")[1], 60.0, 1.0)
     assert len(caught.value.problems) == 2
 
 
-def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_beyond_every_size_has_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     from autoscaler.simulation.loads import Load  # noqa: PLC0415
 
     monkeypatch.setattr(benchmark_run, "LARGEST", 2)

@@ -32,14 +32,16 @@ def _families(found: Any) -> list[str]:
     return list(dict.fromkeys(one["family"] for one in found["runs"]))
 
 
-def test_equal_seeds_give_equal_figures_however_many_processes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_seeds_give_equal_figures_with_any_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
     one = _json(capsys, *TINY, *ONE, "--generalize", "verdict")
     assert one == _json(capsys, *TINY[:-2], *ONE, "--generalize", "verdict", "--processes", "2")
     assert one["digest"] != _json(capsys, *TINY, *ONE, "--generalize", "verdict", "--seed", "2")["digest"]
 
 
 @pytest.mark.parametrize("fold", range(1, len(FOLDS) + 1))
-def test_the_verdict_is_on_families_that_are_not_developed_on(fold: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_uses_families_that_were_held_out_of_development(
+    fold: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     of = ("--fold", str(fold))
     develop = _json(capsys, *TINY, *ONE, *of, "--generalize", "develop")
     verdict = _json(capsys, *TINY, *ONE, *of, "--generalize", "verdict")
@@ -50,7 +52,9 @@ def test_the_verdict_is_on_families_that_are_not_developed_on(fold: int, capsys:
     assert {run["kept"] for run in verdict["runs"]} == {True}
 
 
-def test_all_families_are_developed_on_and_kept_and_the_verdict_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_family_is_used_for_development_and_held_out_and_the_verdict_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = _json(capsys, *TINY, *ONE, "--generalize", "all")
     assert len(found["runs"]) == 2 * len(FAMILIES)
     kept = [run["rest"] for run in found["runs"] if run["kept"]]
@@ -60,12 +64,12 @@ def test_all_families_are_developed_on_and_kept_and_the_verdict_counts(capsys: p
 
 
 def _tables(output: str) -> dict[str, list[str]]:
-    """The first word of each title, and the first cells of its table's rows; the last lines of a head among them."""
+    """The first word of each title, and the first cells of its table's rows, including the last lines of a head."""
     tables = re.findall(r"^(\S+).*:\n\n((?:.+\n)+)", output, re.MULTILINE)
     return {title: [row.split("  ")[0].strip() for row in rows.splitlines()] for title, rows in tables}
 
 
-def test_tables_show_figures_places_and_splits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_figures_combinations_and_splits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, *TWO, "--policy", "adaptive-oracle", "--generalize", "all"]) == 0
     output = capsys.readouterr()
     tables = _tables(output.out)
@@ -73,14 +77,14 @@ def test_tables_show_figures_places_and_splits(capsys: pytest.CaptureFixture[str
     assert tables["Mean,"][-3:] == ["adaptive", "static", "adaptive-oracle"]
     assert tables["J"][1:] == [*FAMILIES, "all"]
     assert [row.split(":")[0] for row in tables["adaptive,"][-len(FOLDS) :]] == ["1", "2", "3", "4"]
-    # an oracle is no rival, and `static` is hardly ever one
+    # an oracle is no competitor, and `static` hardly ever
     counted = output.out.partition("Another rule without foresight is better than adaptive by more than 0.05 on ")[2]
     assert counted.splitlines()[0].endswith(f" of {len(FAMILIES)} loads.")
     assert "adaptive-oracle" not in counted
     assert output.err.startswith("16 loads, ")
 
 
-def test_an_ablation_shows_each_rule_that_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ablation_shows_each_disabled_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, *TWO, "--generalize", "verdict", "--ablate"]) == 0
     tables = _tables(capsys.readouterr().out)
     assert tables["Mean,"][-2:] == ["adaptive", "static"]
@@ -95,7 +99,7 @@ def test_a_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(" 0 on " in line and ", static " in line for line in lines[-2:])
 
 
-def test_one_policy_has_no_rivals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_policy_has_no_competitors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, *ONE, "--generalize", "all"]) == 0
     output = capsys.readouterr().out
     assert "in brackets" not in output
@@ -110,12 +114,12 @@ def test_tables_for_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[4].startswith("| static | ")
 
 
-def test_an_ablation_has_the_default_policy_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ablation_includes_the_default_policy(capsys: pytest.CaptureFixture[str]) -> None:
     found = _json(capsys, *TINY, *ONE, "--generalize", "verdict", "--ablate")
     assert [one["policy"] for one in found["summaries"]] == ["static", "adaptive", *ABLATIONS]
 
 
-def test_recorded_traces_are_for_the_verdict_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_traces_are_used_for_the_verdict_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         lines = [f"{at},{100 + at % 600}" for at in range(0, 7201, 60)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["t_seconds,value", *lines]))
@@ -142,14 +146,12 @@ def test_recorded_traces_are_for_the_verdict_alone(tmp_path: Path, capsys: pytes
         (["--generalize", "verdict", "--traces", "no/where"], "--traces no/where: has no CSV file"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_trace_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_too_short_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "short.csv"
     file.write_text("t_seconds,value\n0,1\n3600,2\n")
     assert main([*TINY, *ONE, "--generalize", "verdict", "--traces", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""The command line as somebody at a terminal, or a script, meets it."""
+"""The command line as used at a terminal or by a script."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bad(tmp_path: Path) -> Path:
     return path
 
 
-def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_a_valid_file(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(good)]) == 0
     assert capsys.readouterr().out == f"{good} is valid: 2 clusters: idle, orders\n"
     assert cli.main(["check", str(good), "--json"]) == 0
@@ -75,7 +75,7 @@ def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureF
     }
 
 
-def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_warns_of_probable_mistakes(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good.write_text(good.read_text().replace("timeout: 1s}", "timeout: 1600ms}"))
     assert cli.main(["check", str(good)]) == 0
     printed = capsys.readouterr().out
@@ -86,7 +86,7 @@ def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.Ca
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
-def test_check_says_which_tokens_have_expired_and_that_the_file_is_fine(
+def test_check_names_expired_tokens_and_accepts_the_file(
     good: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALICE", "a" * 16)
@@ -100,7 +100,7 @@ def test_check_says_which_tokens_have_expired_and_that_the_file_is_fine(
 
 
 @pytest.mark.parametrize("command", [["check"], ["run"], ["plan"], ["status"], ["check", "--online"]])
-def test_a_bad_file_gives_all_problems_and_code_2(
+def test_an_invalid_file_gives_all_problems_and_exit_code_2(
     command: list[str], bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*command, str(bad)]) == 2
@@ -118,14 +118,12 @@ def test_problems_as_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert any("targt" in problem for problem in answer["problems"])
 
 
-def test_a_file_that_is_not_there_is_a_problem_of_the_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_is_a_configuration_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
 
 
-def test_an_online_check_reports_what_each_thing_answers(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_online_check_reports_the_answer_of_each_plug_in(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--online", str(good)]) == 1
     out = capsys.readouterr().out
     rows = [line.split(maxsplit=3) for line in out.splitlines()]
@@ -140,7 +138,7 @@ def test_an_online_check_reports_what_each_thing_answers(good: Path, capsys: pyt
     assert answer["clusters"]["orders"]["observation"]["ready"] == 2
 
 
-def test_plan_reports_what_would_be_decided_and_changes_nothing(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_the_decision_and_changes_nothing(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(good)]) == 1  # a metric could not be read
     out = capsys.readouterr().out
     assert "cluster orders would be scaled up from 2 to 3" in out
@@ -153,7 +151,7 @@ def test_plan_reports_what_would_be_decided_and_changes_nothing(good: Path, caps
 
 
 @pytest.mark.parametrize("command", [["plan"], ["check", "--online"]])
-def test_what_cannot_be_connected_is_reported_once(command: list[str], tmp_path: Path) -> None:
+def test_a_failed_connection_is_reported_once(command: list[str], tmp_path: Path) -> None:
     path = tmp_path / "autoscaler.yaml"
     path.write_text("""
 clusters:
@@ -169,7 +167,7 @@ clusters:
     assert "Kubernetes cannot be connected" in done.stdout
 
 
-def test_plugins_are_listed_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins"]) == 0
     *lines, empty, hint = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -199,7 +197,7 @@ def test_one_plugin_is_shown_with_all_its_keys(capsys: pytest.CaptureFixture[str
     assert re.search(r"^behavior\.scale_down\.stabilization_window +5m +a duration", out, re.MULTILINE)
 
 
-def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_the_engine_of_its_name(
+def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_its_engine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["plugins", "flink"]) == 0
@@ -211,7 +209,7 @@ def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_the_engine_of_it
     assert [plugin["kind"] for plugin in json.loads(capsys.readouterr().out)] == ["source", "engine"]
 
 
-def test_a_discovery_is_shown_with_what_a_template_may_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_discovery_is_shown_with_the_variables_of_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins", "flink-jobs"]) == 0
     assert capsys.readouterr().out.endswith("\n\nA template may name: id, name, state.\n")
     assert cli.main(["plugins", "flink-jobs", "--markdown"]) == 0
@@ -240,7 +238,7 @@ def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixt
     assert "give its NAME" in capsys.readouterr().err
 
 
-def test_a_plugin_that_is_not_installed_is_named_with_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_plugin_is_named_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins", "flnk-operator"]) == 1
     complaint = capsys.readouterr().err
     assert "no plug-in is called 'flnk-operator'" in complaint
@@ -253,12 +251,12 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "orders"]])
-def test_no_daemon_is_a_clear_failure(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_daemon_there_is_a_clear_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command, "--url", "http://127.0.0.1:9"]) == 1
     assert "no daemon answers at http://127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_a_daemon_on_a_free_port_must_be_named_by_url(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_on_a_random_port_must_be_named_by_url(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", str(good)]) == 1
     assert "pass it with --url" in capsys.readouterr().err
 
@@ -276,7 +274,7 @@ def test_a_daemon_on_a_free_port_must_be_named_by_url(good: Path, capsys: pytest
         ["explain", "a", "--last", "2", "--at", "2026-01-31T17:05:00Z"],
     ],
 )
-def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_gives_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     assert "usage:" in capsys.readouterr().err
 
@@ -295,7 +293,7 @@ def test_help_is_quick_because_nothing_is_imported_for_it() -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_the_daemon_carries_nothing_it_does_not_use(good: Path) -> None:
+def test_the_daemon_loads_no_unused_modules(good: Path) -> None:
     code = (
         "import sys, os; from pathlib import Path; from autoscaler import config; import autoscaler.daemon.service;"
         f"config.load(Path({str(good)!r}), os.environ);"
@@ -305,7 +303,7 @@ def test_the_daemon_carries_nothing_it_does_not_use(good: Path) -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_has_seen_enough_is_not_an_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -326,7 +324,9 @@ def test_a_reader_that_has_seen_enough_is_not_an_error() -> None:
         (b"HTTP/1.0 502 Bad Gateway\r\n\r\n<html></html>", "502 Bad Gateway"),
     ],
 )
-def test_what_is_no_autoscaler_is_reported(answer: bytes, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_from_another_server_is_reported(
+    answer: bytes, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

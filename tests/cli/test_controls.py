@@ -1,4 +1,4 @@
-"""`pause`, `hold`, `limit`, `resume`, `decide` and `controls` against a daemon that runs, with TLS and tokens."""
+"""`pause`, `hold`, `limit`, `resume`, `decide` and `controls` against a running daemon with TLS and tokens."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ def resumed(secure: Secure, capsys: pytest.CaptureFixture[str]) -> Iterator[Secu
     capsys.readouterr()
 
 
-def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
+def test_a_hold_is_set_listed_shown_in_the_decision_and_ended(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["hold", "4", "orders", "--for", "2h", "--reason", "load test", *secure.options]) == 0
-    until = datetime.now(UTC) + timedelta(hours=2)  # noqa: TID251 - asks a real daemon about real time
+    until = datetime.now(UTC) + timedelta(hours=2)  # noqa: TID251 - compares with a real daemon's time
     out = capsys.readouterr().out
     assert out.startswith(f"the size is held at 4 until {until:%Y-%m-%d %H:}")
     assert out.endswith(" UTC, 1 cluster: orders\n")
     assert cli.main(["decide", "orders", *secure.options]) == 0
     assert "load test" in (decided := capsys.readouterr().out), decided
-    # A tick may have come before it, and have decided the same.
+    # A tick may have come first, and have made the same decision.
     assert cli.main(["explain", "orders", "--last", "20", *secure.options]) == 0
     assert "cluster orders is scaled up from 3 to 4" in (explained := capsys.readouterr().out), explained
     assert cli.main(["controls", *secure.options]) == 0
@@ -118,7 +118,7 @@ def test_a_hold_is_made_listed_seen_in_the_decision_and_ended(
         ),
     ],
 )
-def test_each_order_arrives_as_it_was_given(
+def test_each_control_arrives_unchanged(
     resumed: Secure, capsys: pytest.CaptureFixture[str], command: list[str], printed: str, body: dict[str, object]
 ) -> None:
     assert cli.main([*command, *resumed.options]) == 0
@@ -130,7 +130,7 @@ def test_each_order_arrives_as_it_was_given(
 
 
 @pytest.mark.parametrize(("requested", "held"), [("50", "5"), ("0", "3")])
-def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
+def test_a_hold_outside_the_bounds_reports_the_actual_size(
     resumed: Secure, capsys: pytest.CaptureFixture[str], requested: str, held: str
 ) -> None:
     assert cli.main(["hold", requested, "orders", *resumed.options]) == 0
@@ -139,7 +139,7 @@ def test_a_hold_outside_the_bounds_says_at_which_size_it_is_held(
     assert second == f"at {held} instead, because of min and max in the configuration: orders"
 
 
-def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
+def test_a_hold_during_a_pause_reports_that_the_pause_takes_precedence(
     resumed: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pause", "orders", "--reason", "upgrade", *resumed.options]) == 0
@@ -152,7 +152,7 @@ def test_a_hold_under_a_pause_says_that_the_pause_counts_before_it(
     assert third == "`autoscaler resume` ends all of these except annotations, which end when they are removed"
 
 
-def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_daemon_are_shown_unchanged(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
     for command, problem in (
         (["pause", "ordres"], "no cluster matches 'ordres'; there are: orders"),
         (["pause", "--fleet", "f"], "no fleet matches 'f'; there are: none"),
@@ -179,11 +179,11 @@ def test_errors_of_the_daemon_are_shown_as_they_are(secure: Secure, capsys: pyte
         ["controls", "--audit", "0"],
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(command: list[str]) -> None:
+def test_invalid_arguments_are_a_usage_error(command: list[str]) -> None:
     assert cli.main([*command, "--url", "http://127.0.0.1:9"]) == 2
 
 
-def test_without_a_token_that_may_write_nothing_is_changed(
+def test_without_a_token_with_the_write_right_nothing_is_changed(
     secure: Secure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pause = ["pause", "orders", *secure.url, *secure.ca]
@@ -222,12 +222,12 @@ def test_commands_that_read_work_with_tls_and_a_token(
 
 
 @pytest.mark.parametrize("command", ["status", "controls"])
-def test_a_configuration_is_given_once(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_the_configuration_may_be_given_only_once(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert cli.main([command, "a.yaml", "--config", "b.yaml"]) == 2
     assert "argument --config: not allowed with argument CONFIG" in capsys.readouterr().err
 
 
-def test_a_file_that_was_broken_since_still_says_that_its_daemon_speaks_tls(
+def test_a_file_that_has_become_invalid_still_shows_that_its_daemon_uses_tls(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = secure.daemon.config.read_text().replace("max: 5", "maxx: 5")
@@ -240,14 +240,12 @@ def test_a_file_that_was_broken_since_still_says_that_its_daemon_speaks_tls(
     assert "orders" in capsys.readouterr().out
 
 
-def test_a_daemon_with_tls_that_is_asked_by_http_is_reported(
-    secure: Secure, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_http_to_a_daemon_with_tls_is_reported(secure: Secure, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", secure.daemon.url.replace("https:", "http:")]) == 1
     assert "RemoteDisconnected; a daemon with daemon.tls needs https://" in capsys.readouterr().err
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_before_the_token_is_sent(
+def test_an_untrusted_certificate_is_refused_before_the_token_is_sent(
     secure: Secure, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["pause", "orders", *secure.url, *secure.token()]) == 1

@@ -1,4 +1,4 @@
-"""What `check --online` makes of plug-ins that can examine themselves."""
+"""The output of `check --online` for plug-ins with a doctor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def use(
     source: FakeSource | None = None,
     names: Sequence[str] = (),
 ) -> None:
-    """Clusters `names`, each with such an engine of its own; else two that share one."""
+    """Clusters `names`, each with its own engine of this kind; otherwise two that share one."""
     second = timedelta(seconds=1)
     plugin = Fake(engine)
     clusters = {
@@ -109,15 +109,13 @@ def test_warnings_alone_are_not_a_failure(monkeypatch: pytest.MonkeyPatch, capsy
     assert "WARNING: partitions" in capsys.readouterr().out
 
 
-def test_a_doctor_that_cannot_observation_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_doctor_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     use(monkeypatch, Examined(error=UnavailableError("the driver does not answer")))
     assert cli.main(["check", "--online", "config.yaml"]) == 1
     assert "engine of cluster a could not be examined: the driver does not answer" in capsys.readouterr().out
 
 
-def test_a_maximum_beyond_what_the_job_can_use_is_found(
+def test_a_maximum_beyond_the_usable_size_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Examined()
@@ -129,7 +127,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
     assert "max 5 gives 5 slots, of which the job can use 3" in out
 
 
-def test_what_has_no_value_yet_is_not_a_failure(
+def test_a_metric_without_a_value_yet_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, Examined(), FakeSource(failures={"lag": NotYetError("a rate needs two polls")}))

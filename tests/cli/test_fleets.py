@@ -1,4 +1,4 @@
-"""`status` and `explain` of hundreds of clusters, against a server that answers as a daemon with fleets does."""
+"""`status` and `explain` of hundreds of clusters, against a server that answers like a daemon with fleets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoscaler import cli
 
 
 def row(name: str, fleet: str | None, **changes: Any) -> dict[str, Any]:
-    """A row of a cluster that is well."""
+    """A row of a cluster without problems."""
     well: dict[str, Any] = {
         "name": name,
         "fleet": fleet,
@@ -52,11 +52,12 @@ def fleet(name: str, **changes: Any) -> dict[str, Any]:
 
 
 class Answers:
-    """What the server answers.
+    """The answers of the server.
 
     Attributes:
-        clusters, fleets, copies: the rows; no fleets: as a daemon of an earlier version, which has none of the rest.
-        asked: the names of the clusters whose decisions were asked for.
+        clusters, fleets, copies: the rows; without fleets it answers like a daemon of an earlier version, which has
+            none of the rest.
+        asked: the names of the clusters whose decisions were requested.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ def columns(text: str, name: str) -> list[str]:
     return next(line for line in text.splitlines() if line.startswith(name)).split()
 
 
-def test_controls_are_a_column_while_there_are_some(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_controls_have_a_column_while_there_are_some(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.clusters = [row("a", None), row("b", None)]
     assert "control" not in status(daemon, capsys)
     control: dict[str, Any] = {"up": False, "down": False, "replicas": None, "min": None, "max": None, "text": "…"}
@@ -134,7 +135,7 @@ def test_controls_are_a_column_while_there_are_some(daemon: Answers, capsys: pyt
     assert " pause up, hold 12 " in lines["j"]
 
 
-def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
+def test_hundreds_of_clusters_fit_on_a_screen_with_those_that_have_problems(
     daemon: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.clusters = [row(f"prod/job-{number}", "streaming") for number in range(200)] + [row("own", None)]
@@ -157,7 +158,7 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     ]
     text = status(daemon, capsys)
     assert len(text.splitlines()) < 30
-    # clusters, troubled, refused, missing, at max, rescaling, control, sums of the sizes
+    # clusters, with problems, refused, missing, at max, rescaling, control, sums of the sizes
     assert columns(text, "streaming") == [
         "streaming",
         "200",
@@ -184,15 +185,13 @@ def test_hundreds_of_clusters_are_one_screen_with_those_in_trouble(
     assert "shown with its cluster" not in text
 
 
-def test_a_summary_without_trouble_has_no_more_than_the_fleets(
-    daemon: Answers, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_without_problems_has_only_the_fleets(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.clusters = [row(f"job-{number}", "f") for number in range(41)]
     daemon.fleets = [fleet("f")]
     assert len(status(daemon, capsys).splitlines()) == 4
 
 
-def test_a_fleet_or_those_in_trouble_are_listed(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleet_or_the_clusters_with_problems_are_listed(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.clusters = [row(f"prod/job-{number}", "streaming") for number in range(60)] + [row("own", None)]
     daemon.clusters[7] |= {"problem": "refused"}
     daemon.fleets = [fleet("streaming"), fleet("batch", problem="away")]
@@ -209,7 +208,7 @@ def test_a_fleet_or_those_in_trouble_are_listed(daemon: Answers, capsys: pytest.
     assert "there is no fleet nobody; there are: streaming, batch" in capsys.readouterr().err
 
 
-def test_a_cluster_that_the_page_shows_in_trouble_has_a_problem(
+def test_status_and_the_page_agree_on_which_clusters_have_problems(
     daemon: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_maximum = "at its maximum of 8, with 400 s of backlog"
@@ -220,7 +219,7 @@ def test_a_cluster_that_the_page_shows_in_trouble_has_a_problem(
     assert "well" not in text
 
 
-def test_before_there_is_any_member_status_says_so(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_that_there_is_no_member_yet(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.fleets = [fleet("f", age=None, problem="the discovery has not answered yet")]
     text = status(daemon, capsys)
     assert text.startswith("There is no cluster yet.")
@@ -253,7 +252,7 @@ def test_a_pattern_explains_each_cluster_that_matches(daemon: Answers, capsys: p
         ("prod/*", "prod/* matches 30 clusters, expected 1 to 20; such as: prod/job-0,"),
     ],
 )
-def test_a_pattern_of_none_or_too_many_clusters_is_refused(
+def test_a_pattern_with_no_match_or_too_many_is_refused(
     daemon: Answers, capsys: pytest.CaptureFixture[str], pattern: str, problem: str
 ) -> None:
     daemon.clusters = [row(f"prod/job-{number}", "f") for number in range(30)]
@@ -262,7 +261,7 @@ def test_a_pattern_of_none_or_too_many_clusters_is_refused(
     assert daemon.asked == []
 
 
-def test_copies_that_cannot_be_asked_are_named(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_copies_are_named(daemon: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.clusters = [row("own", None)]
     daemon.copies = [
         {"name": "pod-a", "url": "http://10.0.0.7:8765", "problem": None},

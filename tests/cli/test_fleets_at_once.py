@@ -1,4 +1,4 @@
-"""Commands on a configuration with fleets: its members are found where something is connected to."""
+"""Commands on a configuration with fleets: commands that connect find the members."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_check_online_reports_a_discovery_that_fails(fleet: Path, capsys: pytest
     assert cli.main(["check", "--online", str(fleet)]) == 1
     out = capsys.readouterr().out
     assert f"ERROR: {fleet}: fleets.jobs.discover: {fleet.parent}/nowhere cannot be listed" in out
-    assert "own" in out  # what is not of that fleet is checked nevertheless
+    assert "own" in out  # clusters outside that fleet are checked all the same
 
 
 def test_the_same_problem_of_several_members_is_shown_once(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +113,7 @@ def test_the_same_problem_of_several_members_is_shown_once(fleet: Path, capsys: 
     )
 
 
-def test_problems_that_differ_are_cut_to_a_screen() -> None:
+def test_different_problems_are_cut_to_a_screen() -> None:
     one = r'x.yaml:1: fleets.a["say \"]\" x"].name: is bad'
     assert summarized([one, "x.yaml:1: fleets.a[b/c].name: is bad", "x.yaml:1: fleets.b[b/c].name: is bad"]) == [
         f"{one} (and 1 more like it)",
@@ -136,7 +136,7 @@ def test_plan_decides_for_every_member(fleet: Path, capsys: pytest.CaptureFixtur
     assert "no cluster matches test/*" in capsys.readouterr().err
 
 
-def test_hundreds_are_summarized_in_a_screen(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hundreds_of_members_are_summarized_on_a_screen(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(58):
         text = "min: 3\n" if number < 12 else "max: 1\n" if number < 14 else "{}\n"
         (fleet.parent / "jobs" / f"m{number:03}.yaml").write_text(text)
@@ -182,7 +182,7 @@ def simulated(directory: Path, text: str, *words: str, values: Sequence[str] = V
     return cli.main(["simulate", str(path), "--load", "steps6h", "--hours", "0.5", *members, *words])
 
 
-def test_a_member_of_a_fleet_is_simulated_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_member_of_a_fleet_is_simulated_with_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(tmp_path, SIMULATED, "--json") == 0
     of_member = json.loads(capsys.readouterr().out)
     assert of_member["cluster"] == "prod/orders"
@@ -229,7 +229,7 @@ def test_values_that_no_member_can_have_are_refused(
     assert problem in capsys.readouterr().err
 
 
-def test_which_fleet_the_member_is_of_must_be_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fleet_of_the_member_must_be_unambiguous(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = SIMULATED + "  streams: {discover: {type: stream-autoscalers}, name: '${name}'}\n"
     assert simulated(tmp_path, two) == 2
     assert "has the fleets jobs, streams: choose with --fleet NAME" in capsys.readouterr().err
@@ -248,7 +248,7 @@ def test_which_fleet_the_member_is_of_must_be_clear(tmp_path: Path, capsys: pyte
         ["backtest", "{trace}", "{config}", "--plant", "k8s"],
     ],
 )
-def test_commands_that_connect_to_nothing_want_a_cluster_in_the_file(
+def test_commands_that_do_not_connect_need_a_cluster_in_the_file(
     fleet: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.format(config=fleet, trace=fleet.parent) for word in command]

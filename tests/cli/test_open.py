@@ -1,4 +1,4 @@
-"""`--open`: a run as one HTML file, which needs no daemon."""
+"""`--open`: a run as an HTML file that needs no daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The addresses that a browser was told to open; there is no display."""
+    """The addresses that a browser would open; there is no display."""
     found: list[str] = []
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
@@ -69,7 +69,7 @@ def test_a_simulation_is_shown_with_its_decisions_and_their_trails(
     assert all(each["explanation"] for each in trails)
 
 
-def test_a_replay_is_shown_with_what_would_have_been_decided(
+def test_a_replay_is_shown_with_its_new_decisions(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = tmp_path / "trace"
@@ -97,6 +97,6 @@ def test_a_file_that_cannot_be_written_is_an_error(
     assert opened == []
 
 
-def test_batch_jobs_are_not_shown_there(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_jobs_cannot_be_shown(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", str(config), "--jobs", str(tmp_path / "jobs.yaml"), "--open"]) == 2
     assert "--open: applies to a load, not to --jobs" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from autoscaler.cli import _parser
         ("history follow TRACES DATASET", "--plain", "--uncompressed", None),
     ],
 )
-def test_an_old_name_works_and_names_the_present_one(
+def test_an_old_name_works_with_a_warning_that_names_the_new_one(
     command: str, old: str, present: str, value: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = command.split()

@@ -1,4 +1,4 @@
-"""What commands print beside their lines."""
+"""Output of commands besides their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_shown_on_a_terminal_and_nowhere_else(
+def test_progress_is_shown_on_a_terminal_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with terminal.progress("counting", 2) as advanced:
@@ -37,12 +37,12 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(
     assert "100%" in screen.getvalue()
 
 
-def test_numbers_of_things_agree_with_them() -> None:
+def test_nouns_agree_with_their_numbers() -> None:
     assert [count_of(number, "line") for number in (0, 1, 2)] == ["0 lines", "1 line", "2 lines"]
 
 
 class _Pauses:
-    """Counts the pauses; the last one is ended by Ctrl-C."""
+    """Counts the pauses; Ctrl-C ends the last one."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -66,14 +66,14 @@ def _frames(*frames: list[str] | AutoscalerError) -> Callable[[], list[str]]:
     return frame
 
 
-def test_what_is_watched_is_printed_again_and_outlives_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_watched_output_is_repeated_and_survives_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.watch(_frames(["one"], AutoscalerError("no daemon answers"), ["two", "lines"]), _Pauses(3))
     assert capsys.readouterr() == ("one\n\nautoscaler: no daemon answers\n\ntwo\nlines\n\n", "")
     with pytest.raises(AutoscalerError, match="from the start"):
         terminal.watch(_frames(AutoscalerError("from the start")), _Pauses(1))
 
 
-def test_what_is_watched_on_a_terminal_is_drawn_in_place_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watched_output_on_a_terminal_is_drawn_in_place_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = _Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("COLUMNS", "60")
@@ -107,6 +107,6 @@ def test_the_table_of_the_benchmark_fits_100_columns(capsys: pytest.CaptureFixtu
     assert tuple(cells.split()[: len(row)]) == row
 
 
-def test_titles_stay_on_a_line_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_titles_stay_on_one_line_if_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.table(("two words", "b"), [("1", "2")])
     assert capsys.readouterr().out.splitlines() == ["two words  b", "1          2"]

@@ -1,4 +1,4 @@
-"""One spec and the same observations: daemon, simulation and replay decide the same, whatever goes wrong."""
+"""With the same spec and observations, daemon, simulation and replay make the same decisions, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class World:
 
 
 class Live:
-    """What the daemon talks to."""
+    """The plug-ins of the daemon."""
 
     def __init__(self, world: World, clock: Clock) -> None:
         self.world = world
@@ -118,7 +118,7 @@ class Source(Live):
 
 
 class Clock:
-    """The simulation's time at the daemon's ticks, which lie where the cluster's name has put them."""
+    """The simulation's time at the daemon's ticks, whose phase follows from the cluster's name."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.offset = splay(spec.name, TICK.total_seconds())
@@ -129,7 +129,7 @@ class Clock:
 
 
 async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restart_every: int) -> FakeStore:
-    """A daemon's controllers in front of a simulated cluster; stopped and started again every so many ticks."""
+    """A daemon's controllers for a simulated cluster; stopped and restarted every so many ticks."""
     clock, store = Clock(spec), FakeStore()
     world = World(spec, offered, wrong)
     metrics = {name: Metric("source", FakeQuery(name)) for name in spec.metrics}
@@ -187,7 +187,7 @@ def test_daemon_simulation_and_replay_decide_the_same(
     lived = virtual_time.run(_daemon(spec, offered, what, restart_every)).records
     assert len(lived) == len(simulated) == len(offered.rates) * STEP / TICK.total_seconds()
     for daemons, ours in zip(lived, simulated, strict=True):
-        # A daemon that was restarted does not know whether what it asked for just before has arrived. It has.
+        # A restarted daemon does not know whether its last request has arrived. It has.
         assert daemons == (replace(ours, failed=UNANSWERED) if daemons.failed == UNANSWERED else ours)
     assert sum(one.decision.rescale for one in lived) > 1
     assert {one.failed for one in lived} - {""} == failures

@@ -26,7 +26,7 @@ def test_a_plant_has_a_name(name: str) -> None:
     assert plant(name) == Described(KNOWN[name])
 
 
-def test_a_file_says_what_differs_from_another_plant(tmp_path: Path) -> None:
+def test_a_file_has_the_differences_from_another_plant(tmp_path: Path) -> None:
     found = plant(_file(tmp_path, "like: ec2\nstartup: 2m\nrestart_up: 45\nslo: 1m30s\ngamma: 1\n")).plant
     assert found == replace(PLANTS["ec2"], startup=120.0, restart_up=45.0, slo=90.0, gamma=1.0)
     assert plant(_file(tmp_path, "gamma: 0.8\n")).plant == replace(PLANTS["k8s"], gamma=0.8)
@@ -38,7 +38,7 @@ def test_every_number_of_a_plant_can_be_written(tmp_path: Path) -> None:
     assert plant(_file(tmp_path, text)).plant == PlantSpec()
 
 
-def test_a_file_says_what_a_worker_processes_and_what_metrics_are_called(tmp_path: Path) -> None:
+def test_a_file_may_set_the_rate_per_worker_and_the_names_of_metrics(tmp_path: Path) -> None:
     for key in ("rate_per_worker", "one"):
         text = f"{key}: 2500\nmetrics:\n  consumer_lag: lag\n  busy: utilization\n"
         assert plant(_file(tmp_path, text)) == Described(
@@ -58,7 +58,7 @@ def test_the_old_name_of_the_rate_is_reported_once_with_its_line(
     assert capsys.readouterr().err == f"warning: {path}:2: one is now called rate_per_worker\n"
 
 
-def test_a_file_says_by_which_rules_the_job_is_rescaled(tmp_path: Path) -> None:
+def test_a_file_may_set_the_scheduler_of_the_job(tmp_path: Path) -> None:
     def scheduler(text: str) -> object:
         return plant(_file(tmp_path, text)).plant.scheduler
 
@@ -73,7 +73,7 @@ def test_a_file_says_by_which_rules_the_job_is_rescaled(tmp_path: Path) -> None:
     assert scheduler("like: spark\nscheduler: null\n") is None
 
 
-def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tmp_path: Path) -> None:
+def test_the_time_a_rescale_waits_for_checkpoints_follows_from_their_interval(tmp_path: Path) -> None:
     found = plant(_file(tmp_path, "like: flink-2.3\ncheckpoint: 1m\n")).plant
     assert found.scheduler == FlinkSettings.of("2.3", checkpoint_interval=60.0)
 
@@ -124,7 +124,7 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
         ("tau: true\ncheckpoint:\n", ["1: tau: expected a number, not true", "2: checkpoint: expected a number"]),
     ],
 )
-def test_what_is_wrong_in_a_file_is_reported_with_its_line(tmp_path: Path, text: str, problems: list[str]) -> None:
+def test_errors_in_a_file_are_reported_with_their_line(tmp_path: Path, text: str, problems: list[str]) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(ConfigurationError) as error:
         plant(path)
@@ -133,7 +133,7 @@ def test_what_is_wrong_in_a_file_is_reported_with_its_line(tmp_path: Path, text:
         assert output.startswith(f"{path}:{expected}")
 
 
-def test_what_is_neither_a_plant_nor_a_file_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_plant_that_is_not_a_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--plant k9s: is not a plant and not a file, .* did you mean 'k8s'"):
         plant("k9s")
     with pytest.raises(ConfigurationError, match="this is a directory"):

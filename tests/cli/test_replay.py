@@ -1,4 +1,4 @@
-"""`autoscaler replay` as somebody at a terminal, or a script, meets it."""
+"""`autoscaler replay` as used at a terminal or by a script."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def changed(config: Path, before: str, after: str) -> None:
     config.write_text(CONFIG.replace(before, after))
 
 
-def test_what_simulate_recorded_is_decided_again_in_the_same_way(
+def test_a_recorded_simulation_gives_the_same_decisions(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay(trace, config) == 0
@@ -71,12 +71,12 @@ def test_what_simulate_recorded_is_decided_again_in_the_same_way(
     assert found["replica_hours"]["recorded"] == found["replica_hours"]["again"] > 0
 
 
-def test_one_file_is_read_as_a_directory_is(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_file_is_read_like_a_directory(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, trace / "2026-01-05T00.jsonl", config)["clusters"]["orders"]
     assert found["decisions"] == 239
 
 
-def test_what_would_have_been_different_is_reported_with_what_differs_first(
+def test_differences_are_reported_with_the_first_part_that_differs(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "target: 0.7}", "target: 0.35}")
@@ -107,7 +107,7 @@ def test_a_guard_that_differs_is_named(trace: Path, config: Path, capsys: pytest
     assert "disabled" in found["differences"][0]["why"]["again"]
 
 
-def test_only_the_time_asked_for_is_compared(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_requested_time_is_compared(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times = ("--from", "2026-01-05T01:00:00", "--to", "2026-01-05T01:30:00Z")
     found = as_json(capsys, trace, config, *times)["clusters"]["orders"]
     assert (found["decisions"], found["from"], found["to"]) == (
@@ -122,9 +122,7 @@ def test_only_the_time_asked_for_is_compared(trace: Path, config: Path, capsys: 
     assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
-def test_metrics_that_were_not_recorded_are_replay(
-    trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unrecorded_metrics_are_reported(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(
         config,
         "metrics: {cpu: {source: prom, query: cpu}}",
@@ -164,7 +162,7 @@ def test_several_clusters_in_one_file_are_distinguished(
     assert set(as_json(capsys, mixed, config, "--cluster", "clicks")["clusters"]) == {"clicks"}
 
 
-def test_a_cluster_that_is_called_otherwise_can_be_named(
+def test_a_cluster_recorded_under_another_name_can_be_selected(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "orders:", "renamed:")
@@ -181,7 +179,7 @@ def test_a_cluster_that_is_called_otherwise_can_be_named(
     assert "expected one of clicks, orders; did you mean 'orders'?" in capsys.readouterr().err
 
 
-def test_lines_that_cannot_be_read_are_counted_and_reported_and_cost_no_other(
+def test_unreadable_lines_are_counted_and_reported_and_cost_no_other_line(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (trace / "2026-01-05T00.jsonl").read_text()
@@ -196,7 +194,7 @@ def test_lines_that_cannot_be_read_are_counted_and_reported_and_cost_no_other(
     assert len(as_json(capsys, torn, config)["unreadable"]) == 2
 
 
-def test_a_damaged_file_of_a_directory_is_named_and_costs_only_what_follows_in_it(
+def test_a_damaged_file_of_a_directory_is_named_and_costs_only_its_remaining_lines(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "history"
@@ -231,7 +229,7 @@ def test_a_damaged_file_of_a_directory_is_named_and_costs_only_what_follows_in_i
         (None, "trace.jsonl: there is no such file or directory"),
     ],
 )
-def test_a_trace_with_nothing_to_read_is_an_error(
+def test_a_trace_without_records_is_an_error(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected: str
 ) -> None:
     path = tmp_path / "trace.jsonl"
@@ -243,7 +241,7 @@ def test_a_trace_with_nothing_to_read_is_an_error(
     assert expected in shown.err
 
 
-def test_a_broken_configuration_is_reported_as_by_check(
+def test_an_invalid_configuration_is_reported_as_by_check(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "max: 12", "max: 0")
@@ -251,10 +249,10 @@ def test_a_broken_configuration_is_reported_as_by_check(
     assert f"{config}:8: clusters.orders.max: must be 1 or more, not 0" in capsys.readouterr().err
 
 
-def test_a_long_list_shows_what_matters_most_in_order_of_time(
+def test_a_long_list_shows_the_most_important_differences_in_order_of_time(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Every other record wants more than it got: as many periods.
+    # Every other record proposes more than it got: as many periods.
     lines = (trace / "2026-01-05T00.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines[:140]]
     for number, record in enumerate(records):
@@ -278,7 +276,7 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     assert sum(line.startswith("2026") for line in capsys.readouterr().out.splitlines()) == len(found)
 
 
-def test_a_period_that_ends_on_another_day_reports_that(
+def test_a_period_that_ends_on_another_day_shows_the_date(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = tmp_path / "late.jsonl"

@@ -1,4 +1,4 @@
-"""`status` and `explain` against a daemon that runs, in a process of its own."""
+"""`status` and `explain` against a running daemon in a separate process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Running:
     url: str
 
     def reload(self, text: str) -> None:
-        """Have it read other text as its configuration."""
+        """Make it reload another configuration."""
         self.config.write_text(text)
         before = self.log.read_text().count("configuration ")
         self.process.send_signal(signal.SIGHUP)
@@ -110,7 +110,7 @@ def test_status_shows_every_cluster(url: str, capsys: pytest.CaptureFixture[str]
     assert head.split()[:3] == ["cluster", "ready", "size"]
     assert row.split()[0] == "orders"
     assert "3-5" in row
-    assert "http://127.0.0.1:9" in row  # the whole trouble, not cut off
+    assert "http://127.0.0.1:9" in row  # the whole problem, not cut off
     assert cli.main(["status", "--url", url + "/", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [cluster["name"] for cluster in answer["clusters"]] == ["orders"]
@@ -125,7 +125,7 @@ def test_explain_reports_the_last_decisions(url: str, capsys: pytest.CaptureFixt
         assert cli.main(["explain", "orders", "--url", url, "--last", "2", "--json"]) == 0
         decisions = json.loads(capsys.readouterr().out)["decisions"]
     assert len(decisions) == 2
-    now = datetime.now(UTC)  # noqa: TID251 - asks a real daemon about real time
+    now = datetime.now(UTC)  # noqa: TID251 - compares with a real daemon's time
     assert cli.main(["explain", "orders", "--url", url, "--at", now.isoformat()]) == 0
     assert "cluster orders" in capsys.readouterr().out
     before = now - timedelta(hours=1)
@@ -133,17 +133,17 @@ def test_explain_reports_the_last_decisions(url: str, capsys: pytest.CaptureFixt
     assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
 
 
-def test_an_unknown_cluster_is_reported_with_those_there_are(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_cluster_is_reported_with_the_known_ones(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "ordres", "--url", url]) == 1
     assert "there is no cluster 'ordres'; there are: orders" in capsys.readouterr().err
 
 
-def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_server_at_the_url_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", f"{url}/metrics?"]) == 1
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
 
 
-def test_a_daemon_without_tls_that_is_asked_by_https_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_https_to_a_daemon_without_tls_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", url.replace("http:", "https:")]) == 1
     assert "; a daemon without daemon.tls needs http://): is it running?" in capsys.readouterr().err
 
@@ -151,13 +151,13 @@ def test_a_daemon_without_tls_that_is_asked_by_https_is_reported(url: str, capsy
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda text: text.replace("max: 5", "maxx: 5"),  # YAML, and not a configuration
+        lambda text: text.replace("max: 5", "maxx: 5"),  # YAML, but not a configuration
         lambda text: text + "  orders-2: {interval: [\n",  # not even YAML
         lambda text: text.replace("var, ", "var,\n# listen: '127.0.0.1:1'\n  ").replace("max: 5", "maxx: 5"),
         lambda text: text.replace("daemon: {", "daemon: {logs: console, ").replace("min: 3", "min: no"),
     ],
 )
-def test_status_finds_the_daemon_of_a_file_that_was_broken_since_and_shows_the_refused_reload(
+def test_status_finds_the_daemon_of_a_file_that_has_become_invalid_and_shows_the_refused_reload(
     daemon: Running, broken: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = daemon.config.read_text()
@@ -187,7 +187,7 @@ def test_status_finds_the_daemon_of_a_file_that_was_broken_since_and_shows_the_r
     assert ("not reloaded" in out, err) == (False, "")
 
 
-def test_a_broken_file_without_a_daemon_gives_its_problems_and_where_none_answers(
+def test_an_invalid_file_without_a_daemon_gives_its_problems_and_the_address_that_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -203,7 +203,7 @@ def test_a_broken_file_without_a_daemon_gives_its_problems_and_where_none_answer
     assert "there is no such file" in capsys.readouterr().err
 
 
-def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_its_url(
+def test_the_clusters_of_another_daemon_are_shown_only_if_its_url_is_given(
     daemon: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "ä config.yaml"
@@ -218,14 +218,14 @@ def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_
         )
     assert cli.main(["status", str(other), "--url", daemon.url]) == 0
     assert "orders" in capsys.readouterr().out
-    # The same file by another name is not another configuration.
+    # The same file under another name is not another configuration.
     link = tmp_path / "link.yaml"
     link.symlink_to(daemon.config)
     assert cli.main(["status", str(link)]) == 0
     assert "orders" in capsys.readouterr().out
 
 
-def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
+def test_explain_reads_decisions_that_the_daemon_no_longer_has_from_its_history(
     daemon: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = daemon.config.parent / "var" / "history"
@@ -280,7 +280,7 @@ def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
 
 
 def everything(terminal: io.RawIOBase) -> bytes:
-    """All that was written to a terminal whose other end is closed: it comes in pieces, and then as an error."""
+    """All output to a terminal whose other end is closed: it comes in pieces, and then as an error."""
     pieces = []
     with suppress(OSError):
         while piece := terminal.read(65536):
@@ -290,11 +290,11 @@ def everything(terminal: io.RawIOBase) -> bytes:
 
 @contextmanager
 def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.RawIOBase, subprocess.Popen[bytes]]]:
-    """A command in a terminal of its own."""
+    """A command in its own terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-    for name in ("COLUMNS", "LINES"):  # they would be believed before the terminal is
+    for name in ("COLUMNS", "LINES"):  # they would override the size of the terminal
         environment.pop(name, None)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
@@ -312,7 +312,7 @@ def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.Raw
             process.wait()
 
 
-def test_status_is_drawn_again_until_ctrl_c(url: str) -> None:
+def test_status_is_redrawn_until_ctrl_c(url: str) -> None:
     with terminal_of(["status", "--url", url, "--watch"], 80) as (terminal, process):
         shown = b""
         while shown.count(b"Refreshed every 2 s") < 2:
@@ -337,5 +337,5 @@ def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, 
     assert head.split() == ["cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when"]
     assert row.split()[0] == "orders"
     assert any(line.startswith("orders: cpu: ") and "http://127.0.0.1:9" in line for line in rest)
-    if columns != 50:  # where not even the titles have room, lines are broken by the terminal
+    if columns != 50:  # if not even the titles fit, the terminal breaks the lines
         assert max(len(line) for line in (head, row)) <= columns

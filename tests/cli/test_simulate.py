@@ -1,4 +1,4 @@
-"""`autoscaler simulate` as somebody at a terminal, or a script, meets it."""
+"""`autoscaler simulate` as used at a terminal or by a script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoscaler import cli
 from autoscaler.trace.format import read
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-# A fleet's clusters are known when its discovery is asked, which a simulation does not.
+# The clusters of a fleet are known only from its discovery, which a simulation does not poll.
 WITH_CLUSTERS = [path for path in EXAMPLES if re.search("^clusters:", path.read_text(), re.MULTILINE)]
 
 CONFIG = """
@@ -56,7 +56,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("example", WITH_CLUSTERS, ids=lambda path: path.stem)
-def test_a_newcomer_can_try_every_example_of_clusters(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_user_can_simulate_every_example_of_clusters(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(example, "--load", "steps6h", "--hours", 2) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -64,7 +64,7 @@ def test_a_newcomer_can_try_every_example_of_clusters(example: Path, capsys: pyt
     assert re.search(r"^\d:\d\d:\d\d +\d+ to \d+ +above +main: ", shown.out, re.MULTILINE)
 
 
-def test_it_gives_the_same_twice_and_something_else_by_another_seed(
+def test_a_seed_gives_the_same_result_twice_and_another_seed_another(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (config, "--load", "bursts12h", "--hours", 1, *WITH_METRIC, "--faults", "nan:5m,crash:20m")
@@ -73,7 +73,7 @@ def test_it_gives_the_same_twice_and_something_else_by_another_seed(
     assert first["score"] != other["score"]
 
 
-def test_json_has_all_that_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_everything_that_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(
         capsys,
         config,
@@ -106,7 +106,7 @@ def test_json_has_all_that_is_printed(config: Path, capsys: pytest.CaptureFixtur
     assert "What the policies asked for:" in first["explanation"]
 
 
-def test_what_one_worker_processes_comes_from_the_command_line_the_configuration_or_the_peak(
+def test_the_rate_per_worker_comes_from_the_command_line_the_configuration_or_the_peak(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = tmp_path / "mine.csv"
@@ -128,7 +128,9 @@ def test_what_one_worker_processes_comes_from_the_command_line_the_configuration
     assert made["load"]["peak"] == pytest.approx(90 * 8**0.9)
 
 
-def test_what_the_reader_must_know_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_important_assumptions_are_printed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config.write_text(CONFIG.replace("interval: 10s", "interval: 12s"))
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,500\n600,500\n")
@@ -143,7 +145,7 @@ def test_what_the_reader_must_know_is_printed(config: Path, tmp_path: Path, caps
     assert "Not even 12 workers keep the delay below 60 s all the time." in shown
 
 
-def test_a_plants_file_says_what_a_worker_processes_and_what_metrics_are(
+def test_a_plant_file_may_set_the_rate_per_worker_and_the_metrics(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant, load = tmp_path / "plant.yaml", tmp_path / "mine.csv"
@@ -156,7 +158,7 @@ def test_a_plants_file_says_what_a_worker_processes_and_what_metrics_are(
     assert as_json(capsys, *given, "--rate-per-worker", 50)["one"] == 50
 
 
-def test_partitions_of_the_configuration_limit_what_workers_can_do(
+def test_partitions_of_the_configuration_limit_the_useful_workers(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = tmp_path / "mine.csv"
@@ -172,13 +174,13 @@ def test_partitions_of_the_configuration_limit_what_workers_can_do(
     assert as_json(capsys, *given, "--plant", file)["notes"] == []
 
 
-def test_the_optimum_knows_that_spark_does_not_stop(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_optimum_accounts_for_spark_not_stopping(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--optimum")
     stops, goes_on = (as_json(capsys, *given, "--plant", plant)["optimum"] for plant in ("k8s", "spark"))
     assert goes_on < stops
 
 
-def test_an_objective_that_is_not_what_is_called_too_old_is_printed(
+def test_an_objective_other_than_the_slo_of_the_plant_is_printed(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ("lag", "arrivals", "throughput", "utilization")
@@ -196,16 +198,16 @@ def test_an_objective_that_is_not_what_is_called_too_old_is_printed(
     assert note not in as_json(capsys, *given, "--plant", plant)["notes"]
 
 
-def test_a_size_that_never_changes_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_never_changes_is_reported(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,62\n900,62\n")
     assert simulate(config, *WITH_METRIC, "--load", load, "--rate-per-worker", 100) == 0
     assert "The size never changed." in capsys.readouterr().out
 
 
-def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stalls_are_those_of_the_plant(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2)
     quick, slow = (as_json(capsys, *given, "--plant", plant)["score"] for plant in ("k8s", "redeploy"))
     assert slow["stopped"] > 2 * quick["stopped"]
@@ -220,7 +222,7 @@ def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
         ("spark", "; the query continues while workers come and go; no record"),
     ],
 )
-def test_what_a_change_of_size_does_there_is_printed(
+def test_the_effect_of_a_change_of_size_is_printed(
     config: Path, capsys: pytest.CaptureFixture[str], plant: str, expected: str
 ) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1, "--plant", plant)
@@ -230,7 +232,7 @@ def test_what_a_change_of_size_does_there_is_printed(
     assert "Infinity" not in capsys.readouterr().out
 
 
-def test_no_metric_is_seen_but_those_of_the_configuration(config: Path, tmp_path: Path) -> None:
+def test_only_the_metrics_of_the_configuration_are_observed(config: Path, tmp_path: Path) -> None:
     directory = tmp_path / "trace"
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2)
     assert simulate(*given, "--record", directory) == 0
@@ -241,7 +243,7 @@ def test_no_metric_is_seen_but_those_of_the_configuration(config: Path, tmp_path
     assert sorted(path.name for path in directory.iterdir()) == [f"2026-01-05T0{hour}.jsonl" for hour in range(3)]
 
 
-def test_a_worker_has_as_many_slots_as_the_configuration_says(tmp_path: Path) -> None:
+def test_a_worker_has_the_configured_number_of_slots(tmp_path: Path) -> None:
     example = next(path for path in EXAMPLES if path.stem == "flink-kubernetes")
     assert (
         simulate(
@@ -255,7 +257,7 @@ def test_a_worker_has_as_many_slots_as_the_configuration_says(tmp_path: Path) ->
     assert any("engine" in one.observation.missing for one in records)
 
 
-def test_a_fault_is_named_by_the_configurations_name_of_a_metric(
+def test_a_fault_uses_the_configured_name_of_a_metric(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = (
@@ -277,7 +279,7 @@ def test_a_fault_is_named_by_the_configurations_name_of_a_metric(
     assert not any("waiting" in names or "engine" in names for names in missing)
 
 
-def test_a_long_list_is_cut_and_all_of_it_to_be_had(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_list_is_cut_and_can_be_shown_completely(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--faults", "refused:95%")
     assert simulate(*given) == 0
     short = capsys.readouterr().out
@@ -314,7 +316,7 @@ def test_the_time_axis_of_a_picture_is_in_the_time_zone_of_the_cluster(
     assert shown[0] == first
 
 
-def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_decision_can_be_explained_completely(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
     shown = capsys.readouterr().out
     assert "2026-01-05 00:00:10 UTC: cluster orders is scaled up from" in shown
@@ -346,7 +348,7 @@ def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.Ca
         ((*WITH_METRIC, "--load", "sine6h", "--traces", "/nowhere"), "daedalus_sine_1s_6h.csv: cannot be read"),
     ],
 )
-def test_what_makes_no_sense_is_an_error_with_a_remedy(
+def test_invalid_arguments_are_an_error_with_a_remedy(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
     assert simulate(config, "--load", "steps6h", *arguments) == 2
@@ -377,7 +379,7 @@ def test_recorded_loads_need_a_directory(
         ("t_seconds,value\n0,0\n600,0\n", "load: is 0 throughout: set --rate-per-worker"),
     ],
 )
-def test_a_bad_load_is_reported_with_its_line(
+def test_an_invalid_load_is_reported_with_its_line(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
 ) -> None:
     load = tmp_path / "load.csv"
@@ -386,7 +388,7 @@ def test_a_bad_load_is_reported_with_its_line(
     assert expected in capsys.readouterr().err
 
 
-def test_a_broken_configuration_is_reported_as_by_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_configuration_is_reported_as_by_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG.replace("max: 12", "max: 0"))
     assert simulate(config, "--load", "steps6h") == 2
     assert re.match(rf"{config}:\d+: clusters.orders.max: ", capsys.readouterr().err)
@@ -396,7 +398,9 @@ def test_a_broken_configuration_is_reported_as_by_check(config: Path, capsys: py
     assert simulate(config, "--load", "steps6h", "--hours", 1, "--cluster", "others", *WITH_METRIC) == 0
 
 
-def test_what_cannot_be_written_is_an_error(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1)
     assert simulate(*given, "--record", tmp_path) == 2
     assert "is not empty; its records would be mixed with those of this run" in capsys.readouterr().err
@@ -407,7 +411,7 @@ def test_what_cannot_be_written_is_an_error(config: Path, tmp_path: Path, capsys
     assert "taken.png: cannot be written" in capsys.readouterr().err
 
 
-def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_takes_long(
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_simulation(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path, expected in (("nowhere/x.png", "there is no directory"), ("x.pdf", "is not a PNG file")):
@@ -421,14 +425,14 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_takes_long(
     "arguments",
     [("--rate-per-worker", "0"), ("--hours", "-1"), ("--peak", "nan"), ("--metric", "busy"), ("--seed", "x")],
 )
-def test_options_that_are_no_numbers_or_pairs_are_refused(
+def test_options_that_are_not_numbers_or_pairs_are_refused(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     assert simulate(config, "--load", "steps6h", *arguments) == 2
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_extras_that_are_not_there_are_named(
+def test_missing_extras_are_named(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1)
@@ -437,7 +441,7 @@ def test_extras_that_are_not_there_are_named(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "pip install '.[plot]'" in shown.err
-    # As though it had never been imported, and could not be.
+    # As if it had never been imported, and could not be.
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "autoscaler.simulation.optimum", raising=False)
     monkeypatch.delattr("autoscaler.simulation.optimum", raising=False)
@@ -445,7 +449,7 @@ def test_extras_that_are_not_there_are_named(
     assert "pip install '.[simulate]'" in capsys.readouterr().err
 
 
-def test_nothing_in_the_json_is_no_number(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_numbers_of_the_json_are_finite(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, config, *WITH_METRIC, "--load", "steady12h", "--hours", 1)
     numbers = [value for value in found["score"].values() if isinstance(value, float)]
     assert all(map(math.isfinite, numbers))

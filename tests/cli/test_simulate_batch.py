@@ -65,7 +65,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_jobs_stand_beside_a_fixed_cluster_and_dynamic_allocation(
+def test_the_jobs_are_compared_with_a_fixed_cluster_and_dynamic_allocation(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(config, *WITH_METRIC, "--jobs", jobs) == 0
@@ -90,7 +90,7 @@ def test_the_jobs_stand_beside_a_fixed_cluster_and_dynamic_allocation(
     assert re.search(r"^\d:\d\d:\d\d +\d to \d +above +main: ", shown.out, re.MULTILINE)
 
 
-def test_it_gives_the_same_twice_and_json_has_all_that_is_printed(
+def test_a_seed_gives_the_same_result_twice_and_json_has_everything_that_is_printed(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = (config, *WITH_METRIC, "--jobs", jobs)
@@ -112,7 +112,7 @@ def test_it_gives_the_same_twice_and_json_has_all_that_is_printed(
     assert "What the policies asked for:" in first["rescales"][0]["explanation"]
 
 
-def test_where_files_are_migrated_dynamic_allocation_is_also_shown_without_tracking_them(
+def test_if_files_are_migrated_dynamic_allocation_is_also_shown_without_shuffle_tracking(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs.write_text(JOBS.replace("migrate: false", "migrate: true"))
@@ -135,7 +135,7 @@ def test_jobs_that_miss_the_deadline_of_a_policy_are_counted(
     assert re.search(r"^jobs that took more than 2m +\d +1 +\d$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_workers_come_as_the_plant_says(config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_start_as_the_plant_says(config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--jobs", jobs)
     quick, slow = (
         as_json(capsys, *given, "--plant", plant)["results"]["dynamic allocation"] for plant in ("k8s", "ec2")
@@ -143,7 +143,7 @@ def test_workers_come_as_the_plant_says(config: Path, jobs: Path, capsys: pytest
     assert quick["job_times"][0] < slow["job_times"][0]
 
 
-def test_a_job_that_is_never_done_is_shown_as_such(
+def test_a_job_that_never_finishes_is_shown_as_such(
     config: Path, jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config.write_text(CONFIG.replace("min: 1", "min: 0"))
@@ -153,7 +153,7 @@ def test_a_job_that_is_never_done_is_shown_as_such(
     assert re.search(r"^time of job 2 +not done +0:00:20 +not done", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_long_list_of_jobs_is_cut_and_all_of_it_to_be_had(
+def test_a_long_list_of_jobs_is_cut_and_can_be_shown_completely(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs.write_text("jobs:\n" + "  - {stages: [{tasks: 1, task_time: 1s}]}\n" * 40)
@@ -163,7 +163,7 @@ def test_a_long_list_of_jobs_is_cut_and_all_of_it_to_be_had(
     assert "time of job 40" in capsys.readouterr().out
 
 
-def test_decisions_are_recorded_as_a_daemon_does_and_explained(
+def test_decisions_are_recorded_like_those_of_a_daemon_and_explained(
     config: Path, jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace"
@@ -213,14 +213,14 @@ def test_the_directory_of_loads_may_be_set_in_the_environment(
         (("--jobs", "x", "--load", "steps6h"), "argument --load: not allowed with argument --jobs"),
     ],
 )
-def test_either_a_load_or_jobs_are_needed(
+def test_a_load_or_jobs_are_required(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
     assert simulate(config, *arguments) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_metric_that_batch_jobs_do_not_have_is_an_error_with_those_that_they_have(
+def test_a_metric_that_batch_jobs_lack_is_an_error_that_lists_theirs(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(config, "--jobs", jobs) == 2
@@ -252,7 +252,7 @@ def test_a_metric_that_batch_jobs_do_not_have_is_an_error_with_those_that_they_h
         ("jobs:\n  - stages: [{tasks: 4, task_time: 1s}]\nmigrate: true\nmigrate: true\n", "4: migrate: duplicate key"),
     ],
 )
-def test_a_bad_file_of_jobs_is_reported_with_its_line(
+def test_an_invalid_file_of_jobs_is_reported_with_its_line(
     config: Path, jobs: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected: str
 ) -> None:
     jobs.unlink()

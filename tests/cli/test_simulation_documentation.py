@@ -1,4 +1,4 @@
-"""What docs/simulate.md shows is what is printed."""
+"""The output in docs/simulate.md is the actual output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 CONSOLE = re.findall(r"```console\n\$ autoscaler (.*?)\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_example_prints_what_is_shown(
+def test_the_example_prints_the_documented_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -43,13 +43,13 @@ def test_the_example_prints_what_is_shown(
             printed = printed[begins[0] + len(lines) :]
 
 
-def test_the_plant_of_the_example_can_be_read(tmp_path: Path) -> None:
+def test_the_plant_of_the_example_can_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "plant.yaml"
     path.write_text(YAML[1])
     assert plant(str(path)).plant.slo == 180
 
 
-def test_batch_costs_clearly_less_than_the_greatest_size_and_dynamic_allocation_in_the_example(
+def test_in_the_example_batch_costs_clearly_less_than_the_largest_size_and_dynamic_allocation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -66,19 +66,19 @@ def test_batch_costs_clearly_less_than_the_greatest_size_and_dynamic_allocation_
     assert costs["nightly"] < 0.85 * costs["dynamic allocation"]
 
 
-def test_the_keys_of_a_file_of_jobs_are_all_in_the_example() -> None:
+def test_all_keys_of_a_file_of_jobs_are_in_the_example() -> None:
     keys = [field.name for each in (Workload, BatchJob, Stage) for field in fields(each)]
     assert [key for key in keys if f"{key}:" not in YAML[2]] == []
 
 
-def test_the_plants_are_as_the_table_says() -> None:
+def test_the_plants_equal_those_of_the_table() -> None:
     for name, spec in PLANTS.items():
         row = next(line for line in TEXT.splitlines() if line.startswith(f"| `{name}` |"))
         numbers = [float(number) for number in re.findall(r"(\d+) s", row)]
         assert numbers == [spec.startup, spec.restart_up, spec.restart_down + spec.heartbeat, spec.checkpoint, spec.slo]
 
 
-def test_every_fault_is_in_the_table_with_its_usual_amount() -> None:
+def test_every_fault_is_in_the_table_with_its_default_amount() -> None:
     rows = [
         (name, text)
         for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE)
@@ -91,7 +91,7 @@ def test_every_fault_is_in_the_table_with_its_usual_amount() -> None:
         assert f" {number[0]} " in f" {text} " or text.endswith("in an hour"), name
 
 
-def test_every_load_that_is_made_is_named() -> None:
+def test_every_synthetic_load_is_named() -> None:
     assert [name for name in SYNTHETIC if f"`{name}`" not in TEXT] == []
 
 

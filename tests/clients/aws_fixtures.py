@@ -1,4 +1,4 @@
-"""Fixtures of the tests that use AWS. A module gets them by `pytest_plugins = ("tests.clients.aws_fixtures",)`."""
+"""Fixtures of the tests that use AWS. A module loads them by `pytest_plugins = ("tests.clients.aws_fixtures",)`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
 
 @pytest.fixture
 def identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Credentials without an owner, in the environment; returns the key's id. Nothing else of the machine is used."""
+    """Fake credentials in the environment, the only ones that a test uses; returns the id of the key."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     key = f"AKIA{secrets.token_hex(8).upper()}"

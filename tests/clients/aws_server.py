@@ -1,4 +1,4 @@
-"""AWS on loopback: moto's server, and between it and boto3 a proxy that records and spoils."""
+"""AWS on loopback: moto's server, and a proxy in front of it that records and falsifies answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Spoil = Callable[[web.Request, Forward], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Moto:
-    """The server, and what a test arranges on it, past the proxy."""
+    """The server, with methods that access it directly, without the proxy."""
 
     url: str
     clients: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Moto:
             pass
 
     def group(self, size: int = 2, minimum: int = 0, maximum: int = 10, **parameters: Any) -> str:
-        """Make a group with a name of its own."""
+        """Create a group with a unique name."""
         name = f"group-{secrets.token_hex(4)}"
         autoscaling = self.client("autoscaling")
         autoscaling.create_launch_configuration(
@@ -69,7 +69,7 @@ class Moto:
         self.client("autoscaling").create_or_update_tags(Tags=tagged)
 
     def shown(self, group: str) -> dict[str, Any]:
-        """What moto shows of a group."""
+        """The state of a group in moto."""
         answer = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
         found: dict[str, Any] = answer["AutoScalingGroups"][0]
         return found
@@ -102,7 +102,7 @@ class Call:
 
 @dataclass
 class Rule:
-    """What is done to the calls of an action; `times` None: to all from now on."""
+    """How the proxy handles the calls of an action; `times` None: all from now on."""
 
     action: str
     spoil: Spoil
@@ -135,7 +135,7 @@ class Proxy:
         return self.rule(action, spoil, times)
 
     def answer(self, action: str, body: str, times: int | None = None) -> Rule:
-        """An answer that moto cannot give."""
+        """Return an answer that moto cannot give."""
 
         async def spoil(_: web.Request, __: Forward) -> web.Response:
             return web.Response(text=body, content_type="text/xml")
@@ -143,7 +143,7 @@ class Proxy:
         return self.rule(action, spoil, times)
 
     def drop(self, action: str, *, after: bool = False, times: int | None = 1) -> Rule:
-        """Cut the connection: before AWS hears of it, or after it has done it."""
+        """Cut the connection: before AWS receives the request, or after AWS has executed it."""
 
         async def spoil(request: web.Request, forward: Forward) -> web.Response:
             if after:
@@ -155,7 +155,7 @@ class Proxy:
         return self.rule(action, spoil, times)
 
     def stall(self, action: str, seconds: float, times: int | None = 1) -> Rule:
-        """Be slow."""
+        """Answer slowly."""
 
         async def spoil(_: web.Request, forward: Forward) -> web.Response:
             await asyncio.sleep(seconds)
@@ -173,7 +173,7 @@ class Proxy:
         return self.rule(action, spoil, times)
 
     def echo(self, action: str, times: int) -> None:
-        """Eventual consistency: the answers to come are what it would be now."""
+        """Eventual consistency: the next answers are those of now."""
         kept: list[web.Response] = []
 
         async def keep(_: web.Request, forward: Forward) -> web.Response:
@@ -234,7 +234,7 @@ def failure(request: web.Request, code: str, message: str, status: int) -> web.R
 
 
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait for what gives no event."""
+    """Wait for a condition that has no event."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.02)

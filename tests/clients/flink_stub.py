@@ -1,8 +1,8 @@
-"""A server that answers as a JobManager did: recorded answers of real Flinks, which a test may change.
+"""A server that answers with recorded answers of real JobManagers, which a test may change.
 
-`data/<version>/<scene>.json` maps a path to the status and the answer that it had. Scenes: `waiting` (no TaskManager
-yet), `running` (one or two), `rescaled` (after a TaskManager was added; two source subtasks have come to their end),
-`plain` (default scheduler, no checkpoints) and `failed` (the same after its only TaskManager was lost).
+`data/<version>/<scene>.json` maps a path to the status and the body of its answer. Scenes: `waiting` (no TaskManager
+yet), `running` (one or two), `rescaled` (after a TaskManager was added; two source subtasks have finished), `plain`
+(default scheduler, no checkpoints) and `failed` (the same after its only TaskManager was lost).
 `data/2.3/subtasks.json` is an answer to `/jobs/<id>/vertices/<id>` of another job, on two TaskManagers of two slots.
 """
 
@@ -34,7 +34,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Shared:
-    """What the daemon would share."""
+    """The shared objects of a daemon."""
 
     def __init__(self) -> None:
         self.live: dict[Hashable, Any] = {}
@@ -46,7 +46,7 @@ class Shared:
         return self.live[key]  # type: ignore[no-any-return]
 
     def forget(self) -> None:
-        """Let the answers that are kept for a moment be asked for anew."""
+        """Expire the cached answers."""
         for live in self.live.values():
             if isinstance(live, JsonClient):
                 live.forget()
@@ -58,12 +58,12 @@ class FakeFlink:
     Attributes:
         answers: path without the query -> answer.
         special: path -> a handler that answers instead.
-        asked: what was asked, with the method where it is not GET.
-        ages: milliseconds that the metrics are behind the JobManager's clock, one for each question; the last stays.
+        asked: the requests, with the method unless it is GET.
+        ages: milliseconds that the metrics are behind the JobManager's clock, one per request; the last one repeats.
         metrics: vertex -> metric -> {min, max, avg, sum}.
         numbers: the job's own metrics.
         workers: the TaskManagers' metrics.
-        shown: vertex -> its subtasks as `/jobs/<id>/vertices/<id>` shows them; of others there is none.
+        shown: vertex -> its subtasks in `/jobs/<id>/vertices/<id>`; other vertices show none.
     """
 
     def __init__(self, version: str = "2.3", scene: str = "running") -> None:
@@ -87,7 +87,7 @@ class FakeFlink:
             elif path.startswith("/taskmanagers/metrics?"):
                 self.workers = {one.pop("id"): one for one in known["answer"]}
 
-    # what a test changes
+    # changes by a test
 
     @property
     def settings(self) -> list[dict[str, str]]:
@@ -116,7 +116,7 @@ class FakeFlink:
         return count
 
     def report(self, vertex: str, name: str, total: float, most: float | None = None, *, count: int = 0) -> None:
-        """Let all subtasks of a vertex together report `total`."""
+        """Make all subtasks of a vertex together report `total`."""
         count = count or self.subtasks(vertex)
         mean = total / count
         self.metrics[vertex][name] = {
@@ -127,7 +127,7 @@ class FakeFlink:
         }
 
     def place(self, vertex: str, *taskmanagers: str) -> None:
-        """Show the subtasks of a vertex, one on each of these, which may be named for several."""
+        """Show the subtasks of a vertex on these TaskManagers, one subtask per name; names may repeat."""
         self.shown[vertex] = [
             {
                 "subtask": number,
@@ -144,7 +144,7 @@ class FakeFlink:
         ]
 
     def work_unevenly(self, seconds: float, vertex: str, *shares: float) -> None:
-        """Let the subtasks of a vertex be busy for these shares of the time that `pass_time` lets pass."""
+        """Make the subtasks of a vertex busy for these shares of the time that `pass_time` lets pass."""
         for subtask, share in zip(self.shown[vertex], shares, strict=True):
             subtask["metrics"]["accumulated-busy-time"] += 1000 * seconds * share
             subtask["metrics"]["accumulated-idle-time"] += 1000 * seconds * (1 - share)
@@ -156,8 +156,8 @@ class FakeFlink:
 
         Args:
             seconds: how long.
-            rates: vertex -> records per second that all its subtasks take in, and give out.
-            shares: vertex -> (busy, held up); the rest is idle.
+            rates: vertex -> records per second of all its subtasks, in and out.
+            shares: vertex -> (busy, backpressured); the rest is idle.
         """
         for vertex, known in self.metrics.items():
             count = self.subtasks(vertex)
@@ -177,7 +177,7 @@ class FakeFlink:
                     self.report(vertex, name, known[name]["sum"] + moved)
         self.job["now"] += int(seconds * 1000)
 
-    # how it answers
+    # answers
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
@@ -189,7 +189,7 @@ class FakeFlink:
             reported = self.metrics.get(path.split("/")[4], {})
             if not names:
                 return web.json_response([{"id": name} for name in reported])
-            # One unknown name, and Flink answers nothing at all.
+            # With one unknown name, Flink answers nothing at all.
             return _numbers([{"id": name, **reported[name]} for name in names] if reported.keys() >= set(names) else [])
         if path == "/taskmanagers/metrics":
             return _numbers([{"id": name, **self.workers[name]} for name in names if name in self.workers])
@@ -214,7 +214,7 @@ class FakeFlink:
 
 
 def _numbers(answer: list[dict[str, Any]]) -> web.Response:
-    """Flink writes NaN as a string."""
+    """Write NaN as a string, like Flink."""
     reported = [
         {name: "NaN" if value != value else value for name, value in one.items()}  # noqa: PLR0124 - only NaN is not itself
         for one in answer
@@ -224,7 +224,7 @@ def _numbers(answer: list[dict[str, Any]]) -> web.Response:
 
 @asynccontextmanager
 async def serve(flink: FakeFlink) -> AsyncIterator[str]:
-    """Serve it on a free port of loopback; gives the address."""
+    """Serve it on a free port of loopback; yields the address."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", flink.handle)
     async with TestServer(application) as server:

@@ -1,7 +1,7 @@
 """A Kubernetes cluster for a test: the test server, or a namespace of the real one AUTOSCALER_TEST_KUBECONFIG names.
 
-Pods are made so that no node can run them, and tests write into their status what a scheduler and a kubelet would:
-that way the same tests hold where there are nodes and where there are none.
+No node can run the pods, and tests write the status that a scheduler and a kubelet would write: so the same tests work
+with and without nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cluster:
 
     Attributes:
         kubeconfig: for the target under test.
-        server: the test server; None when it is a real one.
+        server: the test server; None if it is a real one.
     """
 
     def __init__(self, api: Api, kubeconfig: str, namespace: str, server: ApiServer | None) -> None:
@@ -45,7 +45,7 @@ class Cluster:
         return self._server
 
     def define(self, kind: Kind) -> None:
-        """Have the test server serve a custom resource. A real one must have its definition already."""
+        """Make the test server serve a custom resource. A real server must have its definition already."""
         if self._server is not None:
             self._server.kinds.append(kind)
 
@@ -79,7 +79,7 @@ class Cluster:
         await self.create(kind, {"metadata": {"name": name}, "spec": spec})
 
     async def pods(self, app: str, count: int | None = None) -> Sequence[Json]:
-        """The pods of a workload by name, once there are as many."""
+        """The pods of a workload by name, once there are this many."""
 
         async def found() -> Sequence[Json] | None:
             query = {"labelSelector": f"app={app}"}
@@ -90,12 +90,12 @@ class Cluster:
         return await until(found)
 
     async def pod_status(self, pod: Json, status: Json) -> None:
-        """Write what a kubelet or the scheduler would."""
+        """Write the status like a kubelet or the scheduler."""
         ask = Request("patch", Resource("", "v1", "pods"), self.namespace, _name(pod), "status")
         await self.api.call(ask, body={"status": status})
 
     async def ready(self, pods: Sequence[Json]) -> None:
-        """Let pods be up, each with an address of its own."""
+        """Make pods ready, each with its own address."""
         for number, pod in enumerate(pods, start=1):
             address = f"10.9.{int(pod['metadata']['resourceVersion']) % 250}.{number}"
             conditions = [{"type": "Ready", "status": "True"}]
@@ -103,7 +103,7 @@ class Cluster:
             await self.pod_status(pod, status)
 
     async def up(self, app: str, count: int) -> None:
-        """Let so many pods of a workload be up, whatever becomes of single ones."""
+        """Make so many pods of a workload ready, even if single ones are replaced."""
 
         async def are_up() -> bool | None:
             pods = await self.pods(app)
@@ -125,9 +125,9 @@ def _resource(kind: Kind) -> Resource:
 
 
 async def until(found: Callable[[], Awaitable[T | None]], patience: float = PATIENCE) -> T:
-    """Request again until there is something. Raises TimeoutError."""
+    """Repeat the request until it returns something; raises TimeoutError."""
     async with asyncio.timeout(patience):
-        while (result := await found()) is None:  # noqa: ASYNC110 - no event tells
+        while (result := await found()) is None:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)
         return result
 

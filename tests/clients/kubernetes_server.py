@@ -1,7 +1,7 @@
-"""A server that behaves like a Kubernetes API server, with the controllers that make pods, as far as tests need it.
+"""A server that behaves like a Kubernetes API server with the controllers that create pods, as far as tests need it.
 
-It has the scale and status subresources, resource versions with conflicts, merge patches, lists in pages, watches
-with bookmarks and versions that are no longer kept, RBAC by verb and resource name, quotas, and faults on demand.
+It has the scale and status subresources, resource versions with conflicts, merge patches, paged lists, watches with
+bookmarks and expired versions, RBAC by verb and resource name, quotas, and faults on demand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COST = "controller.kubernetes.io/pod-deletion-cost"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing. `scale`: paths of the desired size, the size seen and the selector."""
+    """A kind of object. `scale`: paths of the desired size, the observed size and the selector."""
 
     group: str
     version: str
@@ -66,7 +66,7 @@ BUILT_IN = (NAMESPACES, PODS, EVENTS, QUOTAS, DEPLOYMENTS, STATEFUL_SETS, REPLIC
 
 
 class Refusal(Exception):  # noqa: N818 - what the API calls a Status
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(self, code: int, reason: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class Refusal(Exception):  # noqa: N818 - what the API calls a Status
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, in the words of RBAC."""
+    """One request, in the terms of RBAC."""
 
     verb: str
     kind: Kind
@@ -105,12 +105,12 @@ class Request:
 
 @dataclass
 class Fault:
-    """What happens instead of an answer, or before it.
+    """A fault instead of an answer, or before it.
 
     Attributes:
-        to: which requests.
-        act: `refuse` (with `refusal`), `drop` (no answer), `lose` (done, but no answer), `slow`, `mute` (a watch that
-            begins and sends nothing), `nonsense` (not JSON), `cut` (a watch that ends within a line).
+        to: the affected requests.
+        act: `refuse` (with `refusal`), `drop` (no answer), `lose` (executed, but no answer), `slow`, `mute` (a watch
+            that begins and sends nothing), `nonsense` (not JSON), `cut` (a watch that ends within a line).
         times: how often.
     """
 
@@ -123,7 +123,7 @@ class Fault:
 
 @dataclass
 class Grants:
-    """What a user may do: rules of Roles with their namespace (empty: of ClusterRoles), and what of it was used."""
+    """The rights of a user: rules of Roles with their namespace (empty: of ClusterRoles), and the used ones."""
 
     rules: list[tuple[str, Json]]
     used: set[tuple[int, str, str, str]] = field(default_factory=set)
@@ -159,12 +159,12 @@ class ApiServer:
     """The server. Tokens name users; `admin` may do everything.
 
     Attributes:
-        requests: everything that was asked by others than the admin.
-        faults: what goes wrong next.
+        requests: all requests of other users than admin.
+        faults: the next faults.
         bookmarks: seconds between bookmarks of a watch.
         startup: seconds until a new pod is ready; None: until a test makes it ready.
-        url: where it listens.
-        routes: whatever else is served there.
+        url: its address.
+        routes: additional routes.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class ApiServer:
             for timer in self._starting:
                 timer.cancel()
             self._closing = True
-            self._changed.set()  # for the watches to see it
+            self._changed.set()  # so that the watches see it
             await runner.cleanup()
 
     def asked(self, verb: str, kind: Kind | None = None) -> list[Request]:
@@ -210,7 +210,7 @@ class ApiServer:
         return [seen for seen in self.requests if seen.verb == verb and kind in {None, seen.kind}]
 
     def fault(self, verb: str, act: str, kind: Kind | None = None, *, sub: str | None = None, **more: Any) -> Fault:
-        """Let something go wrong with the next request of this verb (`*`: any)."""
+        """Fail the next request of this verb (`*`: any)."""
 
         def to(request: Request) -> bool:
             return verb in {"*", request.verb} and kind in {None, request.kind} and sub in {None, request.subresource}
@@ -220,7 +220,7 @@ class ApiServer:
         return found
 
     def cut_watches(self, kind: Kind | None = None) -> int:
-        """Break all watches off. Returns how many."""
+        """Break all watches off; returns their number."""
         cut = [request for request, of in self._watches.values() if kind in {None, of}]
         for request in cut:
             if request.transport is not None:
@@ -229,11 +229,11 @@ class ApiServer:
 
     @property
     def watches(self) -> list[Kind]:
-        """What is watched now."""
+        """The running watches."""
         return [kind for _, kind in self._watches.values()]
 
     def compact(self) -> None:
-        """Keep no version before the present one: who wants to go on from an older one gets 410."""
+        """Forget all versions before the present one: a watch from an older one gets 410."""
         self._version += 1
         self._kept_from = self._version
         self._log.clear()
@@ -246,7 +246,7 @@ class ApiServer:
         return found
 
     def put(self, kind: Kind, found: Json, event: str = "MODIFIED") -> Json:
-        """Store an object under a new version and tell the watches."""
+        """Store an object under a new version and notify the watches."""
         self._version += 1
         found["metadata"]["resourceVersion"] = str(self._version)
         key = (found["metadata"].get("namespace", ""), found["metadata"]["name"])
@@ -262,7 +262,7 @@ class ApiServer:
         return found
 
     def create(self, kind: Kind, found: Json, namespace: str) -> Json:
-        """Store a new object, with what a real server fills in."""
+        """Create an object, with the fields that a real server fills in."""
         if kind not in self.kinds:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         found = {"apiVersion": kind.api_version, "kind": kind.kind, **copy.deepcopy(found)}
@@ -351,7 +351,7 @@ class ApiServer:
             return response
         self._watches[id(request)] = (request, asked.kind)
         try:
-            while not request.transport.is_closing():  # noqa: ASYNC110 - the peer gives no event
+            while not request.transport.is_closing():  # noqa: ASYNC110 - no event of the peer
                 await asyncio.sleep(0.02)
         finally:
             del self._watches[id(request)]
@@ -385,7 +385,7 @@ class ApiServer:
         return Request(verb, kind, namespace, name, sub, query, time.time()), body
 
     def _authorize(self, grants: Grants | None, user: str, asked: Request) -> None:
-        """Whether it is allowed comes before whether it exists."""
+        """Check the rights, before whether the object exists."""
         words = (asked.verb, asked.kind.group, asked.resource, asked.namespace, asked.name)
         if grants is not None and asked.kind is not REVIEWS and not grants.allow(*words):
             where = f'in the namespace "{asked.namespace}"' if asked.namespace else "at the cluster scope"
@@ -429,7 +429,7 @@ class ApiServer:
         before = set() if grants is None else set(grants.used)
         allowed = grants is None or grants.allow(*words)
         if grants is not None:
-            grants.used = before  # asking whether is not using
+            grants.used = before  # asking for rights does not use them
         return {**body, "status": {"allowed": allowed}}
 
     def _list(self, asked: Request) -> Json:
@@ -451,7 +451,7 @@ class ApiServer:
             metadata["remainingItemCount"] = len(rest)
             self._pages[metadata["continue"]] = (version, rest)
         bare = [{k: v for k, v in item.items() if k not in {"kind", "apiVersion"}} for item in page]
-        items = page if "." in asked.kind.group else bare  # typed lists leave them out
+        items = page if "." in asked.kind.group else bare  # typed lists omit them
         return {
             "kind": f"{asked.kind.kind}List",
             "apiVersion": asked.kind.api_version,
@@ -547,7 +547,7 @@ class ApiServer:
             )
 
     def _managed(self, asked: Request, found: Json) -> None:
-        """Note who set the size, wherever the kind keeps it, beside the manager of everything else."""
+        """Record who set the size, as the kind does, beside the manager of everything else."""
         assert asked.kind.scale is not None
         fields: Json = {}
         _set(fields, ".".join(f"f:{key}" for key in asked.kind.scale[0].split(".")), {})
@@ -650,7 +650,7 @@ class ApiServer:
         return self.put(PODS, pod, "ADDED")
 
     def start(self, namespace: str, name: str) -> None:
-        """Let a pod come up."""
+        """Make a pod ready."""
         pod = self.objects.get(PODS, {}).get((namespace, name))
         if pod is None:
             return
@@ -702,7 +702,7 @@ def _fields(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seen(asked: Request, event: str, found: Json, before: Json | None) -> str:
-    """What an event is to a watch with a selector: what ceases to match is deleted for it. Empty: nothing."""
+    """The event for a watch with a selector: an object that no longer matches counts as deleted. Empty: no event."""
     matches, matched = _selected(asked, found), before is not None and _selected(asked, before)
     if event == "DELETED":
         return event if matches or matched else ""
@@ -744,7 +744,7 @@ def _ready(pod: Json) -> bool:
 
 
 def _goes_first(pod: Json) -> tuple[bool, int, int]:
-    """A ReplicaSet removes what is not ready, then the least cost, then the newest."""
+    """A ReplicaSet removes unready pods first, then those with the least cost, then the newest."""
     cost = int(pod["metadata"].get("annotations", {}).get(COST, "0"))
     return _ready(pod), cost, -pod["metadata"]["serial"]
 
@@ -765,7 +765,7 @@ def _set(found: Json, path: str, value: object) -> None:
 
 
 def _merged(base: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """A merge patch by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(base) if isinstance(base, dict) else {}

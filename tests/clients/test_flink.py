@@ -49,7 +49,7 @@ async def newest() -> AsyncIterator[Rig]:
         yield Rig(flink, url, shared)
 
 
-async def test_what_real_flinks_answer_is_understood(rig: Rig) -> None:
+async def test_answers_of_real_flinks_are_parsed(rig: Rig) -> None:
     api = await rig.api()
     overview = await api.overview()
     assert overview.slots_total == 2 * len(await api.taskmanagers())
@@ -90,7 +90,7 @@ async def test_metrics_of_subtasks_are_aggregated_by_flink(rig: Rig) -> None:
     assert math.isnan(busy["busyTimeMsPerSecond"].avg)
 
 
-async def test_subtasks_have_the_taskmanager_they_run_on_and_their_times(newest: Rig) -> None:
+async def test_subtasks_have_their_taskmanager_and_their_times(newest: Rig) -> None:
     path = f"/jobs/{newest.flink.jid}/vertices/{SOURCE}"
     newest.flink.answers[path] = {"status": 200, "answer": json.loads((DATA / "2.3" / "subtasks.json").read_text())}
     found = await (await newest.api()).subtasks(newest.flink.jid, SOURCE)
@@ -115,7 +115,7 @@ async def test_concurrent_reads_of_one_path_send_one_request(newest: Rig) -> Non
     assert len(newest.flink.asked) == 2
 
 
-async def test_one_who_gives_up_does_not_take_the_answer_from_others(newest: Rig) -> None:
+async def test_a_cancelled_caller_does_not_take_the_answer_from_others(newest: Rig) -> None:
     async def slow(_: web.Request) -> web.Response:
         await asyncio.sleep(0.1)
         return web.json_response(newest.flink.answers["/overview"]["answer"])
@@ -128,7 +128,7 @@ async def test_one_who_gives_up_does_not_take_the_answer_from_others(newest: Rig
     assert (await patient).slots_total > 0
 
 
-async def test_long_lists_of_names_go_in_several_requests(newest: Rig) -> None:
+async def test_long_lists_of_names_are_sent_in_several_requests(newest: Rig) -> None:
     api = await newest.api()
     for number in range(200):
         newest.flink.report(SOURCE, f"Source__numbers.{'x' * 40}{number}", number)
@@ -142,11 +142,11 @@ async def test_long_lists_of_names_go_in_several_requests(newest: Rig) -> None:
     ("ages", "expected", "questions"),
     [
         ([100], 0.1, 1),
-        ([300_000, 100], 0.1, 2),  # the first question had Flink gather them
+        ([300_000, 100], 0.1, 2),  # the first request made Flink gather them
         ([300_000, 300_000, 300_000, 100], 0.1, 4),
-        ([300_000], 300, 5),  # it does not: say how old they are
-        ([-60_000], None, 5),  # of the run before, which had run for longer
-        ([5_000], 5, 1),  # younger than Flink's interval of 10 s: asking again would not change them
+        ([300_000], 300, 5),  # not gathered again: the age is reported
+        ([-60_000], None, 5),  # of the previous run, which had run for longer
+        ([5_000], 5, 1),  # younger than Flink's interval of 10 s: another request would not change them
     ],
 )
 async def test_old_metrics_are_gathered_again(
@@ -165,7 +165,7 @@ async def test_old_metrics_are_gathered_again(
         assert age is None
     else:
         assert age is not None
-        assert expected <= age <= expected + took + 0.001  # Flink tells whole milliseconds
+        assert expected <= age <= expected + took + 0.001  # Flink's times are whole milliseconds
 
 
 async def test_a_json_document_is_put_once_and_a_refusal_has_flinks_words(newest: Rig) -> None:
@@ -205,7 +205,7 @@ async def test_a_json_document_is_put_once_and_a_refusal_has_flinks_words(newest
         (200, {"jobs": [{"jid": "a"}]}, AnswerError, "jobs.0"),
     ],
 )  # fmt: skip
-async def test_what_flink_cannot_answer_is_named(
+async def test_an_invalid_answer_is_named(
     newest: Rig, status: int, body: Any, error: type[Exception], text: str
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
@@ -214,12 +214,12 @@ async def test_what_flink_cannot_answer_is_named(
     newest.flink.special["/jobs/overview"] = answer
     with pytest.raises(error, match=text):
         await (await newest.api()).jobs()
-    # Only what may pass is tried again.
+    # Only temporary failures are retried.
     assert len(newest.flink.asked) == (2 if error is UnavailableError else 1)
 
 
 @pytest.mark.parametrize("said", [{"errors": 5}, {"errors": None}, {"errors": {"a": 1}}, {"errors": [7]}, 5, None, []])
-async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Rig, said: Any) -> None:
+async def test_an_error_without_a_message_of_flink_is_still_an_error(newest: Rig, said: Any) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response(said, status=404)
 
@@ -235,7 +235,7 @@ async def test_an_answer_without_taskmanagers_is_an_error_and_not_zero_workers(n
 
 
 @pytest.mark.parametrize("body", ["<html>login</html>", "[" * 100_000, "{"])
-async def test_a_document_that_a_proxy_takes_was_not_put(newest: Rig, body: str) -> None:
+async def test_a_document_that_only_a_proxy_accepted_was_not_put(newest: Rig, body: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=body)
 
@@ -244,7 +244,7 @@ async def test_a_document_that_a_proxy_takes_was_not_put(newest: Rig, body: str)
         await (await newest.api()).put("/jobs/x", {})
 
 
-async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_same_proxy(newest: Rig) -> None:
+async def test_a_job_manager_that_hangs_does_not_slow_others_behind_the_same_proxy(newest: Rig) -> None:
     release = asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:
@@ -258,15 +258,15 @@ async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_sam
     good = await FlinkParameters(url=newest.url + "/good").api(newest.shared)
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
     async with asyncio.timeout(10):
-        while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
+        while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
     assert (await good.overview()).slots_total
-    assert len(newest.flink.asked) == 8 + 1  # nor is one asked for everything at once
+    assert len(newest.flink.asked) == 8 + 1  # nor is one with many concurrent requests
     release.set()
     assert await asyncio.gather(*waiting) == [{}] * len(asked)
 
 
-async def test_a_job_without_checkpoints_may_have_no_configuration_of_them(newest: Rig) -> None:
+async def test_a_job_without_checkpoints_may_have_no_checkpoint_configuration(newest: Rig) -> None:
     async def none(_: web.Request) -> web.Response:
         return web.json_response({"errors": ["Checkpointing has not been enabled."]}, status=404)
 
@@ -279,7 +279,7 @@ async def test_a_job_without_checkpoints_may_have_no_configuration_of_them(newes
         await api.checkpoints("another")
 
 
-async def test_a_server_that_hangs_is_given_up_in_time(newest: Rig) -> None:
+async def test_a_server_that_hangs_times_out(newest: Rig) -> None:
     async def hang(_: web.Request) -> web.Response:
         await asyncio.sleep(30)
         return web.Response()
@@ -322,8 +322,8 @@ async def test_requests_carry_the_login(newest: Rig, changes: dict[str, Any], ex
     assert "t0ken" not in repr(api.endpoint)
 
 
-async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
-    """Proxies give a session to whoever has shown a token: that of one client must not open the door to the next."""
+async def test_the_login_of_one_client_is_not_used_for_another(newest: Rig) -> None:
+    """Proxies give a session to a client that has sent a token: another client must not use this session."""
     cookies = []
 
     async def greet(request: web.Request) -> web.Response:
@@ -333,14 +333,14 @@ async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
         return answer
 
     newest.flink.special["/overview"] = greet
-    # Cookies are kept for names, not for addresses.
+    # Cookies are stored for names, not for addresses.
     url = newest.url.replace("127.0.0.1", "localhost")
     for token in ("first", "second"):
         await (await FlinkParameters(url=url, token=Secret(token)).api(newest.shared)).overview()
     assert cookies == [{}, {}]
 
 
-async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
+async def test_a_missing_certificate_file_is_named(newest: Rig) -> None:
     with pytest.raises(AnswerError, match=r"ca_file /nowhere/ca.pem cannot be used"):
         await FlinkParameters(url="https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")).api(newest.shared)
 
@@ -357,17 +357,17 @@ def line(jid: str, state: str = "RUNNING", name: str = "orders", start: int = 0)
         ([line("a")], "a", "a"),
         ([line("a")], None, "a"),
         ([line("a")], "other", None),
-        ([line("a", "FAILED", start=9), line("b", start=5)], "orders", "b"),  # the one that is alive
-        ([line("a", "CANCELED", start=5), line("b", "FINISHED", start=9)], "orders", "b"),  # else the newest
+        ([line("a", "FAILED", start=9), line("b", start=5)], "orders", "b"),  # the running one
+        ([line("a", "CANCELED", start=5), line("b", "FINISHED", start=9)], "orders", "b"),  # otherwise the newest
         ([line("a", "RESTARTING"), line("b", name="other")], "orders", "a"),
     ],
 )
-def test_a_job_is_followed_by_its_name(jobs: list[JobLine], name: str | None, expected: str | None) -> None:
+def test_a_job_is_found_by_its_name(jobs: list[JobLine], name: str | None, expected: str | None) -> None:
     found = choose_job(jobs, name, "http://h:1")
     assert (found.jid if found else None) == expected
 
 
-def test_two_jobs_of_one_name_are_an_error() -> None:
+def test_two_jobs_with_one_name_are_an_error() -> None:
     with pytest.raises(AnswerError, match=r"runs 2 jobs named 'orders' \(orders a, orders b\); stop all but one"):
         choose_job([line("a"), line("b"), line("c", "FAILED")], "orders", "http://h:1")
     with pytest.raises(AnswerError, match="name one with job: <name>"):
@@ -393,7 +393,7 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
         ({"timeout": timedelta(0)}, "timeout: must be above 0s"),
     ],
 )
-def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
+def test_invalid_parameters_are_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FlinkParameters(**{"url": "http://h:1", **changes})
 
@@ -421,11 +421,11 @@ def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
         ("5 fortnights", None),
     ],
 )
-def test_durations_of_flink_are_read(text: str, expected: float | None) -> None:
+def test_durations_of_flink_are_parsed(text: str, expected: float | None) -> None:
     assert seconds(text) == expected
 
 
-def test_versions_are_read() -> None:
+def test_versions_are_parsed() -> None:
     assert version("1.18.1") == (1, 18)
     assert version("2.3-SNAPSHOT") == (2, 3)
     with pytest.raises(AnswerError, match="got ''"):

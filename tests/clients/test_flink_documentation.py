@@ -1,4 +1,4 @@
-"""The page on Flink is compared with the code."""
+"""The page on Flink matches the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_metric_is_on_the_page() -> None:
     assert set(Metric) <= rows().keys()
 
 
-def test_the_documented_policy_asks_for_the_workers_that_give_the_slots_needed(tmp_path: Path) -> None:
+def test_the_documented_policy_requests_the_workers_for_the_needed_slots(tmp_path: Path) -> None:
     """Whatever the size is: needed workers = ceil(slots needed / slots per worker)."""
     (block,) = (block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "required_slots" in block)
     file = tmp_path / "autoscaler.yaml"

@@ -1,4 +1,4 @@
-"""Whatever a JobManager answers, the outcome is a finite reading, a status, or an error of the edge."""
+"""Whatever a JobManager answers, the result is a finite reading, a status, or an edge error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERIES = [FlinkQuery(metric=metric, vertex="work" if metric in NEEDS_VERTEX els
 
 
 def places(known: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something could be replaced."""
+    """The positions where something could be replaced."""
     found = [path] if path else []
     items = known.items() if isinstance(known, dict) else enumerate(known) if isinstance(known, list) else ()
     for key, value in items:
@@ -54,7 +54,7 @@ def replace(known: Any, path: tuple[Any, ...], value: Any) -> None:
 
 
 @pytest.mark.parametrize("release", VERSIONS)
-async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
+async def test_wrong_answers_never_give_a_wrong_number(release: str) -> None:
     chance = random.Random(f"flink {release}")  # noqa: S311 - a table that is the same each time, not a secret
     for _ in range(ROUNDS):
         flink = FakeFlink(release, chance.choice(("running", "rescaled", "waiting")))
@@ -65,7 +65,7 @@ async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
                 try:
                     replace(part, where, copy.deepcopy(chance.choice(JUNK)))
                 except (KeyError, IndexError, TypeError):
-                    continue  # what it was in has been replaced
+                    continue  # its container has been replaced
         shared, now = Shared(), datetime(2026, 1, 1, tzinfo=UTC)
         async with (
             serve(flink) as url,
@@ -80,7 +80,7 @@ async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
             assert all(isinstance(one, EdgeError | EngineStatus | list) for one in described), described
 
 
-async def test_wrong_subtasks_never_make_a_wrong_share() -> None:
+async def test_wrong_subtasks_never_give_a_wrong_share() -> None:
     chance = random.Random(5)  # noqa: S311 - a table that is the same each time, not a secret
     counted = []
     for _ in range(4 * ROUNDS):

@@ -1,4 +1,4 @@
-"""The JSON client against servers that answer as they should, and as they should not."""
+"""The JSON client against servers that answer well and badly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOB_JSON = {"name": "orders", "count": 3, "extra": True}
 
 
 class Server:
-    """A server of one test: `answer` handles every request, and `requests` keeps what came."""
+    """A server for one test: `answer` handles every request, and `requests` keeps them."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -67,7 +67,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 def replying(document: object = None, status: int = 200, **more: Any) -> Handler:
-    """Answer with a JSON document, or with `text` or `body` as it is."""
+    """Answer with a JSON document, or with unchanged `text` or `body`."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=status, **more) if more else web.json_response(document, status=status)
@@ -76,7 +76,7 @@ def replying(document: object = None, status: int = 200, **more: Any) -> Handler
 
 
 class Gate:
-    """An answer that is held back until the test opens it."""
+    """An answer that waits until the test opens it."""
 
     def __init__(self, document: object = JOB_JSON) -> None:
         self.arrived, self.open = asyncio.Event(), asyncio.Event()
@@ -114,7 +114,7 @@ async def abort(request: web.Request) -> web.StreamResponse:
 # reading
 
 
-async def test_an_answer_is_read_strictly_and_only_in_the_fields_that_are_used(server: Server) -> None:
+async def test_an_answer_is_checked_strictly_but_only_in_its_used_fields(server: Server) -> None:
     async with server.client() as client:
         assert await client.get("/v1/job?region=a", Job) == Job(name="orders", count=3)
         assert await client.get("/v1/job?region=a") == JOB_JSON
@@ -171,7 +171,7 @@ async def test_an_unusable_answer_names_the_address_and_what_was_expected(
     assert len(str(caught.value)) < 400
 
 
-async def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Server) -> None:
+async def test_an_answer_that_is_too_large_is_not_read_completely(server: Server) -> None:
     sent = 0
 
     async def huge(request: web.Request) -> web.StreamResponse:
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Server
     assert sent < 200
 
 
-async def test_a_compressed_answer_is_not_expanded(server: Server) -> None:
+async def test_a_compressed_answer_is_not_decompressed(server: Server) -> None:
     async def bomb(_: web.Request) -> web.StreamResponse:
         response = web.Response(body=b"0" * 1_000_000)
         response.enable_compression(web.ContentCoding.gzip)
@@ -222,7 +222,7 @@ async def test_a_compressed_answer_is_not_expanded(server: Server) -> None:
         (503, UnavailableError, "answered 503 Service Unavailable"),
     ],
 )
-async def test_only_what_may_pass_is_tried_again(
+async def test_only_temporary_failures_are_retried(
     server: Server, status: int, error: type[EdgeError], message: str
 ) -> None:
     server.answer = replying(status=status, text="no such\n field")
@@ -234,7 +234,7 @@ async def test_only_what_may_pass_is_tried_again(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(
+async def test_a_pause_requested_by_a_server_lasts_over_several_ticks(
     server: Server, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -248,7 +248,7 @@ async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(
         with pytest.raises(UnavailableError, match="it asked to wait another 1 s"):
             await client.get("/other")
         assert len(server.requests) == 1
-        # Not what a read was asked for: a scale call is rare, and was not what overloaded the server.
+        # A scale call does not wait for the pause of reads: it is rare, and did not overload the server.
         for _ in range(2):
             with pytest.raises(UnavailableError, match="busy"):
                 await client.put("/job", {})
@@ -270,7 +270,7 @@ async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(
         ("Thu, 01 Jan 1970 99:99:99 GMT", 0),
     ],
 )
-def test_a_pause_is_as_long_as_was_asked_for_up_to_a_minute(
+def test_a_requested_pause_is_observed_up_to_a_minute(
     header: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_requests, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 1000.0))
@@ -284,7 +284,7 @@ def test_a_pause_is_as_long_as_was_asked_for_up_to_a_minute(
 
 
 @pytest.mark.parametrize("shape", [object, dict[str, Any], Job])
-async def test_a_key_that_is_there_twice_is_an_error(server: Server, shape: type[Any]) -> None:
+async def test_a_duplicate_key_is_an_error(server: Server, shape: type[Any]) -> None:
     server.answer = replying(body=b'{"name": "orders", "count": 3, "more": [{"x": 1, "x": 2}], "name": "orders"}')
     async with server.client() as client:
         with pytest.raises(AnswerError, match=r"/job: JSON in which the key '\w+' appears twice: which value counts"):
@@ -301,7 +301,7 @@ async def test_a_shared_refusal_keeps_its_status(server: Server) -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_page_of_html_is_not_the_servers_explanation(server: Server) -> None:
+async def test_an_html_page_is_not_quoted_as_the_servers_explanation(server: Server) -> None:
     server.answer = replying(status=404, text="<html>nginx</html>")
     async with server.client() as client:
         with pytest.raises(RefusedError, match=r"answered 404 Not Found$"):
@@ -309,7 +309,7 @@ async def test_a_page_of_html_is_not_the_servers_explanation(server: Server) -> 
 
 
 @pytest.mark.parametrize("login", [{"token": Secret("hunter2")}, {"username": "ann", "password": Secret("hunter2")}])
-async def test_a_rejected_login_is_to_be_checked_and_is_not_shown(server: Server, login: dict[str, Any]) -> None:
+async def test_a_rejected_login_is_reported_with_advice_and_not_shown(server: Server, login: dict[str, Any]) -> None:
     server.answer = replying(status=401, text="")
     async with server.client(**login) as client:
         with pytest.raises(RefusedError, match=r"answered 401 Unauthorized; check the token or password$") as caught:
@@ -317,7 +317,7 @@ async def test_a_rejected_login_is_to_be_checked_and_is_not_shown(server: Server
         assert "hunter2" not in f"{caught.value!r} {client.endpoint!r}"
 
 
-async def test_a_server_that_recovers_is_read(server: Server) -> None:
+async def test_a_server_that_recovers_is_read_again(server: Server) -> None:
     async def recover(request: web.Request) -> web.StreamResponse:
         failing = len(server.requests) == 1
         return await (abort if failing else replying(JOB_JSON))(request)
@@ -328,7 +328,7 @@ async def test_a_server_that_recovers_is_read(server: Server) -> None:
     assert len(server.requests) == 2
 
 
-async def test_a_connection_that_breaks_or_is_refused_is_unavailable(server: Server, unused_tcp_port: int) -> None:
+async def test_a_broken_or_refused_connection_is_unavailable(server: Server, unused_tcp_port: int) -> None:
     server.answer = abort
     async with server.client() as client:
         with pytest.raises(UnavailableError, match=f"{server.url}/job cannot be reached: "):
@@ -340,7 +340,7 @@ async def test_a_connection_that_breaks_or_is_refused_is_unavailable(server: Ser
 
 
 @pytest.mark.parametrize("method", ["get", "put", "post"])
-async def test_a_slow_answer_is_given_up_in_time(server: Server, method: str) -> None:
+async def test_a_slow_answer_times_out(server: Server, method: str) -> None:
     server.answer = drip
     begun = time.monotonic()
     async with server.client(timeout=timedelta(seconds=0.3), attempts=9) as client:
@@ -349,7 +349,7 @@ async def test_a_slow_answer_is_given_up_in_time(server: Server, method: str) ->
     assert time.monotonic() - begun < 5
 
 
-async def test_retries_end_with_the_time_out_and_the_last_failure_is_named(server: Server) -> None:
+async def test_retries_end_at_the_timeout_and_the_last_failure_is_named(server: Server) -> None:
     server.answer = replying(status=503, text="starting")
     async with server.client(timeout=timedelta(seconds=0.5), attempts=1000) as client:
         with pytest.raises(EdgeTimeoutError, match=r"within 0\.5 s; before that: .* answered 503 .*: starting"):
@@ -358,7 +358,7 @@ async def test_retries_end_with_the_time_out_and_the_last_failure_is_named(serve
 
 
 @pytest.mark.parametrize("follow", [True, False])
-async def test_redirects_are_followed_only_where_that_is_wanted(server: Server, follow: bool) -> None:
+async def test_redirects_are_followed_only_if_allowed(server: Server, follow: bool) -> None:
     async def redirect(request: web.Request) -> web.StreamResponse:
         if request.path == "/final":
             return web.json_response(JOB_JSON)
@@ -376,7 +376,7 @@ async def test_redirects_are_followed_only_where_that_is_wanted(server: Server, 
             assert "hunter2" not in str(caught.value)
 
 
-async def test_redirects_in_a_circle_end(server: Server) -> None:
+async def test_circular_redirects_end(server: Server) -> None:
     server.answer = replying(status=302, headers={"Location": "/job"})
     async with server.client(follow_redirects=True) as client:
         with pytest.raises(AnswerError, match="/job cannot be requested: "):
@@ -386,7 +386,7 @@ async def test_redirects_in_a_circle_end(server: Server) -> None:
 # sharing
 
 
-async def test_a_path_is_requested_once_for_all_who_come_together_or_soon_after(server: Server) -> None:
+async def test_a_path_is_requested_once_for_all_concurrent_or_soon_following_readers(server: Server) -> None:
     async with server.client() as client:
         assert await asyncio.gather(*(client.get("/job") for _ in range(20))) == [JOB_JSON] * 20
         assert (await client.fetch("/job")).age < 5
@@ -397,7 +397,7 @@ async def test_a_path_is_requested_once_for_all_who_come_together_or_soon_after(
     assert server.requests[2:] == ["GET /job"]
 
 
-async def test_an_answer_is_kept_as_long_as_the_caller_wants(server: Server) -> None:
+async def test_an_answer_is_cached_as_long_as_the_caller_wants(server: Server) -> None:
     async with server.client() as client:
         first = await client.fetch("/job", Job, fresh=0)
         second = await client.fetch("/job", Job, fresh=0.1)
@@ -412,7 +412,7 @@ async def test_an_answer_is_kept_as_long_as_the_caller_wants(server: Server) -> 
     assert len(server.requests) == 3
 
 
-async def test_a_failure_is_kept_briefly_whatever_the_caller_wants(server: Server) -> None:
+async def test_a_failure_is_cached_briefly_whatever_the_caller_wants(server: Server) -> None:
     server.answer = replying(status=404)
     async with server.client() as client:
         for _ in range(2):
@@ -424,7 +424,7 @@ async def test_a_failure_is_kept_briefly_whatever_the_caller_wants(server: Serve
         assert await client.get("/job", fresh=60) == JOB_JSON
 
 
-async def test_a_shared_failure_does_not_gather_the_tracebacks_of_its_readers(server: Server) -> None:
+async def test_a_shared_failure_does_not_accumulate_the_tracebacks_of_its_readers(server: Server) -> None:
     server.answer = replying(status=404)
     async with server.client() as client:
         depths = set()
@@ -435,7 +435,7 @@ async def test_a_shared_failure_does_not_gather_the_tracebacks_of_its_readers(se
     assert len(depths) == 1
 
 
-async def test_a_reader_that_gives_up_does_not_cancel_the_others(server: Server) -> None:
+async def test_a_cancelled_reader_does_not_cancel_the_others(server: Server) -> None:
     server.answer = gate = Gate()
     async with server.client() as client:
         hasty, patient = (asyncio.create_task(client.get("/job", Job)) for _ in range(2))
@@ -461,14 +461,14 @@ async def test_a_failure_after_its_readers_have_gone_is_silent(
     assert not caplog.records
 
 
-async def test_answers_of_the_past_are_not_kept_in_memory(server: Server) -> None:
+async def test_expired_answers_are_not_kept_in_memory(server: Server) -> None:
     async with server.client() as client:
         for number in range(50):
             await client.get(f"/job?n={number}", fresh=0)
         assert len(client._kept) == 1
 
 
-async def test_a_client_that_is_closed_cancels_what_is_under_way(server: Server) -> None:
+async def test_closing_a_client_cancels_its_requests(server: Server) -> None:
     server.answer = gate = Gate()
     async with server.client() as client:
         waiting = asyncio.create_task(client.get("/job", Job))
@@ -483,7 +483,7 @@ async def test_one_server_gets_eight_requests_at_a_time(server: Server) -> None:
     async with server.client(timeout=timedelta(seconds=30)) as client:
         waiting = [asyncio.create_task(client.get(f"/job?n={number}", Job)) for number in range(20)]
         async with asyncio.timeout(10):
-            while len(server.requests) < 8:  # noqa: ASYNC110 - nothing tells
+            while len(server.requests) < 8:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert len(server.requests) == 8
@@ -506,7 +506,7 @@ async def test_equal_endpoints_share_a_client_and_all_share_a_session(server: Se
 
 
 @pytest.mark.parametrize("method", ["put", "post"])
-async def test_a_document_is_written_once_and_what_was_read_is_forgotten(server: Server, method: str) -> None:
+async def test_a_document_is_written_once_and_cached_answers_are_dropped(server: Server, method: str) -> None:
     async with server.client(attempts=5) as client:
         await client.get("/job", fresh=60)
         assert await getattr(client, method)("/job", {"count": 4}) == JOB_JSON
@@ -519,7 +519,7 @@ async def test_a_document_is_written_once_and_what_was_read_is_forgotten(server:
     assert server.bodies == [None, {"count": 4}, None, {"count": 5}]
 
 
-async def test_a_read_from_before_a_write_is_not_an_answer_for_after_it(server: Server) -> None:
+async def test_a_read_from_before_a_write_is_not_used_after_it(server: Server) -> None:
     server.answer = gate = Gate({"count": 3})
     async with server.client() as client:
         before: asyncio.Task[Any] = asyncio.create_task(client.get("/job"))
@@ -531,7 +531,7 @@ async def test_a_read_from_before_a_write_is_not_an_answer_for_after_it(server: 
         assert await before == {"count": 3}
 
 
-async def test_a_write_may_be_answered_with_nothing_but_not_with_a_login_page(server: Server) -> None:
+async def test_an_empty_answer_to_a_write_is_accepted_but_not_a_login_page(server: Server) -> None:
     async with server.client() as client:
         server.answer = replying(status=204, body=b"")
         assert await client.post("/job") is None
@@ -554,7 +554,7 @@ async def test_a_write_may_be_answered_with_nothing_but_not_with_a_login_page(se
         ({"headers": (("X-Tenant", "a"),)}, "X-Tenant", "a"),
     ],
 )
-async def test_a_request_authenticates_itself(
+async def test_a_request_has_its_authentication(
     server: Server, parameters: dict[str, Any], header: str, value: str | None
 ) -> None:
     async with server.client(**parameters) as client:
@@ -564,7 +564,7 @@ async def test_a_request_authenticates_itself(
 
 
 async def test_a_cookie_of_one_client_is_not_sent_by_another(server: Server) -> None:
-    """Cookies are kept for names, not for addresses, so the name of the host is used."""
+    """Cookies are stored for names, not for addresses, so the name of the host is used."""
     server.answer = replying(text="{}", headers={"Set-Cookie": "session=of-the-first"})
     async with LocalShared() as shared:
         for token in ("first", "second"):
@@ -596,13 +596,13 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
             pass
 
 
-async def test_an_authority_that_is_renewed_is_trusted_without_a_restart(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_a_renewed_authority_is_trusted_without_a_restart(tmp_path: Path, unused_tcp_port: int) -> None:
     trusted, found = tmp_path / "ca.pem", Server()
     found.url = f"https://127.0.0.1:{unused_tcp_port}"
 
     async def job(_: web.Request) -> web.Response:
         response = web.json_response(JOB_JSON)
-        response.force_close()  # the next request makes a connection of its own
+        response.force_close()  # the next request opens a new connection
         return response
 
     @asynccontextmanager
@@ -657,20 +657,20 @@ async def test_an_authority_that_is_renewed_is_trusted_without_a_restart(tmp_pat
         ({"max_bytes": 0}, "max_bytes: must be 1 or more, not 0"),
     ],
 )
-def test_a_wrong_endpoint_is_refused_when_it_is_made(parameters: dict[str, Any], message: str) -> None:
+def test_an_invalid_endpoint_is_refused_when_it_is_created(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}") as caught:
         Endpoint(**{"url": "http://host", **parameters})
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_address_is_checked_under_the_name_of_its_parameter() -> None:
+def test_an_invalid_address_is_reported_with_the_name_of_its_parameter() -> None:
     check_url("master", "http://master:8080")
     with pytest.raises(ParameterError, match=r"^master: must be an address"):
         check_url("master", "master:8080")
 
 
-def test_a_key_that_is_there_twice_is_found_in_a_large_object() -> None:
-    """In quadratic time this would take minutes, while which no cluster is served."""
+def test_a_duplicate_key_is_found_in_a_large_object() -> None:
+    """In quadratic time this would take minutes, during which no cluster is served."""
     pairs: list[tuple[str, object]] = [(f"key{number}", number) for number in range(200_000)]
     assert unique_keys(pairs) == dict(pairs)
     with pytest.raises(DuplicateKeyError, match="the key 'key199999' appears twice"):

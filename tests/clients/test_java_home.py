@@ -1,4 +1,4 @@
-"""find_java, with small scripts that answer `-version` like a Java would."""
+"""find_java, with small scripts that answer `-version` like a Java."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def test_a_java_that_fails_has_no_version(tmp_path: Path) -> None:
     assert java_version(tmp_path / "absent") is None
 
 
-def test_java_home_comes_first(tmp_path: Path, environment: Callable[..., None]) -> None:
+def test_java_home_takes_precedence(tmp_path: Path, environment: Callable[..., None]) -> None:
     named, other = fake_java(tmp_path / "a", "25.0.1"), fake_java(tmp_path / "b", "17.0.1")
     environment(other / "bin", named)
     assert find_java(tmp_path / "shim") == named
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_1"])
-def test_a_java_home_that_is_too_old_is_skipped(tmp_path: Path, version: str, environment: Callable[..., None]) -> None:
+def test_a_too_old_java_home_is_skipped(tmp_path: Path, version: str, environment: Callable[..., None]) -> None:
     named, other = fake_java(tmp_path / "a", version), fake_java(tmp_path / "b", "21.0.1")
     environment(other / "bin", named)
     assert find_java(tmp_path / "shim") == other
 
 
-def test_java_on_the_path_is_followed_to_its_home(tmp_path: Path, environment: Callable[..., None]) -> None:
+def test_java_on_the_path_is_resolved_to_its_home(tmp_path: Path, environment: Callable[..., None]) -> None:
     home = fake_java(tmp_path / "jvm", "17.0.1")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
@@ -152,7 +152,7 @@ def compiler(home: Path) -> Path:
     return home
 
 
-def test_a_java_with_a_compiler_is_that_of_java_home_or_of_the_path(
+def test_a_java_with_a_compiler_comes_from_java_home_or_from_the_path(
     tmp_path: Path, environment: Callable[..., None]
 ) -> None:
     named, other = compiler(fake_java(tmp_path / "a", "21")), compiler(fake_java(tmp_path / "b", "17.0.1"))
@@ -166,7 +166,7 @@ def test_a_java_with_a_compiler_is_that_of_java_home_or_of_the_path(
     assert find_jdk() == other
 
 
-def test_a_compiler_that_is_missing_or_too_old_is_named_with_what_to_install(
+def test_a_missing_or_too_old_compiler_is_named_with_what_to_install(
     tmp_path: Path, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = compiler(fake_java(tmp_path / "old", "11.0.2"))

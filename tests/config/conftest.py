@@ -82,7 +82,7 @@ def accepted(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[..., list[str]]:
-    """Load a string (or bytes) that must be refused; gives the problems without the file's name."""
+    """Load a string (or bytes) that must be refused; returns the problems without the file's name."""
 
     def read(text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
         path = tmp_path / "autoscaler.yaml"
@@ -98,7 +98,7 @@ def refused(tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def good() -> str:
-    """Short and valid, one thing per line: tests replace lines of it and expect problems on them."""
+    """A short valid file, one item per line: tests replace lines of it and expect problems on them."""
     return GOOD
 
 

@@ -1,4 +1,4 @@
-"""Plug-ins with parameters of every type; the tests install them as a distribution of their own."""
+"""Plug-ins with parameters of every type; the tests install them as a separate distribution."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class StubSource:
 
 @dataclass(frozen=True, slots=True)
 class OddQuery:
-    """One metric, of which something fails.
+    """One metric with a failing attribute.
 
     Attributes:
-        fails: what does.
+        fails: which attribute fails.
         share: how much of it.
     """
 
@@ -84,7 +84,7 @@ class OddQuery:
 
 @dataclass(frozen=True, slots=True)
 class FailingShare:
-    """One metric that does not know what it is."""
+    """One metric whose attribute raises."""
 
     @property
     def share(self) -> bool:
@@ -93,7 +93,7 @@ class FailingShare:
 
 @dataclass(frozen=True, slots=True)
 class OddSource:
-    """A source with a query that fails, or that only looks like one with more attributes."""
+    """A source with a query that fails, or with a look-alike that has more attributes."""
 
     Query: ClassVar[type] = OddQuery
 
@@ -129,7 +129,7 @@ class StubEngine:
 
 @dataclass(frozen=True, slots=True)
 class UnhashableEngine(StubEngine):
-    """An engine that cannot be compared with others if it is called so."""
+    """An engine that raises when it is hashed, if its URL says so."""
 
     def __hash__(self) -> int:
         if "unknown" in self.url:
@@ -212,7 +212,7 @@ class FailingTarget(StubTarget):
 
 @dataclass(frozen=True, slots=True)
 class FailingSubject(StubTarget):
-    """A target that cannot say what it scales if it is called so."""
+    """A target whose subject raises, if its name says so."""
 
     @property
     def subject(self) -> str:
@@ -242,7 +242,7 @@ class StubDiscovery:
 
 @dataclass(frozen=True, slots=True)
 class NamelessDiscovery(StubDiscovery):
-    """A discovery that does not say what its members have."""
+    """A discovery that does not declare the variables of its members."""
 
     variables: ClassVar[Any] = "name"
 
@@ -311,7 +311,7 @@ class ExitingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FailingMetrics:
-    """A policy with a bug where it names its metrics."""
+    """A policy whose list of metrics raises."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -323,7 +323,7 @@ class FailingMetrics:
 
 @dataclass(frozen=True, slots=True)
 class OneName:
-    """A policy that names its metric and not a tuple of it."""
+    """A policy that names its metric as a string instead of a tuple."""
 
     @property
     def metrics(self) -> str:
@@ -335,7 +335,7 @@ class OneName:
 
 @dataclass(frozen=True, slots=True)
 class OddLookback:
-    """A policy that looks back a number."""
+    """A policy whose lookback is a number."""
 
     @property
     def lookback(self) -> int:
@@ -347,7 +347,7 @@ class OddLookback:
 
 @dataclass(frozen=True, slots=True)
 class OddRanges:
-    """A policy that names metrics and not what they can be."""
+    """A policy that names metrics but not their ranges."""
 
     @property
     def ranges(self) -> tuple[str, ...]:
@@ -359,7 +359,7 @@ class OddRanges:
 
 @dataclass(frozen=True, slots=True)
 class OwnNames:
-    """A policy with parameters that are called as the attributes that policies may have.
+    """A policy whose parameters have the names of optional attributes of policies.
 
     Attributes:
         levels: numbers only.
@@ -375,7 +375,7 @@ class OwnNames:
 
 @dataclass(frozen=True, slots=True)
 class FailingLevels:
-    """A policy with a bug where it names its levels."""
+    """A policy whose levels raise."""
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
@@ -387,7 +387,7 @@ class FailingLevels:
 
 @dataclass(frozen=True, slots=True)
 class FailingObjective:
-    """A policy with a bug in its objective."""
+    """A policy whose objective raises."""
 
     @property
     def objective(self) -> timedelta:
@@ -399,7 +399,7 @@ class FailingObjective:
 
 @dataclass(frozen=True, slots=True)
 class NeedsPart(StubPolicy):
-    """A policy that imports a part of a package that is not installed."""
+    """A policy that imports a missing part of an installed package."""
 
     packages: ClassVar[tuple[str, ...]] = ("no_such_cloud.storage",)
 
@@ -416,7 +416,7 @@ class AnyType:
 
 @dataclass(frozen=True)
 class Unresolved:
-    """A policy with a parameter whose type is nowhere."""
+    """A policy with a parameter whose type is undefined."""
 
     value: Missing = 0  # type: ignore[name-defined]  # noqa: F821 - that is the case
 
@@ -426,7 +426,7 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class Endless:
-    """A policy with itself as a parameter."""
+    """A policy with itself as the type of a parameter."""
 
     inner: Endless | None = None
 

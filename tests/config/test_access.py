@@ -1,4 +1,4 @@
-"""Tokens and TLS of the daemon: what is accepted, what is read from files, and what is refused."""
+"""Tokens and TLS of the daemon: accepted values, values from files, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Refused = Callable[..., list[str]]
 ENVIRONMENT = {"LONG": "long-enough-for-it", "OTHER": "another-long-enough", "SHORT": "short-of-one-ch"}
 
 
-def test_tokens_arrive_with_what_their_files_have_and_are_hidden(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_tokens_have_the_content_of_their_files_and_are_masked(accepted: Accepted, good: str, tmp_path: Path) -> None:
     tokens = "[{name: alice, rights: write, token_file: alice}, {name: bob@a.b, rights: read, token: '${BOB}'}]"
     (tmp_path / "alice").write_text("a" * 16 + "\n")
     text = f"daemon: {{tokens: {tokens}, read_needs_token: true}}\n{good}"
@@ -44,7 +44,7 @@ def test_tokens_arrive_with_what_their_files_have_and_are_hidden(accepted: Accep
         ("null", None),
     ],
 )
-def test_a_token_may_expire_on_a_date_or_at_a_time_with_its_zone(
+def test_a_token_may_expire_on_a_date_or_at_a_time_with_a_time_zone(
     accepted: Accepted, good: str, written: str, expires: str | None
 ) -> None:
     tokens = f"[{{name: a, rights: read, token: '${{LONG}}', expires: {written}}}]"
@@ -53,7 +53,7 @@ def test_a_token_may_expire_on_a_date_or_at_a_time_with_its_zone(
 
 
 @pytest.mark.parametrize("written", ["2027-03-31T18:00:00", "2027-02-30", "20270331", "tomorrow", "90d", "true"])
-def test_an_expiry_that_is_no_time_or_without_a_zone_is_refused(refused: Refused, good: str, written: str) -> None:
+def test_an_invalid_expiry_or_one_without_a_time_zone_is_refused(refused: Refused, good: str, written: str) -> None:
     tokens = f"[{{name: a, rights: read, token: '${{LONG}}', expires: {written}}}]"
     [problem] = refused(f"daemon: {{tokens: {tokens}}}\n{good}", ENVIRONMENT)
     expected = "expected a date like 2026-12-31, or a time with its zone like 2026-12-31T18:00:00+01:00"
@@ -61,7 +61,7 @@ def test_an_expiry_that_is_no_time_or_without_a_zone_is_refused(refused: Refused
     assert problem == f"1: daemon.tokens[0].expires: {expected}, not {shown}"
 
 
-def test_those_tokens_have_expired_whose_time_has_come(tmp_path: Path) -> None:
+def test_a_token_has_expired_from_its_expiry_on(tmp_path: Path) -> None:
     now = datetime(2027, 3, 31, 16, tzinfo=UTC)
     times = {"a": now, "b": now + timedelta(seconds=1), "c": None, "d": now - timedelta(days=9)}
     tokens = tuple(
@@ -73,7 +73,7 @@ def test_those_tokens_have_expired_whose_time_has_come(tmp_path: Path) -> None:
     )
 
 
-def test_a_command_that_connects_to_nothing_needs_neither_the_tokens_nor_the_certificate(
+def test_a_command_that_does_not_connect_needs_neither_the_tokens_nor_the_certificate(
     accepted: Accepted, good: str, tmp_path: Path
 ) -> None:
     tokens = "[{name: alice, rights: write, token_file: none}, {name: bob, rights: read, token: '${BOB}'}]"
@@ -94,7 +94,7 @@ def test_a_command_that_connects_to_nothing_needs_neither_the_tokens_nor_the_cer
         ("localhost.example.com:1", False),
     ],
 )
-def test_tokens_are_accepted_in_clear_text_on_this_machine_only(listen: str, loopback: bool, tmp_path: Path) -> None:
+def test_tokens_in_clear_text_are_accepted_only_on_this_machine(listen: str, loopback: bool, tmp_path: Path) -> None:
     tokens = (TokenSpec(name="a", rights=Rights.READ, token=Secret("a" * 16)),)
     tls = TlsSpec(certificate=tmp_path, key=tmp_path)
     assert DaemonSpec(directory=tmp_path, listen=listen, tokens=tokens, tls=tls).tokens == tokens
@@ -115,7 +115,7 @@ def test_tokens_are_accepted_in_clear_text_on_this_machine_only(listen: str, loo
         ("http://[::1]:1", True),
     ],
 )
-def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
+def test_copies_forward_tokens_in_clear_text_only_on_this_machine(
     advertise: str, accepted: bool, tmp_path: Path
 ) -> None:
     tokens = (TokenSpec(name="a", rights=Rights.READ, token=Secret("a" * 16)),)
@@ -188,7 +188,7 @@ def test_copies_pass_tokens_on_in_clear_text_on_this_machine_only(
         ("{tls: {certificate: short}}", ["1: daemon.tls.key: missing; expected a path"]),
     ],
 )
-def test_tokens_that_cannot_be_used_are_named(
+def test_unusable_tokens_are_named(
     refused: Refused, good: str, tmp_path: Path, daemon: str, problems: list[str]
 ) -> None:
     (tmp_path / "short").write_text("two lines and\nspaces")
@@ -197,7 +197,7 @@ def test_tokens_that_cannot_be_used_are_named(
 
 
 @pytest.mark.parametrize(("certificate", "key"), [("none", "key"), ("cert", "none"), ("cert", "other"), ("key", "key")])
-def test_a_certificate_that_cannot_be_used_is_named(
+def test_an_unusable_certificate_is_named(
     refused: Refused, good: str, tmp_path: Path, certificate: str, key: str
 ) -> None:
     ca = trustme.CA()

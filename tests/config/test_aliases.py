@@ -49,7 +49,7 @@ def test_a_former_name_is_accepted_with_a_warning(accepted: Callable[..., Config
         ("size: many", "calm.size: expected a whole number, not a string"),
     ],
 )
-def test_problems_are_reported_at_the_key_that_is_written(
+def test_problems_are_reported_at_the_key_as_written(
     refused: Callable[..., list[str]], good: str, keys: str, problem: str
 ) -> None:
     assert refused(using(good, f"new-policy, {keys}")) == [f"12: clusters.demo.policies.{problem}"]
@@ -71,7 +71,7 @@ def test_the_target_null_is_now_called_advice(accepted: Callable[..., Config], g
     assert accepted(good.replace("type: stub-target", "type: advice")).warnings == ()
 
 
-def test_a_former_name_can_be_put_into_a_file_but_not_beside_the_present_one(good: str, tmp_path: Path) -> None:
+def test_a_former_name_can_be_set_in_a_file_but_not_beside_the_present_one(good: str, tmp_path: Path) -> None:
     def put(policy: str, key: str) -> Config:
         root = document.parse(using(good, policy), Problems("x"))
         value = document.parse("7", Problems("x"))
@@ -104,7 +104,7 @@ def test_the_schema_marks_former_names_as_deprecated(good: str) -> None:
     assert not valid("size: 2, window: 9s, within: 9s")
 
 
-def test_a_plug_in_is_described_under_its_present_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plug_in_is_described_with_its_present_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert [found.name for found in plugins.installed() if found.reference.endswith(":Renamed")] == ["new-policy"]
     assert plugins.current_name(Kind.POLICY, "old-policy") == "new-policy"
     assert cli.main(["plugins", "old-policy"]) == 0
@@ -117,7 +117,7 @@ def test_a_plug_in_is_described_under_its_present_names(capsys: pytest.CaptureFi
     assert shown["parameters"][0]["aliases"] == ["count", "size"]
 
 
-def test_every_alias_is_a_name_of_its_own() -> None:
+def test_every_alias_is_unique() -> None:
     assert plugins.aliases(Renamed) == {"count": "replicas", "size": "replicas", "within": "window"}
     for found in plugins.installed():
         if found.problem is None:

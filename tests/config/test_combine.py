@@ -24,7 +24,7 @@ POLICIES = ("lag", "cpu", "capacity", "urgent")
 
 
 def proposed(text: str, current: int = 4, **sizes: int | None) -> tuple[int, str | None]:
-    """What the core makes of an expression, and why it cannot be trusted."""
+    """The core's result of an expression, and the reason why it is untrusted."""
     asked = tuple(
         Recommendation(sizes.get(name), Reason.STEADY if name in sizes else Reason.ABSTAINED, policy=name)
         for name in POLICIES
@@ -46,7 +46,7 @@ def proposed(text: str, current: int = 4, **sizes: int | None) -> tuple[int, str
         ("first(lag, 6)", {}, 6),
         ("first(lag, current)", {}, 4),
         ("max(first(lag, 2), cpu)", {"cpu": 1}, 2),
-        # a policy is true while it asks for more than there are
+        # a policy is true while it requests more than the present size
         ("lag if urgent else capacity", {"urgent": 5, "lag": 20, "capacity": 3}, 20),
         ("lag if urgent else capacity", {"urgent": 4, "lag": 20, "capacity": 3}, 3),
         ("lag if urgent else capacity", {"urgent": 1, "lag": 20, "capacity": 3}, 3),
@@ -62,7 +62,7 @@ def proposed(text: str, current: int = 4, **sizes: int | None) -> tuple[int, str
         ("lag if lag != cpu else 1", {"lag": 8, "cpu": 8}, 1),
         ("lag if lag >= cpu else 1", {"lag": 8, "cpu": 8}, 8),
         ("lag if lag < cpu else 1", {"lag": 8, "cpu": 8}, 1),
-        # arithmetic, rounded up in the end
+        # arithmetic, rounded up at the end
         ("lag * 1.1", {"lag": 10}, 11),
         ("lag * 1.15", {"lag": 10}, 12),
         ("(lag + cpu) / 2", {"lag": 10, "cpu": 5}, 8),
@@ -87,7 +87,7 @@ def test_an_expression_gives_the_size(text: str, sizes: dict[str, int], expected
     "text",
     ["lag", "max(lag, cpu)", "min(lag, cpu)", "first(lag, cpu)", "max(lag, 9)", "min(lag, 9)", "max(lag, current + 5)"],
 )
-def test_where_all_that_are_named_abstain_the_size_stays(text: str) -> None:
+def test_if_all_named_policies_abstain_the_size_stays(text: str) -> None:
     assert proposed(text, capacity=20) == (4, None)
 
 
@@ -108,7 +108,7 @@ def test_where_all_that_are_named_abstain_the_size_stays(text: str) -> None:
         ("cpu / 2 * 1000000", "they give 2500000.0"),
     ],
 )
-def test_what_cannot_be_computed_is_said_and_the_greatest_counts(text: str, problem: str) -> None:
+def test_a_failing_expression_is_reported_and_the_greatest_size_counts(text: str, problem: str) -> None:
     size, why = proposed(text, cpu=5, capacity=7)
     assert size == 7
     assert why is not None
@@ -116,7 +116,7 @@ def test_what_cannot_be_computed_is_said_and_the_greatest_counts(text: str, prob
     assert problem in why
 
 
-def test_numbers_beyond_all_floats_are_said_too() -> None:
+def test_an_overflow_is_reported_too() -> None:
     powers = [f"ceil({'*'.join(['1000000'] * 13)})"] * 4
     with pytest.raises(ValueError, match="it gives inf"):
         Expression(f"{'*'.join(powers)}*cpu").combine({"cpu": 5}, 4)
@@ -177,7 +177,7 @@ def test_numbers_beyond_all_floats_are_said_too() -> None:
         ("-" * 190 + "1", "nested more than 50 deep"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(text: str, problem: str) -> None:
+def test_an_invalid_expression_is_refused_with_its_position(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         read(text, POLICIES)
     assert problem in str(caught.value)
@@ -191,15 +191,15 @@ def test_what_is_no_expression_is_refused_with_its_place(text: str, problem: str
         ("max(", "lag", ")", 49),
     ],
 )
-def test_however_it_is_nested_it_is_so_deep_at_most(opening: str, inner: str, closing: str, deepest: int) -> None:
+def test_the_nesting_depth_is_limited_in_every_form(opening: str, inner: str, closing: str, deepest: int) -> None:
     assert read(opening * deepest + inner + closing * deepest, POLICIES).names
     deeper = deepest + 1
     with pytest.raises(ValueError, match="nested more than 50 deep"):
         read(opening * deeper + inner + closing * deeper, POLICIES)
 
 
-def test_an_expression_has_so_many_characters_at_most() -> None:
-    assert read("lag" + "+1" * 8 + " " * 1000, POLICIES).names == ("lag",)  # spaces at its ends are none of it
+def test_the_number_of_characters_is_limited() -> None:
+    assert read("lag" + "+1" * 8 + " " * 1000, POLICIES).names == ("lag",)  # leading and trailing spaces do not count
     longest = f"max({'lag, ' * 90}cpu{' ' * 542})"
     assert len(longest) == 1000
     assert Expression(longest).names == ("lag", "cpu")
@@ -218,30 +218,32 @@ def test_an_expression_has_so_many_characters_at_most() -> None:
         ("if", "max(if, cpu)", "is a word of expressions"),
     ],
 )
-def test_a_policy_whose_name_cannot_be_written_is_distinguished_from_a_mistake(name: str, text: str, why: str) -> None:
+def test_a_policy_with_a_name_that_cannot_be_written_is_distinguished_from_a_mistake(
+    name: str, text: str, why: str
+) -> None:
     with pytest.raises(ValueError, match="rename the policy") as caught:
         read(text, (name, "cpu"))
     assert str(caught.value) == f"the policy {name!r} cannot be named here, as its name {why}; rename the policy"
-    # it may be there as long as it is not named
+    # such a policy may exist if the expression does not name it
     assert read("cpu + 2", (name, "cpu", "a-b")).names == ("cpu",)
 
 
-def test_a_policy_may_be_called_like_a_function_of_formulas() -> None:
+def test_a_policy_may_have_the_name_of_a_function() -> None:
     assert read("max(sum, count) + abs(one)", ("sum", "count", "one")).names == ("sum", "count", "one")
 
 
-def test_a_difference_is_not_taken_for_a_name() -> None:
+def test_a_difference_is_not_taken_for_a_name_with_a_hyphen() -> None:
     assert read("lag - cpu", (*POLICIES, "lag-cpu")).combine({"lag": 9, "cpu": 3}, 4) == 6
 
 
-def test_a_policy_that_only_moves_the_bounds_is_no_size() -> None:
+def test_a_policy_that_only_moves_the_bounds_gives_no_size() -> None:
     with pytest.raises(
         ValueError, match="column 10: the policy calendar moves the bounds and asks for no size; leave it"
     ):
         read("max(lag, calendar)", ("lag", "calendar"), silent=("calendar",))
 
 
-def test_an_expression_travels_and_is_its_text() -> None:
+def test_an_expression_can_be_pickled_and_its_string_is_its_text() -> None:
     expression = read("max(lag,  cpu,\n lag)", POLICIES)
     assert str(expression) == "max(lag, cpu, lag)"
     assert expression.names == ("lag", "cpu")
@@ -251,7 +253,7 @@ def test_an_expression_travels_and_is_its_text() -> None:
     assert again.combine({"lag": 3, "cpu": 5}, 4) == 5
 
 
-def test_one_that_is_made_without_reading_a_file_is_checked_too() -> None:
+def test_an_expression_created_without_a_file_is_checked_too() -> None:
     with pytest.raises(ValueError, match="expected an operator"):
         Expression("lag.__class__")
     with pytest.raises(ValueError, match="there is no policy cpu"):
@@ -285,7 +287,7 @@ texts = st.recursive(
 
 
 @given(text=texts, asked=st.tuples(*[sizes] * len(POLICIES)), current=st.integers(0, 50))
-def test_whatever_is_written_gives_a_size_or_none_or_a_reason(
+def test_any_expression_gives_a_size_or_none_or_a_reason(
     text: str, asked: tuple[int | None, ...], current: int
 ) -> None:
     asked_sizes = dict(zip(POLICIES, asked, strict=True))
@@ -295,7 +297,7 @@ def test_whatever_is_written_gives_a_size_or_none_or_a_reason(
         assert str(error)  # noqa: PT017 - either outcome is right
         return
     assert size is None or isinstance(size, int | float)
-    # with no policy abstaining it is Python's own arithmetic
+    # if no policy abstains it is Python's own arithmetic
     if None not in asked:
         names = {name: Truth(number, current) for name, number in asked_sizes.items()}
         functions = {"max": max, "min": min, "first": lambda a, _: a, "ceil": math.ceil, "floor": math.floor}
@@ -305,7 +307,7 @@ def test_whatever_is_written_gives_a_size_or_none_or_a_reason(
 
 
 class Truth(int):
-    """A size that is true where it is above the present one."""
+    """A size that is true while it is above the present one."""
 
     above: bool
 
@@ -319,17 +321,17 @@ class Truth(int):
 
 
 @given(text=st.text(st.characters(codec="ascii"), max_size=40) | st.text(max_size=40))
-def test_no_text_does_anything_but_be_read_or_refused(text: str) -> None:
+def test_any_text_is_only_read_or_refused(text: str) -> None:
     try:
         expression = read(text, POLICIES)
     except ValueError as error:
-        assert str(error)  # noqa: PT017 - likewise
+        assert str(error)  # noqa: PT017 - either outcome is right
         return
     size, _ = combined((), 4, replace(expression))
     assert 0 <= size <= MAX_REPLICAS
 
 
-def test_a_step_decides_by_it() -> None:
+def test_a_step_decides_by_the_expression() -> None:
     a_spec = spec(Fixed(7), Asks(), combine=Expression("p1 if p0 else p0"))
     readings = {"ask": Reading(9.0, T0)}
     state, decision = step(a_spec, ClusterState(), Observation(at=T0, desired=4, ready=4, metrics=readings))
@@ -342,7 +344,7 @@ def test_a_step_decides_by_it() -> None:
 
 @pytest.fixture
 def two(good: str) -> str:
-    """Two policies, with a line for the expression after them."""
+    """Two policies, followed by a line for the expression."""
     return f"{good}      urgent: {{type: stub-policy, within: 10s}}\n    combine: max(calm, urgent)\n"
 
 
@@ -354,7 +356,7 @@ def test_a_file_may_have_an_expression(accepted: Callable[..., Config], two: str
     assert accepted(f"{good}    combine:\n").clusters["demo"].spec.combine is None
 
 
-def test_policies_that_are_left_out_are_warned_of(accepted: Callable[..., Config], two: str) -> None:
+def test_unused_policies_give_a_warning(accepted: Callable[..., Config], two: str) -> None:
     (warning,) = accepted(two.replace("max(calm, urgent)", "urgent")).warnings
     assert warning.endswith(
         "autoscaler.yaml:14: clusters.demo.combine: the expression does not name calm, so its size is ignored; "
@@ -367,7 +369,7 @@ def test_policies_that_are_left_out_are_warned_of(accepted: Callable[..., Config
     )
 
 
-def test_a_schedule_is_neither_missed_nor_a_size(
+def test_a_schedule_neither_needs_to_be_used_nor_gives_a_size(
     accepted: Callable[..., Config], refused: Callable[..., list[str]], two: str
 ) -> None:
     window = "{name: day, start: '0 8 * * *', end: '0 18 * * *', min: 2}"
@@ -390,21 +392,21 @@ def test_a_schedule_is_neither_missed_nor_a_size(
         ("calm.real", "column 5: expected an operator or the end, not '.'"),
     ],
 )
-def test_a_file_with_a_wrong_expression_is_refused_at_its_line(
+def test_a_file_with_an_invalid_expression_is_refused_at_its_line(
     refused: Callable[..., list[str]], two: str, text: str, problem: str
 ) -> None:
     (found,) = refused(two.replace("max(calm, urgent)", text))
     assert found.startswith(f"14: clusters.demo.combine: {problem}")
 
 
-def test_a_policy_with_problems_of_its_own_is_still_a_name(refused: Callable[..., list[str]], two: str) -> None:
+def test_an_invalid_policy_is_still_a_known_name(refused: Callable[..., list[str]], two: str) -> None:
     (found,) = refused(two.replace("within: 10s", "within: 10"))
     assert found.startswith("13: clusters.demo.policies.urgent.within: ")
     (found,) = refused("\n".join(line for line in two.splitlines() if "stub-policy" not in line))
     assert "policies" in found
 
 
-def test_only_a_plain_no_says_that_a_policy_asks_for_nothing() -> None:
+def test_only_a_literal_false_says_that_a_policy_requests_no_size() -> None:
     @dataclass(frozen=True)
     class Odd(Fixed):
         asks: object = None

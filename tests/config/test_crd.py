@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: a structural schema of what a cluster's section takes. In e2e a server judges it."""
+"""The CustomResourceDefinition: a structural schema of a cluster's section. In e2e a real server checks it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "crd" / "stream
 CRD = yaml.safe_load(MANIFEST.read_text())
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
-# What a structural schema may have, of which kubectl and the API server read more than JSON Schema has.
+# The keywords of a structural schema, fewer than those of JSON Schema.
 ALLOWED = {
     *("type", "description", "properties", "additionalProperties", "required", "items", "enum", "pattern", "format"),
     *("nullable", "minimum", "minLength", "maxLength", "minProperties"),
@@ -34,7 +34,7 @@ SPEC = {
 
 
 def schemas(found: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """All schemas in one, by their paths."""
+    """All nested schemas by their paths."""
     yield path, found
     for key, inner in found.get("properties", {}).items():
         yield from schemas(inner, f"{path}.{key}")
@@ -43,7 +43,7 @@ def schemas(found: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
             yield from schemas(found[key], f"{path}[]")
 
 
-def test_the_manifest_is_what_the_command_prints() -> None:
+def test_the_manifest_equals_the_output_of_the_command() -> None:
     assert MANIFEST.read_text() == crd_manifest()  # python -m tests.docs.refresh
 
 
@@ -77,6 +77,6 @@ def test_the_schema_is_structural() -> None:
         ({"down": {"select": "most"}}, False),
     ],
 )
-def test_it_tells_what_is_wrong_at_once(change: dict[str, Any], *, valid: bool) -> None:
+def test_it_reports_what_is_wrong_at_once(change: dict[str, Any], *, valid: bool) -> None:
     found = json.loads(json.dumps({"spec": {**SPEC, **change}}))
     assert Draft202012Validator(SCHEMA).is_valid(found) is valid

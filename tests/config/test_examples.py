@@ -1,4 +1,4 @@
-"""The files that users begin with."""
+"""The example files for users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_examples_name_their_schema_for_editors_on_the_first_line(path: Path) ->
     assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=autoscaler.schema.json"
 
 
-def test_the_spark_example_says_what_it_means() -> None:
+def test_the_spark_example_gives_the_documented_settings() -> None:
     config = load(ROOT / "examples" / "spark-local.yaml", {})
     cluster = config.clusters["clicks"]
     assert config.daemon.directory == ROOT / "examples" / "var"
@@ -40,7 +40,7 @@ def test_the_spark_example_says_what_it_means() -> None:
     assert cluster.spec.engine
 
 
-def test_the_spark_example_shows_every_key_of_the_frame() -> None:
+def test_the_spark_example_shows_every_general_key() -> None:
     text = (ROOT / "examples" / "spark-local.yaml").read_text()
     shown = set(re.findall(r"(\w+):", text))
     of_daemon = (DaemonSpec, TokenSpec, TlsSpec, NotificationSpec)

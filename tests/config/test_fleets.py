@@ -1,4 +1,4 @@
-"""The template of a fleet: what its expressions take from a member, and which problems it has without and with one."""
+"""The template of a fleet: its expressions over a member's values, and its problems with and without a member."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def with_max(text: str) -> str:
 
 
 def name_of(config: Config, found: Member) -> str:
-    """What an expression in the target's name stands for."""
+    """The result of an expression in the target's name."""
     target: Any = expanded(config, found)[0].cluster.target
     name: str = target.name
     return name
@@ -99,7 +99,7 @@ def test_a_member_fills_every_scalar(accepted: Accepted) -> None:
     assert found.secrets == frozenset()
 
 
-def test_sources_of_the_template_have_the_name_of_the_cluster_before_theirs(accepted: Accepted) -> None:
+def test_sources_of_the_template_are_prefixed_with_the_name_of_the_cluster(accepted: Accepted) -> None:
     (found,) = expanded(accepted(FLEET))
     assert found.cluster.metrics["busy"].source == "prod/orders/own"
     source: Any = found.sources["prod/orders/own"]
@@ -114,13 +114,13 @@ def test_a_fleet_has_its_settings_and_defaults(accepted: Accepted) -> None:
     assert (spec.interval, spec.confirm) == (timedelta(minutes=1), timedelta(hours=1))
 
 
-def test_a_configuration_may_have_fleets_only_or_clusters_too(accepted: Accepted, good: str) -> None:
+def test_a_configuration_may_have_only_fleets_or_clusters_too(accepted: Accepted, good: str) -> None:
     assert accepted(FLEET).clusters == {}
     both = accepted(good + FLEET.partition("\n")[2].partition("\n")[2])
     assert (list(both.clusters), list(both.fleets)) == (["demo"], ["streaming"])
 
 
-def test_a_value_is_a_number_where_one_is_wanted(accepted: Accepted) -> None:
+def test_a_value_becomes_a_number_if_one_is_required(accepted: Accepted) -> None:
     annotated = member(annotations={"autoscaler/max": "12", "autoscaler/within": "5m"})
     (found,) = expanded(accepted(FLEET), annotated)
     assert found.cluster.spec.limits.maximum == 12
@@ -129,7 +129,7 @@ def test_a_value_is_a_number_where_one_is_wanted(accepted: Accepted) -> None:
 
 
 @pytest.mark.parametrize("value", ["8", "true", "null", "2020-01-01", "0x10", "1:30", ".inf", "~"])
-def test_a_value_stays_text_where_text_is_wanted(accepted: Accepted, value: str) -> None:
+def test_a_value_stays_text_if_text_is_required(accepted: Accepted, value: str) -> None:
     assert name_of(accepted(with_name('"${labels.text}"')), member(labels={"app": "a", "text": value})) == value
 
 
@@ -171,14 +171,14 @@ def test_a_value_may_have_a_thousand_characters(accepted: Accepted) -> None:
     assert problem.endswith(".target.name: ${annotations.long} has 1,001 characters, at most 1,000 are allowed")
 
 
-def test_an_empty_default_leaves_out_what_may_be_left_out(accepted: Accepted) -> None:
+def test_an_empty_default_omits_an_optional_key(accepted: Accepted) -> None:
     config = accepted(FLEET + '      partitions: "${annotations.partitions | }"\n      combine: ${labels.combine|}\n')
     first, second = expanded(config, member(), member(annotations={"partitions": "12"}))
     assert (first.cluster.spec.partitions, first.cluster.spec.combine) == (None, None)
     assert second.cluster.spec.partitions == 12
 
 
-def test_an_empty_default_is_no_number(refused: Refused) -> None:
+def test_an_empty_default_is_not_a_number(refused: Refused) -> None:
     assert refused(with_max('"${labels.max | }"')) == [
         "13: fleets.streaming.template.max: expected a whole number, not nothing"
     ]
@@ -191,7 +191,7 @@ def test_members_without_a_time_zone_have_that_of_the_daemon(accepted: Accepted)
     assert [found.cluster.time_zone for found in expanded(accepted(daemon + named))] == ["Asia/Tokyo"]
 
 
-def test_annotations_choose_what_the_template_lets_them(accepted: Accepted) -> None:
+def test_annotations_may_set_only_what_the_template_allows(accepted: Accepted) -> None:
     config = accepted(FLEET.replace("      min: 1\n", "      min: 2\n"))
     (found,) = expanded(config, member(annotations={"autoscaler/min": "0", "autoscaler/max": "3"}))
     assert (found.cluster.spec.limits.minimum, found.cluster.spec.limits.maximum) == (2, 3)
@@ -207,7 +207,7 @@ def test_anchors_and_merge_keys_are_shared_by_all_members(accepted: Accepted) ->
     assert (one.url, one.timeout, two.url) == ("http://shop", timedelta(seconds=4), "http://b")
 
 
-def test_what_no_member_changes_is_read_once(accepted: Accepted) -> None:
+def test_parts_without_expressions_are_read_once(accepted: Accepted) -> None:
     first, second = expanded(accepted(FLEET + "      down: {window: 7m}\n"), member(), member("prod/b"))
     assert first.cluster.spec.down is second.cluster.spec.down
     assert first.cluster.spec.down.window == timedelta(minutes=7)
@@ -223,7 +223,7 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
     assert found.cluster.spec.up.tolerance == found.cluster.spec.down.tolerance == 0.2
 
 
-# Values that are no good
+# Invalid values
 
 
 @pytest.mark.parametrize(
@@ -248,16 +248,14 @@ def test_keys_that_share_a_node_keep_their_own_defaults(accepted: Accepted) -> N
         ),
     ],
 )
-def test_a_value_that_cannot_be_used_is_a_problem_of_its_member(
-    accepted: Accepted, values: dict[str, Any], message: str
-) -> None:
+def test_an_unusable_value_is_a_problem_of_its_member(accepted: Accepted, values: dict[str, Any], message: str) -> None:
     text = FLEET.replace("labels.app", "namespace")
     config = accepted(text.replace("min: 1", 'partitions: "${labels.text}"'))
     assert problems(config, member(**values)) == [f"12: fleets.streaming[prod/orders].template.partitions: {message}"]
     assert expanded(config, member(labels={"text": "3"}))[0].cluster.spec.partitions == 3
 
 
-def test_a_variable_with_keys_needs_one(accepted: Accepted) -> None:
+def test_a_variable_with_keys_needs_a_key(accepted: Accepted) -> None:
     found = problems(accepted(with_name('"${labels}"')), member())
     assert found == [
         (
@@ -267,7 +265,7 @@ def test_a_variable_with_keys_needs_one(accepted: Accepted) -> None:
     ]
 
 
-def test_a_variable_that_the_discovery_left_out_is_a_problem_of_the_member(accepted: Accepted) -> None:
+def test_a_variable_that_the_discovery_omitted_is_a_problem_of_the_member(accepted: Accepted) -> None:
     values = {key: value for key, value in member().values.items() if key != "namespace"}
     found = problems(accepted(FLEET), Member("x", values))
     assert found[0] == (
@@ -314,14 +312,14 @@ def test_a_value_of_another_type_is_a_problem_at_its_key(accepted: Accepted, val
         "%s {} {0}",
     ],
 )
-def test_a_value_is_inserted_as_it_is(accepted: Accepted, value: str) -> None:
+def test_a_value_is_inserted_unchanged(accepted: Accepted, value: str) -> None:
     config = accepted(with_name('"<${labels.text}>"'), {"API_TOKEN": "t0p-secret"})
     found = member(labels={"app": "a", "text": value})
     assert name_of(config, found) == f"<{value}>"
     assert name_of(accepted(with_name('"${labels.text}"')), found) == value
 
 
-def test_all_problems_of_a_member_come_together(accepted: Accepted) -> None:
+def test_all_problems_of_a_member_are_reported_together(accepted: Accepted) -> None:
     found = problems(accepted(FLEET), member(labels={}, annotations={"autoscaler/max": "x", "autoscaler/within": "9"}))
     assert [problem.partition(": ")[0] for problem in found] == ["9", "11", "13", "18"]
     where = "18: fleets.streaming[prod/orders].template.policies.calm.within"
@@ -336,7 +334,7 @@ def test_settings_are_checked_together_for_each_member(accepted: Accepted) -> No
     ]
 
 
-def test_a_member_that_its_discovery_could_not_read_is_in_trouble_for_that(accepted: Accepted) -> None:
+def test_a_member_that_its_discovery_could_not_read_has_that_problem(accepted: Accepted) -> None:
     found = Member("a.yaml", {"name": "a"}, "jobs/a.yaml:3: (file): not valid YAML")
     assert problems(accepted(FLEET), found) == ["4: fleets.streaming[a.yaml]: jobs/a.yaml:3: (file): not valid YAML"]
     found = Member("a.yaml", {"name": "a"}, "\x1b[2Jjobs/\n\udcff.yaml")
@@ -376,11 +374,11 @@ def test_an_id_that_cannot_be_shown_is_a_problem(accepted: Accepted, id: str, pr
 
 
 @pytest.mark.parametrize("name", ["a", "a.b_c-d", "x" * 195, "0", "_a", "a/b", "/".join("123456789")])
-def test_a_name_of_a_member_may_have_parts(accepted: Accepted, name: str) -> None:
+def test_a_name_of_a_member_may_have_several_parts(accepted: Accepted, name: str) -> None:
     assert expanded(accepted(FLEET), member(name=name))[0].name == f"prod/{name}"
 
 
-def test_the_longest_name_is_that_of_a_file(accepted: Accepted, tmp_path: Path) -> None:
+def test_the_longest_name_is_limited_by_the_length_of_file_names(accepted: Accepted, tmp_path: Path) -> None:
     (found,) = expanded(accepted(FLEET), member(name="/".join(["x" * 20] * 8 + ["y" * 27])))
     assert len(found.name) == 200
     (tmp_path / f".{profile_file.file_name(found.name)}.part").touch()
@@ -389,7 +387,7 @@ def test_the_longest_name_is_that_of_a_file(accepted: Accepted, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["x" * 196, "a b", "-a", ".a", "..", "a//b", "/a", "a/", "a/../b", "<b>", "é", "a?b", "a/" * 9 + "a"]
 )
-def test_a_name_that_cannot_be_one_is_a_problem_of_its_member(accepted: Accepted, name: str) -> None:
+def test_an_invalid_name_is_a_problem_of_its_member(accepted: Accepted, name: str) -> None:
     (found,) = problems(accepted(FLEET), member("id", name=name))
     assert found.startswith("6: fleets.streaming[id].name: 'prod/")
     assert "a name is 1 to 200 letters" in found
@@ -406,7 +404,7 @@ def test_a_name_that_cannot_be_one_is_a_problem_of_its_member(accepted: Accepted
         ("${nam}", "unknown variable nam in ${nam}; variables: name, namespace, labels, annotations, ZONE; did you"),
     ],
 )
-def test_a_name_that_no_member_could_have_is_refused(refused: Refused, name: str, problem: str) -> None:
+def test_a_name_that_is_invalid_for_every_member_is_refused(refused: Refused, name: str, problem: str) -> None:
     (found,) = refused(FLEET.replace('"${namespace}/${name}"', f'"{name}"'), {"HOST": "h"})
     assert found.startswith(f"6: fleets.streaming.name: {problem}")
 
@@ -511,7 +509,7 @@ def test_a_name_that_no_member_could_have_is_refused(refused: Refused, name: str
         ("  streaming:", "  stream ing:", ['4: fleets."stream ing": a name is 1 to 63 letters']),
     ],
 )  # fmt: skip
-def test_what_is_wrong_for_every_member_is_found_without_one(
+def test_errors_for_every_member_are_found_without_one(
     refused: Refused, old: str, new: str, problems: list[str]
 ) -> None:
     assert old in FLEET
@@ -544,7 +542,7 @@ def test_what_is_wrong_for_every_member_is_found_without_one(
         ]),
     ],
 )  # fmt: skip
-def test_a_fleet_needs_all_its_parts(refused: Refused, fleet: str, problems: list[str]) -> None:
+def test_a_fleet_requires_all_its_parts(refused: Refused, fleet: str, problems: list[str]) -> None:
     assert sorted(refused(f"fleets:\n  a: {fleet}\n")) == problems
 
 
@@ -572,11 +570,11 @@ def test_a_file_without_clusters_and_fleets_is_refused(refused: Refused) -> None
         FLEET.replace("own: {type: stub-source,", 'own: {type: stub-source, token: "${annotations.token}",'),
     ],
 )
-def test_what_only_a_member_can_decide_is_not_judged_without_one(accepted: Accepted, text: str) -> None:
+def test_settings_that_depend_on_the_member_are_not_checked_without_one(accepted: Accepted, text: str) -> None:
     assert accepted(text).warnings == ()
 
 
-def test_a_fleet_of_an_included_file_has_its_places(tmp_path: Path) -> None:
+def test_a_fleet_of_an_included_file_has_the_positions_of_that_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("include: conf.d\n")
     (tmp_path / "conf.d").mkdir()
     included = tmp_path / "conf.d" / "team.yaml"
@@ -621,7 +619,7 @@ def test_secrets_of_the_environment_are_masked_in_the_problems_of_members(accept
     assert "t0p-secret" not in repr(config)
 
 
-def test_the_value_of_a_member_is_a_secret_where_the_field_is_one(accepted: Accepted) -> None:
+def test_the_value_of_a_member_is_a_secret_if_the_field_is_one(accepted: Accepted) -> None:
     config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token}"))
     (found,) = expanded(config, member(annotations={"token": "hunter2"}))
     assert found.secrets == {"hunter2"}
@@ -630,27 +628,27 @@ def test_the_value_of_a_member_is_a_secret_where_the_field_is_one(accepted: Acce
     assert "hunter2" not in "".join(problem)
 
 
-def test_a_default_is_a_secret_where_the_field_is_one(accepted: Accepted) -> None:
+def test_a_default_is_a_secret_if_the_field_is_one(accepted: Accepted) -> None:
     config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token | hunter2}"))
     assert config.secrets == {"hunter2"}
     (problem,) = problems(config, member("x", name="hunter2 "))
     assert "'prod/*** ' cannot be a name" in problem
 
 
-def test_a_default_is_not_hidden_where_only_the_key_is_called_like_a_secret(accepted: Accepted) -> None:
+def test_a_default_is_not_masked_if_only_its_key_has_the_name_of_a_secret(accepted: Accepted) -> None:
     config = accepted(with_name('"${name}", labels: {auth: "${labels.auth | basic}", token: "${labels.token | none}"}'))
     assert config.secrets == set()
     (found,) = expanded(config, member(labels={"app": "a", "token": "hunter2"}))
     assert found.secrets == {"hunter2"}
 
 
-def test_a_plug_in_that_names_a_secret_does_not_show_it(accepted: Accepted) -> None:
+def test_a_plug_in_that_quotes_a_secret_does_not_show_it(accepted: Accepted) -> None:
     config = accepted(SECRET.replace("${API_TOKEN}", "${annotations.token}"))
     (problem,) = problems(config, member(annotations={"token": "refused"}))
     assert problem == "9: fleets.streaming[prod/orders].template.sources.own.token: *** does not fit the url"
 
 
-def test_secrets_in_clear_text_are_warned_of_once_for_all_members(accepted: Accepted) -> None:
+def test_secrets_in_clear_text_give_one_warning_for_all_members(accepted: Accepted) -> None:
     config = accepted(SECRET.replace("${API_TOKEN}", "t0p-secret"))
     assert [warning.partition(": a secret")[0] for warning in config.warnings] == [
         f"{config.path}:9: fleets.streaming.template.sources.own.token",
@@ -659,7 +657,7 @@ def test_secrets_in_clear_text_are_warned_of_once_for_all_members(accepted: Acce
     assert found.warnings == ()
 
 
-def test_a_warning_that_depends_on_the_member_is_its_own(accepted: Accepted) -> None:
+def test_a_warning_that_depends_on_the_member_is_the_members_own(accepted: Accepted) -> None:
     config = accepted(FLEET.replace("min: 1", 'timeout: "${annotations.timeout | 5s}"'))
     assert config.warnings == ()
     (found,) = expanded(config, member(annotations={"timeout": "1s"}))
@@ -668,10 +666,10 @@ def test_a_warning_that_depends_on_the_member_is_its_own(accepted: Accepted) -> 
     assert any("the timeout of the source own (3s) is above that of the cluster (1s)" in one for one in found.warnings)
 
 
-# All of them together
+# All members together
 
 
-def test_static_clusters_and_members_are_one_configuration(accepted: Accepted, good: str) -> None:
+def test_static_clusters_and_members_form_one_configuration(accepted: Accepted, good: str) -> None:
     config = accepted(good + FLEET.partition("\n")[2].partition("\n")[2])
     found = expanded(config, member(), member("prod/b"))
     whole = assemble(config, {"streaming": found})
@@ -711,7 +709,7 @@ def test_of_two_members_with_one_name_the_first_keeps_it(accepted: Accepted) -> 
     }
 
 
-def test_a_member_that_is_present_keeps_its_name_and_its_target(accepted: Accepted) -> None:
+def test_an_existing_member_keeps_its_name_and_its_target(accepted: Accepted) -> None:
     config = accepted(FLEET.replace("${namespace}/${name}", "${labels.app}"))
     first, second = expanded(config, member("a"), member("b"))
     whole = assemble(config, {"streaming": [first, second]}, {"shop": ("streaming", "b")})
@@ -750,7 +748,7 @@ def test_a_cluster_of_the_file_keeps_its_name_and_its_target(accepted: Accepted,
     )
 
 
-def test_a_refused_member_takes_neither_name_nor_target(accepted: Accepted) -> None:
+def test_a_refused_member_occupies_neither_name_nor_target(accepted: Accepted) -> None:
     config = accepted(FLEET)
     a, b, c = expanded(
         config,

@@ -1,4 +1,4 @@
-"""Whatever stands in the file, it loads or raises ConfigurationError, soon, and no secret is shown."""
+"""Whatever the file contains, it loads or raises ConfigurationError soon, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ clusters:
     max_age: 1m
 """
 
-# Characters that mean something in YAML, and words that mean something here.
+# Characters with a meaning in YAML, and words with a meaning here.
 PIECES = st.sampled_from(
     [
         *"{}[]:,&*!|>'\"%@`#?-<~\t\n\0\x85\u2028\ud7ff",
@@ -108,11 +108,11 @@ def attempt(path: Path, data: bytes) -> Config | None:
     return None
 
 
-# The file is overwritten by every example; nothing of one is left for the next.
+# Every example overwrites the file.
 _quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-def test_the_file_that_is_varied_is_a_good_one(file: Path) -> None:
+def test_the_mutated_file_is_valid(file: Path) -> None:
     assert attempt(file, FULL.encode()) is not None
 
 
@@ -136,7 +136,7 @@ def test_any_bytes(file: Path, data: bytes) -> None:
         max_size=4,
     )
 )
-def test_a_good_file_with_pieces_replaced(file: Path, edits: list[tuple[int, int, str]]) -> None:
+def test_a_valid_file_with_pieces_replaced(file: Path, edits: list[tuple[int, int, str]]) -> None:
     text = FULL
     for at, length, piece in edits:
         text = text[:at] + piece + text[at + length :]
@@ -173,7 +173,7 @@ PLACES = places(yaml.safe_load(FULL))
 
 @_quick
 @given(st.lists(st.tuples(st.sampled_from(PLACES), ANYTHING), min_size=1, max_size=3))
-def test_a_good_file_with_values_replaced(file: Path, edits: list[tuple[tuple[Any, ...], Any]]) -> None:
+def test_a_valid_file_with_values_replaced(file: Path, edits: list[tuple[tuple[Any, ...], Any]]) -> None:
     tree = yaml.safe_load(FULL)
     for path, value in edits:
         tree = replaced(tree, path, value)

@@ -1,4 +1,4 @@
-"""Files that the configuration file includes: read as if they stood in it, their problems by their own names."""
+"""Files that the configuration file includes: read as if they were part of it, with problems under their own names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(name: str) -> str:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write the main file and others, by their paths; the main file's path is returned."""
+    """Write the main file and others, by their paths; returns the path of the main file."""
 
     def written(main: str, **files: str) -> Path:
         (tmp_path / "conf.d").mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ def accepted(path: Path) -> Config:
     return load(path, {})
 
 
-def test_clusters_and_sources_of_included_files_are_read_as_if_they_stood_in_the_file(write: Write) -> None:
+def test_clusters_and_sources_of_included_files_are_read_as_part_of_the_file(write: Write) -> None:
     path = write(
         MAIN + "clusters:\n" + cluster("own"),
         a="x-own: 1\nclusters:\n" + cluster("a").replace("source: main", "source: other"),
@@ -71,7 +71,7 @@ def test_clusters_and_sources_of_included_files_are_read_as_if_they_stood_in_the
     assert list(config.sources) == ["main", "other"]
 
 
-def test_the_file_itself_needs_no_section_of_its_own(write: Write) -> None:
+def test_the_file_itself_needs_no_clusters(write: Write) -> None:
     path = write("include: conf.d/*.yaml\n", a=MAIN.partition("\n")[2] + "clusters:\n" + cluster("a"))
     assert list(accepted(path).clusters) == ["a"]
 
@@ -102,7 +102,7 @@ def test_files_folders_and_patterns_are_included_by_name(write: Write, text: str
     assert list(accepted(path).clusters) == ["own", *names]
 
 
-def test_problems_of_all_files_come_together_each_with_its_file(write: Write) -> None:
+def test_problems_of_all_files_are_reported_together_each_with_its_file(write: Write) -> None:
     path = write(
         MAIN + "clusters:\n" + cluster("own").replace("max: 4", "max: 0"),
         a="clusters:\n" + cluster("a").replace("max: 4", "mx: 4"),
@@ -144,7 +144,7 @@ def test_a_name_belongs_to_one_file(write: Write) -> None:
     ]
 
 
-def test_settings_of_the_daemon_and_further_files_are_of_the_file_itself(write: Write) -> None:
+def test_settings_of_the_daemon_and_includes_are_allowed_only_in_the_main_file(write: Write) -> None:
     path = write(MAIN + "clusters:\n" + cluster("own"), a="daemon: {log: json}\ninclude: b.yaml\n")
     text = "an included file has sources, clusters and fleets only; write this in autoscaler.yaml"
     assert problems(path) == [f"conf.d/a.yaml:1: daemon: {text}", f"conf.d/a.yaml:2: include: {text}"]
@@ -161,17 +161,17 @@ def test_settings_of_the_daemon_and_further_files_are_of_the_file_itself(write: 
         ("{a: b}", "include: expected "),
     ],
 )
-def test_what_cannot_be_included_is_named(write: Write, text: str, problem: str) -> None:
+def test_a_path_that_cannot_be_included_is_named(write: Write, text: str, problem: str) -> None:
     main = MAIN.replace("include: conf.d", f"include: {text}") + "clusters:\n" + cluster("own")
     assert problems(write(main))[0].startswith(f"autoscaler.yaml:1: {problem}")
 
 
-def test_a_section_that_is_no_mapping_is_refused_where_it_is(write: Write) -> None:
+def test_a_section_that_is_not_a_mapping_is_refused_at_its_position(write: Write) -> None:
     path = write(MAIN + "clusters: 3\n", a="clusters:\n" + cluster("a"))
     assert problems(path) == ["autoscaler.yaml:4: clusters: expected a mapping (key: value), not the number 3"]
 
 
-def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
+def test_an_unreadable_file_is_named(write: Write) -> None:
     path = write(MAIN.replace("conf.d", "conf.d/a.yaml") + "clusters:\n" + cluster("own"))
     (path.parent / "conf.d" / "a.yaml").symlink_to("a.yaml")
     assert problems(path)[0].startswith("autoscaler.yaml:1: include: there is no file or folder")
@@ -182,15 +182,15 @@ def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
 
 
 @pytest.mark.parametrize("text", ["conf.d", "conf.d/*.yaml", "'*/b.yaml'", "'**/b.yaml'", "conf.d/b.yaml"])
-def test_a_folder_that_cannot_be_read_is_not_one_without_files(write: Write, text: str) -> None:
+def test_an_unreadable_folder_is_not_taken_for_an_empty_one(write: Write, text: str) -> None:
     path = write(MAIN.replace("conf.d", text) + "clusters:\n" + cluster("own"), b="clusters:\n" + cluster("b"))
     assert list(accepted(path).clusters) == ["own", "b"]
     found = Problems(str(path))
-    with tempfile.TemporaryDirectory() as folder:  # others may not enter those of pytest
+    with tempfile.TemporaryDirectory() as folder:  # other users may not enter the folders of pytest
         shutil.copytree(path.parent, folder, dirs_exist_ok=True)
         Path(folder).chmod(0o755)
         (Path(folder) / "conf.d").chmod(0)
-        if not os.getuid():  # who may read everything
+        if not os.getuid():  # root may read everything
             os.seteuid(65534)
         try:
             include.read(Path(folder) / path.name, found)
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_read_is_not_one_without_files(write: Write, tex
     assert problem.message.endswith(" cannot be read: Permission denied")
 
 
-def test_the_name_of_the_folder_with_the_configuration_is_no_pattern(write: Write, tmp_path: Path) -> None:
+def test_the_name_of_the_folder_with_the_configuration_is_not_a_pattern(write: Write, tmp_path: Path) -> None:
     main = MAIN.replace("conf.d", "conf.d/*.yaml") + "clusters:\n" + cluster("own")
     write(main, b="clusters:\n" + cluster("b"))
     folder = tmp_path / "[1]"
@@ -213,11 +213,11 @@ def test_the_name_of_the_folder_with_the_configuration_is_no_pattern(write: Writ
     assert list(accepted(folder / "autoscaler.yaml").clusters) == ["own", "b"]
 
 
-def test_a_problem_at_the_same_line_of_two_files_is_two_problems(write: Write) -> None:
+def test_problems_at_the_same_line_of_two_files_are_two_problems(write: Write) -> None:
     assert len(problems(write(MAIN + "clusters:\n" + cluster("own"), a="", b=""))) == 2
 
 
-def test_all_files_together_have_at_most_so_many_values(write: Write) -> None:
+def test_the_number_of_values_in_all_files_together_is_limited(write: Write) -> None:
     anchored = f"x-a: &a [{', '.join(['1'] * 1000)}]\nx-b: [{', '.join(['*a'] * 400)}]\n"
     assert 1000 * 400 < MAX_NODES < 2 * 1000 * 400
     path = write(MAIN + "clusters:\n" + cluster("own"), a=anchored, b=anchored)
@@ -229,7 +229,7 @@ def test_more_than_a_thousand_files_are_refused(write: Write) -> None:
     assert problems(path) == ["autoscaler.yaml:1: include: 1,001 files, at most 1,000: put several clusters in a file"]
 
 
-def test_an_alias_does_not_carry_what_is_included(write: Write) -> None:
+def test_an_alias_does_not_reach_into_included_files(write: Write) -> None:
     path = write("include: conf.d\nx-own: &own {}\nsources: *own\nclusters: *own\n", a="clusters:\n" + cluster("a"))
     root = include.read(path, Problems(str(path)))
     assert isinstance(root, Mapping)
@@ -251,7 +251,7 @@ def test_the_schema_knows_the_key() -> None:
     assert "include" in json_schema()["properties"]
 
 
-def test_settings_of_a_cluster_in_an_included_file_can_be_tried(write: Write) -> None:
+def test_settings_of_a_cluster_in_an_included_file_can_be_overridden(write: Write) -> None:
     path = write(MAIN, a="clusters:\n" + cluster("a"))
     changed = trials.apply_settings(argparse.Namespace(config=path), accepted(path), {"a": {"max": "7"}})
     assert changed.clusters["a"].spec.limits.maximum == 7

@@ -37,8 +37,7 @@ class Outer:
     """Outside.
 
     Attributes:
-        name: what it is called
-            by people.
+        name: what it is called by people.
         many: several of them.
     """
 
@@ -55,7 +54,7 @@ class Outer:
     hidden: int = field(default=3, init=False)
 
 
-def test_each_key_has_what_it_takes_its_default_and_its_meaning() -> None:
+def test_each_key_has_its_type_its_default_and_its_description() -> None:
     found = {key.path: key for key in keys(Outer)}
     assert found["name"] == Key("name", "a string", "required", "what it is called by people.")
     assert found["maybe.share"] == Key("maybe.share", "a number", "0.5", "how much, 0 to 1; default 0.5.")

@@ -1,4 +1,4 @@
-"""A good file becomes what it says, and the defaults are those of the core."""
+"""A valid file gives the configured values, and the defaults are those of the core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def test_what_is_left_out_has_the_defaults_of_the_core(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_omitted_settings_have_the_defaults_of_the_core(accepted: Accepted, good: str, tmp_path: Path) -> None:
     config = accepted(good)
     assert config.daemon == DaemonSpec(directory=tmp_path / "autoscaler-state")
     cluster = config.clusters["demo"]
@@ -44,7 +44,7 @@ def test_what_is_left_out_has_the_defaults_of_the_core(accepted: Accepted, good:
     assert cluster.spec == bare
 
 
-def test_every_setting_of_a_cluster_arrives(accepted: Accepted, good: str) -> None:
+def test_every_setting_of_a_cluster_is_read(accepted: Accepted, good: str) -> None:
     config = accepted(
         good.replace("interval: 15s", "interval: 6s")
         + """\
@@ -76,14 +76,14 @@ def test_setting_one_guard_of_a_direction_keeps_the_defaults_of_the_others(accep
     assert spec.down == Behaviour(window=timedelta(minutes=5), tolerance=0.1)
 
 
-def test_the_daemon_section_arrives(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_the_daemon_section_is_read(accepted: Accepted, good: str, tmp_path: Path) -> None:
     text = "daemon: {directory: var, listen: '0.0.0.0:0', log: json, decisions: 7, history: 1d}\n" + good
     assert accepted(text).daemon == DaemonSpec(
         directory=tmp_path / "var", listen="0.0.0.0:0", log=LogFormat.JSON, decisions=7, history=timedelta(days=1)
     )
 
 
-def test_parameters_of_every_type_arrive(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_parameters_of_every_type_are_read(accepted: Accepted, good: str, tmp_path: Path) -> None:
     config = accepted(
         good.replace(
             "    target: {type: stub-target}\n",
@@ -129,16 +129,14 @@ def test_parameters_of_every_type_arrive(accepted: Accepted, good: str, tmp_path
 
 
 @pytest.mark.parametrize(("written", "value"), [("2", 2.0), ("two", "two")])
-def test_a_union_takes_what_fits(accepted: Accepted, good: str, written: str, value: object) -> None:
+def test_a_union_takes_the_first_type_that_fits(accepted: Accepted, good: str, written: str, value: object) -> None:
     target = (
         accepted(good.replace("type: stub-target", f"type: stub-target, either: {written}")).clusters["demo"].target
     )
     assert fields_of(target)["either"] == value
 
 
-def test_absolute_paths_and_home_are_left_where_they_are(
-    accepted: Accepted, good: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absolute_paths_and_home_are_kept(accepted: Accepted, good: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     assert accepted("daemon: {directory: /var/x}\n" + good).daemon.directory == Path("/var/x")
     assert accepted("daemon: {directory: ~/x}\n" + good).daemon.directory == Path("/home/somebody/x")
@@ -159,7 +157,7 @@ def test_the_timeout_follows_from_the_interval(accepted: Accepted, good: str) ->
         assert cluster.timeout == seconds(timeout)
 
 
-def test_the_lookback_is_raised_to_what_the_policies_need(accepted: Accepted, good: str) -> None:
+def test_the_lookback_is_raised_to_the_largest_of_the_policies(accepted: Accepted, good: str) -> None:
     def lookback(within: str, extra: str = "") -> timedelta:
         return accepted(good.replace("within: 60s", f"within: {within}") + extra).clusters["demo"].spec.lookback
 
@@ -180,7 +178,7 @@ def test_equal_plug_ins_are_equal(accepted: Accepted, good: str) -> None:
     assert config.clusters["demo"].target == config.clusters["other"].target
 
 
-def test_a_timeout_above_that_of_the_cluster_is_warned_of(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_a_timeout_above_that_of_the_cluster_gives_a_warning(accepted: Accepted, good: str, tmp_path: Path) -> None:
     assert accepted(good).warnings == ()
     config = accepted(good.replace("interval: 15s", "interval: 15s\n    timeout: 2s"))
     assert config.warnings == (
@@ -221,31 +219,31 @@ def test_variables_may_stand_for_values_of_every_type(accepted: Accepted, good: 
     assert (values["directory"], values["colour"]) == (tmp_path / "a-7", "green")
 
 
-def test_nothing_connected_needs_no_secrets_and_all_other_variables(good: str, tmp_path: Path) -> None:
+def test_without_connecting_neither_secrets_nor_other_variables_are_needed(good: str, tmp_path: Path) -> None:
     path = tmp_path / "autoscaler.yaml"
     path.write_text(good.replace("{type: stub-source,", "{type: stub-source, token: '${NO_SUCH}',"))
     assert load(path, {}, offline=True).sources
     path.write_text(good.replace("max: 4", "max: ${NO_SUCH}"))
     with pytest.raises(ConfigurationError, match=r"NO_SUCH is not set; set it .* \(only secrets may be unset"):
         load(path, {}, offline=True)
-    path.write_text(good.replace("max: 4", "max: ${MAX_TOKENS}"))  # nothing stands for a number
+    path.write_text(good.replace("max: 4", "max: ${MAX_TOKENS}"))  # nothing is used for a number
     with pytest.raises(ConfigurationError, match="MAX_TOKENS is not set"):
         load(path, {}, offline=True)
 
 
-def test_the_password_of_the_database_is_a_secret_by_itself_and_with_its_url(good: str, tmp_path: Path) -> None:
+def test_the_password_of_the_database_is_a_secret_by_itself_and_in_its_url(good: str, tmp_path: Path) -> None:
     path = tmp_path / "autoscaler.yaml"
     path.write_text(f"{good}\ndaemon:\n  state: ${{DATABASE}}\n")
     config = load(path, {"DATABASE": "postgresql://ann:p%40ss@host/db"})
     assert config.daemon.state == "postgresql://ann:p%40ss@host/db"
     assert config.secrets == {"postgresql://ann:p%40ss@host/db", "p%40ss", "p@ss"}
     assert "p%40ss" not in repr(config)
-    assert load(path, {}, offline=True).daemon.state is not None  # nothing is connected to
+    assert load(path, {}, offline=True).daemon.state is not None  # no connection is made
     path.write_text(f"{good}\ndaemon:\n  state: postgresql://ann:${{PASSWORD}}@host/db\n")
     assert load(path, {"PASSWORD": "hunter2"}).secrets >= {"hunter2"}
 
 
-def test_a_state_that_is_no_database_is_refused(good: str, tmp_path: Path) -> None:
+def test_a_state_that_is_not_a_database_is_refused(good: str, tmp_path: Path) -> None:
     path = tmp_path / "autoscaler.yaml"
     path.write_text(f"{good}\ndaemon:\n  state: var/state-hunter2\n")
     with pytest.raises(ConfigurationError, match=r"daemon\.state: expected postgresql://USER:PASSWORD@HOST/") as raised:
@@ -261,7 +259,7 @@ def test_a_state_that_is_no_database_is_refused(good: str, tmp_path: Path) -> No
         ('url: "http://127.0.0.1:9090"', 'url: "http://host/${API_TOKEN}/x"'),
     ],
 )
-def test_what_is_called_like_a_secret_is_hidden_as_one(
+def test_a_value_whose_key_has_the_name_of_a_secret_is_masked(
     accepted: Accepted, good: str, tmp_path: Path, old: str, new: str
 ) -> None:
     text = good.replace(old, new)
@@ -276,12 +274,12 @@ def test_what_is_called_like_a_secret_is_hidden_as_one(
     assert "hunter22" not in str(caught.value)
 
 
-def test_an_author_is_no_secret(accepted: Accepted, good: str) -> None:
+def test_a_key_called_author_is_not_a_secret(accepted: Accepted, good: str) -> None:
     config = accepted(good.replace("name: lag}", "name: '${AUTHOR}'}"), {"AUTHOR": "doyle"})
     assert config.secrets == frozenset()
 
 
-def test_a_secret_in_clear_text_is_warned_of(accepted: Accepted, good: str, tmp_path: Path) -> None:
+def test_a_secret_in_clear_text_gives_a_warning(accepted: Accepted, good: str, tmp_path: Path) -> None:
     text = good.replace(
         "{type: stub-source,", "{type: stub-source, token: hunter22, headers: {k: '${A}', l: hunter23},"
     )
@@ -299,7 +297,7 @@ def test_a_name_like_that_of_a_secret_gives_a_warning(accepted: Accepted, good: 
     assert "hunter" not in warning
 
 
-def test_a_secret_in_an_address_gives_a_warning_and_is_hidden(accepted: Accepted, good: str) -> None:
+def test_a_secret_in_a_url_gives_a_warning_and_is_masked(accepted: Accepted, good: str) -> None:
     text = good.replace("http://127.0.0.1:9090", "http://a/x?page=seven&api_key=hunter%2F22#top")
     config = accepted(text)
     (warning,) = config.warnings
@@ -307,7 +305,7 @@ def test_a_secret_in_an_address_gives_a_warning_and_is_hidden(accepted: Accepted
     assert config.secrets == {"hunter%2F22", "hunter/22"}
 
 
-def test_a_word_that_looks_like_a_secret_by_its_name_alone_is_not_hidden(accepted: Accepted, good: str) -> None:
+def test_a_word_whose_key_only_sounds_like_a_secret_is_not_masked(accepted: Accepted, good: str) -> None:
     config = accepted(good.replace("name: lag}", "name: lag, match: {auth: required, token_pool: orders-1}}"))
     assert len(config.warnings) == 2
     assert config.secrets == {"orders-1"}
@@ -320,7 +318,7 @@ def test_the_value_of_a_variable_is_not_searched_for_secrets(accepted: Accepted,
     assert fields_of(accepted(text, {"A": "x${B}: [y"}).sources["main"])["token"] == "x${B}: [y"
 
 
-def test_a_secret_may_be_left_out_or_nothing(accepted: Accepted, good: str) -> None:
+def test_a_secret_may_be_omitted_or_null(accepted: Accepted, good: str) -> None:
     text = good.replace("{type: stub-source,", "{type: stub-source, token: ,")
     assert fields_of(accepted(text).sources["main"])["token"] is None
 
@@ -338,7 +336,7 @@ def test_a_thousand_clusters_load_quickly(accepted: Accepted, good: str) -> None
     assert (after.user - before.user) + (after.system - before.system) < 5
 
 
-def test_the_time_zone_of_a_cluster_is_that_of_policies_that_name_none(accepted: Accepted, good: str) -> None:
+def test_the_time_zone_of_a_cluster_is_used_by_policies_without_their_own(accepted: Accepted, good: str) -> None:
     policies = """
       nightly: {type: schedule, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}
       abroad: {type: schedule, timezone: Asia/Tokyo, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}
@@ -352,7 +350,7 @@ def test_the_time_zone_of_a_cluster_is_that_of_policies_that_name_none(accepted:
     assert cluster.time_zone == "Europe/Berlin"
 
 
-def test_a_time_zone_that_does_not_exist_is_refused_by_its_line(accepted: Accepted, good: str) -> None:
+def test_an_unknown_time_zone_is_refused_at_its_line(accepted: Accepted, good: str) -> None:
     text = good + "    time_zone: Europe/Atlantis\n"
     with pytest.raises(ConfigurationError) as caught:
         accepted(text)
@@ -363,7 +361,9 @@ def test_a_time_zone_that_does_not_exist_is_refused_by_its_line(accepted: Accept
     )
 
 
-def test_a_cluster_without_a_time_zone_has_that_of_the_daemon_wherever_it_stands(accepted: Accepted, good: str) -> None:
+def test_a_cluster_without_a_time_zone_has_that_of_the_daemon_wherever_it_is_written(
+    accepted: Accepted, good: str
+) -> None:
     policy = "p: {type: schedule, windows: [{name: night, start: '0 1 * * *', duration: 1h, max: 2}]}"
     other = f"  other: {{target: {{type: advice}}, max: 4, time_zone: UTC, policies: {{{policy}}}}}\n"
     text = good.replace("    policies:\n", f"    policies:\n      {policy}\n", 1) + other
@@ -374,7 +374,7 @@ def test_a_cluster_without_a_time_zone_has_that_of_the_daemon_wherever_it_stands
     assert zones == ["Europe/Berlin", "UTC"]
 
 
-def test_a_time_zone_of_the_daemon_that_does_not_exist_is_refused_once(refused: Refused, good: str) -> None:
+def test_an_unknown_time_zone_of_the_daemon_is_refused_once(refused: Refused, good: str) -> None:
     line = len(good.splitlines()) + 1
     expected = f"{line}: daemon.time_zone: 'Europe/Atlantis' is not the name of a time zone, such as Europe/Berlin"
     assert refused(good + "daemon: {time_zone: Europe/Atlantis}\n") == [expected]

@@ -1,4 +1,4 @@
-"""`daemon.notifications`: what is refused, with its line, and what is a secret."""
+"""`daemon.notifications`: refusals with their line, and secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(tmp_path: Path, receiver: str, **environ: str) -> Config:
     return load(path, environ)
 
 
-def test_a_receiver_is_read_with_its_text_as_it_is_written_and_its_address_hidden(tmp_path: Path) -> None:
+def test_a_receiver_is_read_with_its_text_unchanged_and_its_url_masked(tmp_path: Path) -> None:
     text = "      text: '${severity} ${cluster} ${message}'\n      kinds: [rescale-*]\n      severity: warning"
     receiver = f'to: {{type: slack, url: "${{HOOK}}"}}\n{text}'
     config = read(tmp_path, receiver, HOOK="https://hooks.example.com/T0/B0/x")
@@ -60,7 +60,7 @@ def test_a_receiver_is_read_with_its_text_as_it_is_written_and_its_address_hidde
         ),
     ],
 )
-def test_what_cannot_be_used_is_named_with_its_place(tmp_path: Path, receiver: str, problem: str) -> None:
+def test_invalid_settings_are_named_with_their_position(tmp_path: Path, receiver: str, problem: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read(tmp_path, receiver)
     assert len(raised.value.problems) == 1

@@ -1,4 +1,4 @@
-"""An objective that is missed before anything is seen is warned of."""
+"""A warning for an objective that is shorter than the time until anything can be observed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def warnings(folder: Path, interval: str, policy: str) -> list[str]:
     return [str(warning) for warning in load(path, {}).warnings]
 
 
-def test_an_objective_below_the_interval_is_warned_of_on_its_line(tmp_path: Path) -> None:
+def test_an_objective_below_the_interval_gives_a_warning_at_its_line(tmp_path: Path) -> None:
     (warning,) = warnings(tmp_path, "15s", "type: adaptive, objective: 14s")
     where, message = warning.split(": ", 1)
     assert where.endswith("autoscaler.yaml:15")
@@ -43,7 +43,7 @@ def test_an_objective_below_the_interval_is_warned_of_on_its_line(tmp_path: Path
     )
 
 
-def test_the_default_objective_is_warned_of_on_the_line_of_the_policy(tmp_path: Path) -> None:
+def test_the_default_objective_gives_a_warning_at_the_line_of_the_policy(tmp_path: Path) -> None:
     (warning,) = warnings(tmp_path, "2m", "type: adaptive")
     assert (
         "autoscaler.yaml:15: clusters.c.policies.main: an objective of 1m is shorter than the interval of the cluster "
@@ -52,5 +52,5 @@ def test_the_default_objective_is_warned_of_on_the_line_of_the_policy(tmp_path: 
 
 
 @pytest.mark.parametrize("policy", ["type: adaptive, objective: 15s", "type: backlog-drain, drain_time: 1s"])
-def test_another_objective_and_none_are_not(tmp_path: Path, policy: str) -> None:
+def test_a_longer_objective_or_none_gives_no_warning(tmp_path: Path, policy: str) -> None:
     assert warnings(tmp_path, "15s", policy) == []

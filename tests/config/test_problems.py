@@ -1,4 +1,4 @@
-"""Bad configurations: each problem on its line, with its path, saying what was expected; all of them together."""
+"""Invalid configurations: each problem with its line, its path and the expected value; all of them together."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ POLICY = "{type: stub-policy, within: 60s"
             TARGET + ", points: [{x: 1}, {y: 1}]",
             [("5: clusters.demo.target.points[1].x: missing; expected a number")],
         ),
-        # what a plug-in objects to, on the line of the field that it names first
+        # errors of a plug-in, on the line of the first field that it names
         (
             TARGET,
             TARGET + ",\n      points: [{x: 1},\n        {x: 101}]",
@@ -368,7 +368,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (f"calm: {POLICY}}}", "{}", ["11: clusters.demo.policies: at least one policy is needed"]),
     ],
 )
-def test_a_bad_line_is_named(refused: Refused, good: str, old: str, new: str, problems: list[str] | None) -> None:
+def test_an_invalid_line_is_named(refused: Refused, good: str, old: str, new: str, problems: list[str] | None) -> None:
     assert old in good
     found = refused(good.replace(old, new, 1))
     if problems is None:
@@ -387,7 +387,7 @@ def test_at_least_one_cluster_is_needed(refused: Refused, text: str, shape: str)
     assert shape in problem
 
 
-def test_all_problems_come_together_in_the_order_of_the_file(refused: Refused) -> None:
+def test_all_problems_are_reported_together_in_the_order_of_the_file(refused: Refused) -> None:
     assert refused("""\
 daemon: {directori: x, log: jsn}
 sources:
@@ -449,7 +449,7 @@ def test_a_target_belongs_to_one_cluster(refused: Refused, good: str) -> None:
     ]
 
 
-def test_a_hundred_problems_are_enough(refused: Refused) -> None:
+def test_at_most_a_hundred_problems_are_reported(refused: Refused) -> None:
     found = refused("".join(f"k{number}: 1\n" for number in range(500)))
     assert len(found) == 101
     assert found[-1] == "100: (file): and 401 more problems from here on"
@@ -466,7 +466,7 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
         ("odd-ranges", "OddRanges failed: TypeError: its attribute ranges is ('lag',), expected a Range by name"),
     ],
 )
-def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:
+def test_a_policy_with_invalid_attributes_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:
     text = good.replace("stub-policy, within: 60s", type_)
     assert refused(text) == [f"12: clusters.demo.policies.calm: {problem}"]
 
@@ -480,7 +480,7 @@ def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: st
         ("{source: odd, fails: check}", "12: clusters.demo.metrics.lag: OddSource failed: KeyError: 'oops'"),
     ],
 )
-def test_a_query_whose_attributes_fail_is_named(refused: Refused, good: str, metric: str, problem: str) -> None:
+def test_a_query_whose_attributes_raise_is_named(refused: Refused, good: str, metric: str, problem: str) -> None:
     text = good.replace("{source: main, name: lag}", metric)
     text = text.replace("sources:", "sources:\n  odd: {type: odd-source}\n  failing: {type: failing-source}")
     assert refused(text) == [problem]
@@ -514,7 +514,7 @@ clusters:
         ("true", "lag", "lag is for streaming queries, but the source has batch: true; use pending_tasks, "),
     ],
 )
-def test_a_metric_of_spark_is_of_batch_jobs_or_of_queries(
+def test_a_metric_of_spark_is_for_batch_jobs_or_for_queries(
     refused: Refused, accepted: Callable[..., Config], batch: str, metric: str, problem: str
 ) -> None:
     (found,) = refused(SPARK % (batch, metric))
@@ -522,12 +522,12 @@ def test_a_metric_of_spark_is_of_batch_jobs_or_of_queries(
     assert accepted(SPARK % ("true", "pending_tasks")).clusters
 
 
-def test_a_time_out_that_fails_is_named(refused: Refused, good: str) -> None:
+def test_a_timeout_property_that_raises_is_named(refused: Refused, good: str) -> None:
     text = good.replace("{type: stub-target}", "{type: failing-target}")
     assert refused(text) == ["4: clusters.demo: FailingTarget failed: KeyError: 'oops'"]
 
 
-def test_parameters_that_are_called_like_optional_attributes_are_no_such(
+def test_parameters_with_the_names_of_optional_attributes_are_not_such_attributes(
     accepted: Callable[..., Config], good: str
 ) -> None:
     text = good.replace("stub-policy, within: 60s", "own-names, packages: 4").replace(
@@ -537,13 +537,13 @@ def test_parameters_that_are_called_like_optional_attributes_are_no_such(
     assert [one.partition(".yaml:")[2] for one in warnings] == ["11: clusters.demo.metrics.lag.share: is doubtful"]
 
 
-def test_what_is_doubtful_may_be_a_default(accepted: Callable[..., Config], good: str) -> None:
+def test_a_questionable_value_may_be_a_default(accepted: Callable[..., Config], good: str) -> None:
     text = good.replace("{source: main, name: lag}", "{source: odd, fails: nothing}")
     warnings = accepted(text.replace("sources:", "sources:\n  odd: {type: odd-source}")).warnings
     assert [one.partition(".yaml:")[2] for one in warnings] == ["11: clusters.demo.metrics.lag: is doubtful"]
 
 
-def test_a_part_of_a_package_that_is_not_installed_is_named(refused: Refused, good: str) -> None:
+def test_a_missing_part_of_a_package_is_named(refused: Refused, good: str) -> None:
     (problem,) = refused(good.replace("type: stub-policy", "type: needs-part"))
     assert problem.startswith(
         "12: clusters.demo.policies.calm.type: the policy 'needs-part' needs the package no_such_cloud.storage, "
@@ -582,7 +582,7 @@ def test_targets_of_ours_name_their_extra(
         ('{type: http, url: "http://127.0.0.1"}', "jmespath", "http"),
     ],
 )
-def test_sources_of_ours_name_their_extra_unless_nothing_is_connected(
+def test_sources_of_ours_name_their_extra_unless_no_connection_is_made(
     refused: Refused,
     accepted: Callable[..., Config],
     good: str,
@@ -646,20 +646,20 @@ class TestSecrets:
             ),
         ],
     )
-    def test_the_value_of_a_variable_is_judged_like_one_in_the_file(
+    def test_the_value_of_a_variable_is_checked_like_one_in_the_file(
         self, refused: Refused, good: str, old: str, new: str, problem: str
     ) -> None:
         (found,) = refused(good.replace(old, new), {"V": "four"})
         assert found.startswith(problem)
 
-    def test_an_empty_variable_is_no_secret(self, refused: Refused, good: str) -> None:
+    def test_an_empty_variable_is_not_a_secret(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${VOID}',")
         assert refused(text, {"VOID": ""}) == [
             "2: sources.main.token: the environment variable VOID is empty; set it for this process"
         ]
 
     @pytest.mark.parametrize("written", ["${}", "${A", "${A:-b}", "${1}", "${ A }", "${A}${"])
-    def test_only_the_plain_form_is_understood(self, refused: Refused, good: str, written: str) -> None:
+    def test_only_the_simple_form_of_a_variable_is_supported(self, refused: Refused, good: str, written: str) -> None:
         text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{written}',")
         (problem,) = refused(text, {"A": "value"})
         assert problem.startswith("2: sources.main.token: only ${NAME} is understood")
@@ -670,17 +670,17 @@ class TestSecrets:
         assert problem.startswith("2: sources.main.token: expected a string or ${NAME}")
         assert written.strip("[]{}: x") not in problem
 
-    def test_secrets_are_hidden_in_what_plug_ins_say(self, refused: Refused, good: str) -> None:
+    def test_secrets_are_masked_in_messages_of_plug_ins(self, refused: Refused, good: str) -> None:
         for token, environ in (("refused", {}), ("${WORD}", {"WORD": "refused"})):
             text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{token}',")
             assert refused(text, environ) == ["2: sources.main.token: *** does not fit the url"]
 
-    def test_a_secret_of_several_lines_is_hidden_too(self, refused: Refused, good: str) -> None:
+    def test_a_secret_of_several_lines_is_masked_too(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", '"-- a\\nb --"')
         (problem,) = refused(text, {"WORD": "-- a\nb --\n"})
         assert "-- a" not in problem
 
-    def test_a_long_secret_is_hidden_as_a_whole(self, refused: Refused, good: str) -> None:
+    def test_a_long_secret_is_masked_completely(self, refused: Refused, good: str) -> None:
         word = "abcdefghij" * 100
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", word)
         (problem,) = refused(text, {"WORD": word})
@@ -690,14 +690,14 @@ class TestSecrets:
         text = good.replace(self.SOURCE, self.SOURCE + " token: clusters,").replace("max: 4", "max: x")
         assert refused(text) == ["7: clusters.demo.max: expected a whole number, not a string"]
 
-    def test_secrets_are_hidden_wherever_they_were_pasted(self, refused: Refused, good: str) -> None:
+    def test_secrets_are_masked_wherever_they_were_pasted(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", "hunter22")
         (problem,) = refused(text, {"WORD": "hunter22"})
         assert problem.endswith("not '***'")
 
 
 class TestWrongParameters:
-    """How a plug-in says which of its parameters is wrong: `ParameterError`, and what plug-ins did before it."""
+    """How a plug-in says which parameter is wrong: `ParameterError`, and the older way with ValueError."""
 
     @staticmethod
     def read(error: ValueError) -> list[str]:
@@ -732,7 +732,7 @@ class TestWrongParameters:
         assert record.getMessage().startswith("deprecated: ")
         assert "raise autoscaler.policy_api.ParameterError(name, message) instead" in record.getMessage()
 
-    def test_where_warnings_are_errors_the_problem_of_the_file_is_reported_all_the_same(
+    def test_if_warnings_are_errors_the_problem_of_the_file_is_reported_all_the_same(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with warnings.catch_warnings():
@@ -740,7 +740,7 @@ class TestWrongParameters:
             assert self.read(ValueError("size: must be 1")) == ["file.yaml:1: here.size: must be 1"]
         assert "names a wrong parameter by the first word of a ValueError" in caplog.text
 
-    def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
+    def test_a_value_error_without_a_parameter_is_reported_unchanged(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
 
 
@@ -753,7 +753,7 @@ class TestWrongParameters:
         ("query: 'sum by (a) (rate(lag{b=~\"c.*\"}[5m])) > 0', age: 'timestamp(lag)'", "", ""),
     ],
 )
-def test_promql_that_does_not_parse_is_warned_of_where_the_parser_is_installed(
+def test_invalid_promql_gives_a_warning_if_the_parser_is_installed(
     accepted: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, metric: str, key: str, message: str
 ) -> None:
     text = TestShares.TEXT.replace("POLICY", "{type: target-tracking, metric: cpu, target: 1}")
@@ -767,7 +767,7 @@ def test_promql_that_does_not_parse_is_warned_of_where_the_parser_is_installed(
 
 
 class TestShares:
-    """Of a share from 0 to 1, 70 is never reached; of what may be a percentage it can be right."""
+    """A share from 0 to 1 never reaches 70; for a metric that may be a percentage 70 can be right."""
 
     TEXT = """\
 sources:
@@ -822,14 +822,14 @@ clusters:
             f"{line}: 70 for the metric busy, which is a share from 0 to 1; write 0.7"
         ]
 
-    def test_so_is_one_of_the_metric_that_capacity_is_learned_with(self, refused: Refused) -> None:
+    def test_a_percentage_for_the_metric_of_learned_capacity_is_refused(self, refused: Refused) -> None:
         text = self.TEXT.replace("POLICY", "{type: target-tracking, metric: cpu, target: 250}")
         assert refused(text.replace("max_age: 10m", "max_age: 10m\n    capacity: {saturation: cpu}")) == [
             "18: clusters.demo.policies.p.target: 250 for the metric cpu, which is a share from 0 to 1; write at most 1"
         ]
 
     @pytest.mark.parametrize(("level", "write"), [("1.2", "at most 1"), ("2", "0.02"), ("101", "at most 1")])
-    def test_a_share_of_a_percentage_is_reported_as_one(self, refused: Refused, level: str, write: str) -> None:
+    def test_a_share_of_a_percentage_is_reported(self, refused: Refused, level: str, write: str) -> None:
         text = self.TEXT.replace("POLICY", f"{{type: target-tracking, metric: busy, target: {level}}}")
         (problem,) = refused(text)
         assert problem.endswith(f"p.target: {level} for the metric busy, which is a share from 0 to 1; write {write}")
@@ -862,7 +862,7 @@ clusters:
             ("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", ""),
         ],
     )
-    def test_what_may_be_a_share_is_warned_of(self, accepted: Callable[..., Config], policy: str, warning: str) -> None:
+    def test_a_possible_share_gives_a_warning(self, accepted: Callable[..., Config], policy: str, warning: str) -> None:
         more = "".join(
             f"      {name}: {{source: prom, query: x}}\n"
             for name in ("busy_threads", "shared_queue", "job_busy", "saturation")

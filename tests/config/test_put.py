@@ -1,4 +1,4 @@
-"""A value put in another's place in a configuration that was read."""
+"""Replacing a value in a configuration that was read."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def node(text: str) -> Node:
     return document.parse(text, Problems("x"))
 
 
-def test_what_is_put_takes_the_place_of_what_was_there() -> None:
+def test_a_new_value_replaces_the_old_one() -> None:
     tree = node("a: {b: 1, c: 2}\nd: 3")
     changed = document.put(tree, ["a", "b"], node("[7, 8]"))
     assert changed == node("a: {b: [7, 8], c: 2}\nd: 3")
     assert tree == node("a: {b: 1, c: 2}\nd: 3")
 
 
-def test_what_was_not_there_is_made() -> None:
+def test_missing_keys_are_created() -> None:
     changed = document.put(node("\n\na: {}"), ["a", "b", "c"], node("5m"))
     assert isinstance(changed, Mapping)
     inner = changed.entries["a"].node
@@ -48,7 +48,7 @@ def test_what_was_not_there_is_made() -> None:
     assert found.entries["c"].node == Scalar(3, "5m", "5m")
 
 
-def test_what_is_no_mapping_has_no_keys() -> None:
+def test_a_value_that_is_not_a_mapping_has_no_keys() -> None:
     with pytest.raises(KeyError) as found:
         document.put(node("a: {b: 1}"), ["a", "b", "c"], node("5m"))
     assert found.value.args == ("a.b",)
@@ -65,7 +65,7 @@ def test_an_alias_is_changed_in_one_place_only(tmp_path: Path) -> None:
     assert seconds == [30, 60]
 
 
-def test_it_is_refused_in_the_same_words_as_in_the_file(tmp_path: Path) -> None:
+def test_an_invalid_value_is_refused_in_the_same_words_as_in_the_file(tmp_path: Path) -> None:
     changed = document.put(node(TEXT), ["clusters", "two", "max"], node("many"))
     with pytest.raises(ConfigurationError) as found:
         config.load(tmp_path / "x.yaml", {}, changed)

@@ -1,4 +1,4 @@
-"""Two clusters on one thing to scale are refused, whatever else their targets say of it."""
+"""Two clusters that scale one object are refused, whatever the other parameters of their targets are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLINK = "type: flink-requirements, url"
         ("type: advice, size: 2", "type: advice, size: 2", False),
     ],
 )
-def test_two_clusters_may_not_scale_one_thing(tmp_path: Path, one: str, other: str, same: bool) -> None:
+def test_two_clusters_may_not_scale_one_object(tmp_path: Path, one: str, other: str, same: bool) -> None:
     file = tmp_path / "autoscaler.yaml"
     lines = ["sources: {p: {type: prometheus, url: 'http://p:9090'}}", "clusters:"]
     for name, target in (("a", one), ("b", other)):

@@ -1,4 +1,4 @@
-"""The JSON Schema follows its standard, accepts what loads, and refuses what an editor should underline."""
+"""The JSON Schema follows its standard, accepts files that load, and refuses errors that an editor should mark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 @cache
 def made() -> Draft202012Validator:
-    """Of the plug-ins that every test has; made once, as that is most of the work."""
+    """The schema with the plug-ins that every test has; made once, as that takes most of the time."""
     return Draft202012Validator(json_schema())
 
 
@@ -41,7 +41,7 @@ def test_the_schema_follows_its_standard_and_is_json(validator: Draft202012Valid
     assert validator.schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
-def test_every_reference_leads_somewhere(validator: Draft202012Validator) -> None:
+def test_every_reference_resolves(validator: Draft202012Validator) -> None:
     definitions = validator.schema["$defs"]
 
     def references(value: Any) -> list[str]:
@@ -74,9 +74,7 @@ def test_a_file_has_clusters_or_fleets(validator: Draft202012Validator, good: st
         ("own: {", "'own one': {", "$.fleets.streaming.template.sources"),
     ],
 )
-def test_what_is_wrong_in_a_template_is_underlined(
-    validator: Draft202012Validator, old: str, new: str, at: str
-) -> None:
+def test_errors_in_a_template_are_marked(validator: Draft202012Validator, old: str, new: str, at: str) -> None:
     assert old in FLEET
     assert at in faults(validator, FLEET.replace(old, new, 1))
 
@@ -86,7 +84,7 @@ def test_examples_are_accepted(validator: Draft202012Validator, path: Path) -> N
     assert faults(validator, path.read_text()) == set()
 
 
-def test_the_target_null_may_stand_without_quotes(validator: Draft202012Validator, good: str) -> None:
+def test_the_target_null_may_be_written_without_quotes(validator: Draft202012Validator, good: str) -> None:
     for name in ("null", "'null'"):
         assert faults(validator, good.replace("type: stub-target", f"type: {name}")) == set()
 
@@ -111,7 +109,7 @@ def test_the_target_null_may_stand_without_quotes(validator: Draft202012Validato
         ("sources:", "extra: 1\nsources:", "$"),
     ],
 )
-def test_what_the_reader_refuses_is_underlined(
+def test_errors_that_the_reader_refuses_are_marked(
     validator: Draft202012Validator, good: str, tmp_path: Path, old: str, new: str, at: str
 ) -> None:
     text = good.replace(old, new, 1)
@@ -122,7 +120,7 @@ def test_what_the_reader_refuses_is_underlined(
         load(path, {})
 
 
-def test_keys_carry_their_meaning_and_default(validator: Draft202012Validator) -> None:
+def test_keys_have_their_description_and_default(validator: Draft202012Validator) -> None:
     cluster = validator.schema["properties"]["clusters"]["additionalProperties"]
     assert cluster["properties"]["down"]["properties"]["window"] == {
         "$ref": "#/$defs/duration",

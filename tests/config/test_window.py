@@ -1,4 +1,4 @@
-"""The default stabilization window depends on the policies; what is written holds."""
+"""The default stabilization window depends on the policies; a configured one holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CALENDAR = NamedPolicy("day", Schedule((Window(name="day", start="0 8 * * *", du
         (BOTH, "down: {cooldown: 1m}", 300),
     ],
 )
-def test_the_window_of_the_way_down_is_what_is_written_else_what_the_policies_need(
+def test_the_down_window_is_the_configured_one_or_else_the_one_the_policies_need(
     tmp_path: Path, policies: str, down: str, window: int
 ) -> None:
     path = tmp_path / "autoscaler.yaml"
@@ -81,13 +81,13 @@ def test_a_spec_has_the_window_that_its_policies_need(policies: tuple[NamedPolic
     assert ClusterSpec(name="c", limits=Limits(1, 2), policies=policies).down == down
 
 
-def test_other_policies_bring_the_window_back() -> None:
+def test_with_other_policies_the_window_is_back() -> None:
     spec = ClusterSpec(name="c", limits=Limits(1, 2), policies=(ADAPTIVE,))
     assert dataclasses.replace(spec, policies=(TRACKING,)).down == DOWN
     assert dataclasses.replace(spec, limits=Limits(1, 3)).down == STABILIZED
 
 
-def test_a_window_that_is_given_is_kept_whatever_the_policies_do() -> None:
+def test_a_configured_window_is_kept_whatever_the_policies_do() -> None:
     assert (
         ClusterSpec(
             name="c", limits=Limits(1, 2), policies=(ADAPTIVE,), down=Behaviour(window=timedelta(minutes=5))

@@ -1,4 +1,4 @@
-"""What YAML has and a configuration has not, and files that are no YAML at all."""
+"""YAML features that a configuration does not support, and files that are not YAML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Accepted = Callable[..., Config]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing but a comment\n", "---\n", "---\n...\n", "\ufeff"])
-def test_an_empty_file_reports_that(refused: Refused, text: str) -> None:
+def test_an_empty_file_is_reported_as_such(refused: Refused, text: str) -> None:
     (problem,) = refused(text)
     assert problem.partition(": ")[2].startswith("(file): ")
     assert "empty" in problem or "not nothing" in problem
@@ -28,7 +28,7 @@ def test_an_empty_file_reports_that(refused: Refused, text: str) -> None:
     ("text", "shape"),
     [("- one\n- two\n", "a list"), ("hello\n", "a string"), ("\n42\n", "the number 42"), ("null\n", "nothing")],
 )
-def test_a_file_that_is_not_a_mapping_says_what_it_is(refused: Refused, text: str, shape: str) -> None:
+def test_the_error_for_a_file_that_is_not_a_mapping_names_its_type(refused: Refused, text: str, shape: str) -> None:
     line = 2 if text.startswith("\n") else 1
     assert refused(text) == [f"{line}: (file): expected a mapping (key: value), not {shape}"]
 
@@ -69,7 +69,7 @@ def test_a_control_character_names_its_line(refused: Refused) -> None:
     assert refused("a: 1\nb: \x07\n") == ["2: (file): the character U+0007 is not allowed in YAML"]
 
 
-def test_tabs_in_the_indentation_say_so(refused: Refused) -> None:
+def test_tabs_in_the_indentation_are_reported(refused: Refused) -> None:
     (problem,) = refused("clusters:\n  demo:\n\t\tmin: 1\n")
     assert problem.startswith("3: (file): not valid YAML: ")
     assert problem.endswith("; indent with spaces, not with tabs")
@@ -88,7 +88,7 @@ def test_tabs_in_the_indentation_say_so(refused: Refused) -> None:
         ("clusters:\n  demo:\n    min: 1\n   max: 4\n", 4, "same indentation: compare this line with the lines above"),
     ],
 )
-def test_a_missing_space_and_a_wrong_indentation_say_so_on_their_line(
+def test_a_missing_space_and_a_wrong_indentation_are_reported_at_their_line(
     refused: Refused, text: str, line: int, hint: str
 ) -> None:
     (problem,) = refused(text)
@@ -155,14 +155,14 @@ def test_deep_nesting_is_refused(refused: Refused) -> None:
         assert "nested more than 100 levels deep" in problem or "not valid YAML" in problem
 
 
-def test_merge_keys_fill_in_what_is_not_written(accepted: Accepted, good: str) -> None:
+def test_merge_keys_supply_missing_keys(accepted: Accepted, good: str) -> None:
     config = accepted(
         good.replace("clusters:\n", "x-common: &common {max: 9, interval: 20s}\nclusters:\n").replace(
             "    min: 1\n", "    <<: *common\n    min: 1\n"
         )
     )
     cluster = config.clusters["demo"]
-    assert cluster.spec.limits.maximum == 4  # what is written out wins
+    assert cluster.spec.limits.maximum == 4  # explicit keys win
     assert cluster.interval.total_seconds() == 15
 
 
@@ -178,7 +178,7 @@ def test_an_error_in_a_merged_value_is_reported_at_the_line_of_the_value(refused
 
 
 @pytest.mark.parametrize(("value", "line"), [("3", 7), ("[1]", 7), ("", 7)])
-def test_a_merge_key_takes_mappings_only(refused: Refused, good: str, value: str, line: int) -> None:
+def test_a_merge_key_accepts_only_mappings(refused: Refused, good: str, value: str, line: int) -> None:
     assert refused(good.replace("    max: 4\n", f"    max: 4\n    <<: {value}\n").replace("    min: 1\n", "")) == [
         f"{line}: clusters.demo: `<<` takes a mapping or a list of mappings"
     ]
@@ -198,19 +198,19 @@ def test_tags_are_refused_and_never_run(refused: Refused, good: str, tag: str, s
     assert f"7: clusters.demo.max: the tag {shown} is not allowed; remove it" in refused(text)
 
 
-def test_an_explicit_text_tag_is_understood(accepted: Accepted, good: str) -> None:
+def test_an_explicit_string_tag_is_accepted(accepted: Accepted, good: str) -> None:
     config = accepted(good.replace("name: lag}", "name: !!str 42}"))
     assert vars_of(config.clusters["demo"].metrics["lag"].query)["name"] == "42"
 
 
 @pytest.mark.parametrize("key", ["on", "yes", "no", "1", "1:30", "2020-01-01", "0x1F", "1e3"])
-def test_keys_are_taken_as_they_are_written(accepted: Accepted, good: str, key: str) -> None:
+def test_keys_are_kept_as_they_are_written(accepted: Accepted, good: str, key: str) -> None:
     config = accepted(good.replace("name: lag}", f"name: lag, match: {{{key}: x}}}}"))
     assert vars_of(config.clusters["demo"].metrics["lag"].query)["match"] == {key: "x"}
 
 
 @pytest.mark.parametrize("key", ["? [a]\n", "? {a: b}\n", "'': x\n", "? \n: x\n"])
-def test_keys_must_be_texts(refused: Refused, key: str) -> None:
+def test_keys_must_be_strings(refused: Refused, key: str) -> None:
     (problem,) = refused(f"clusters: {{}}\n{key}")
     assert problem == "2: (file): a key must be a string that is not empty"
 
@@ -227,7 +227,7 @@ def test_keys_must_be_texts(refused: Refused, key: str) -> None:
         ("010", "an octal number"),
     ],
 )
-def test_a_text_that_yaml_takes_for_something_else_needs_quotes(
+def test_a_string_that_yaml_takes_for_something_else_needs_quotes(
     refused: Refused, accepted: Accepted, good: str, written: str, read_as: str
 ) -> None:
     assert refused(good.replace("name: lag", f"name: {written}")) == [
@@ -243,12 +243,12 @@ def test_a_text_that_yaml_takes_for_something_else_needs_quotes(
 @pytest.mark.parametrize(
     "written", ["1:30", "010", "0x10", "0b11", "4.0", "1e1", "'4'", "yes", "true", "~", "2020-01-01"]
 )
-def test_a_size_is_a_plain_whole_number(refused: Refused, good: str, written: str) -> None:
+def test_a_size_is_a_plain_integer(refused: Refused, good: str, written: str) -> None:
     (problem,) = refused(good.replace("max: 4", f"max: {written}"))
     assert problem.startswith("7: clusters.demo.max: expected a whole number, not ")
 
 
-def test_a_number_too_long_to_be_meant_is_refused(refused: Refused, good: str) -> None:
+def test_an_absurdly_long_number_is_refused(refused: Refused, good: str) -> None:
     (problem,) = refused(good.replace("max: 4", f"max: {'9' * 5000}"))
     assert problem == "7: clusters.demo.max: expected a whole number, not a number of more than 18 digits"
 
@@ -256,7 +256,7 @@ def test_a_number_too_long_to_be_meant_is_refused(refused: Refused, good: str) -
 @pytest.mark.parametrize(
     ("written", "value"), [("1e3", 1000.0), ("1_000", 1000.0), ("+.5", 0.5), ("2.", 2.0), ("3", 3.0)]
 )
-def test_numbers_may_be_written_in_the_usual_ways(accepted: Accepted, good: str, written: str, value: float) -> None:
+def test_numbers_may_be_written_in_the_usual_forms(accepted: Accepted, good: str, written: str, value: float) -> None:
     config = accepted(good.replace("name: lag}", f"name: lag, factor: {written}}}"))
     assert vars_of(config.clusters["demo"].metrics["lag"].query)["factor"] == value
 
@@ -268,13 +268,13 @@ def test_numbers_must_be_finite(refused: Refused, good: str, written: str) -> No
 
 
 @pytest.mark.parametrize(("written", "value"), [("yes", True), ("on", True), ("off", False), ("true", True)])
-def test_truth_values_may_be_written_as_yaml_has_them(accepted: Accepted, good: str, written: str, value: bool) -> None:
+def test_booleans_may_be_written_in_yamls_forms(accepted: Accepted, good: str, written: str, value: bool) -> None:
     config = accepted(good.replace("type: stub-target", f"type: stub-target, loud: {written}"))
     assert vars_of(config.clusters["demo"].target)["loud"] is value
 
 
 @pytest.mark.parametrize("written", ["1", "0", "'yes'", "maybe", "~"])
-def test_truth_values_are_nothing_else(refused: Refused, good: str, written: str) -> None:
+def test_other_values_are_not_booleans(refused: Refused, good: str, written: str) -> None:
     (problem,) = refused(good.replace("type: stub-target", f"type: stub-target, loud: {written}"))
     assert problem.startswith("5: clusters.demo.target.loud: expected true or false, not ")
 
@@ -288,13 +288,13 @@ def test_windows_line_ends_keep_the_line_numbers(refused: Refused, good: str) ->
     assert problem.startswith("7: clusters.demo.max: ")
 
 
-def test_the_parser_in_python_reads_the_same_as_the_one_in_c(
+def test_the_python_parser_reads_the_same_as_the_c_parser(
     accepted: Accepted, refused: Refused, good: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = good.replace("clusters:\n", "x-a: &a {min: 2}\nclusters:\n").replace("    min: 1\n", "    <<: *a\n")
     bad = text.replace("max: 4", "max: 1:30\n    interval: on")
     with_c = accepted(text), refused(bad)
-    monkeypatch.setattr("autoscaler.config.document._LOADER", yaml.SafeLoader)  # what is left without libyaml
+    monkeypatch.setattr("autoscaler.config.document._LOADER", yaml.SafeLoader)  # the state without libyaml
     assert (accepted(text), refused(bad)) == with_c
     (problem,) = refused("clusters:\n\tdemo: 1\n")
     assert problem.startswith("2: (file): not valid YAML: ")

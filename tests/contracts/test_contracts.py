@@ -1,4 +1,4 @@
-"""The contract tests let good plug-ins pass and catch bad ones."""
+"""The contract tests accept good plug-ins and detect bad ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def greedy(view: View) -> Recommendation:
 
 
 def by_chance(view: View) -> Recommendation:
-    return steady(view, replicas=view.current + random.randrange(1000))  # noqa: S311 - it is what must be caught
+    return steady(view, replicas=view.current + random.randrange(1000))  # noqa: S311 - the fault to be detected
 
 
 def by_clock(view: View) -> Recommendation:
@@ -85,7 +85,7 @@ def by_clock(view: View) -> Recommendation:
 
 
 def check(policy: Any) -> None:
-    """Run the contract's tests on a policy, each with views of its own."""
+    """Run the contract's tests on a policy, each with new views."""
     contract = PolicyContract()
     contract.test_it_is_a_frozen_dataclass_with_described_parameters(policy)
     contract.test_it_answers_every_view(policy, views(METRICS))
@@ -122,18 +122,18 @@ def test_a_good_policy_passes() -> None:
         pytest.param(lambda view: steady(view, inputs={1: 1.0}), id="input-without-a-name"),
     ],
 )
-def test_a_bad_policy_is_caught(answer: Answer) -> None:
+def test_a_bad_policy_is_detected(answer: Answer) -> None:
     with pytest.raises((AssertionError, ArithmeticError)):
         check(Scripted(answer))
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A policy that learns by a function and shows it by another.
+    """A policy that learns by a function and answers by another.
 
     Attributes:
-        learned: what it learns.
-        answer: what it makes of it.
+        learned: computes the memory.
+        answer: computes the answer from it.
     """
 
     learned: Answer
@@ -147,7 +147,7 @@ class Learning:
 
 
 def counts(view: View) -> dict[str, float]:
-    """A good one: how often it was asked at each size, for a hundred of them."""
+    """A good one: counts its evaluations at each size, for up to a hundred sizes."""
     name = f"size.{view.current}"
     found = {**view.memory, name: view.memory.get(name, 0.0) + 1, f"{name}.seen_at": view.now.timestamp()}
     return dict(list(found.items())[-200:])
@@ -159,14 +159,14 @@ def spoils_its_memory(view: View) -> dict[str, float]:
 
 
 class Later:
-    """What an asynchronous method gives, but for the warning when nobody waits for it."""
+    """A result of an asynchronous method that gives no warning if nobody awaits it."""
 
     def __await__(self) -> Iterator[None]:
         yield
 
 
 def luck() -> float:
-    return random.uniform(0, 9)  # noqa: S311 - it is what must be caught
+    return random.uniform(0, 9)  # noqa: S311 - the fault to be detected
 
 
 def half_is_a_surprise(view: View) -> dict[str, float]:
@@ -187,7 +187,7 @@ def divides_by_what_it_learned(view: View) -> Recommendation:
 
 
 def check_learner(policy: Any) -> None:
-    """Run what the contract has for learners on a policy."""
+    """Run the contract's tests for learning policies on a policy."""
     contract = PolicyContract()
     contract.test_what_it_learns_can_be_kept(policy, METRICS, views(METRICS))
     contract.test_it_learns_the_same_from_the_same(policy, views(METRICS))
@@ -231,14 +231,14 @@ def test_a_good_policy_that_learns_passes() -> None:
         pytest.param(Learning(counts, divides_by_what_it_learned), "division", id="cannot-use-what-it-learned"),
     ],
 )
-def test_a_bad_policy_that_learns_is_caught(policy: Learning, problem: str) -> None:
+def test_a_bad_policy_that_learns_is_detected(policy: Learning, problem: str) -> None:
     with pytest.raises((AssertionError, ArithmeticError, LookupError, ValueError), match=problem):
         check_learner(policy)
 
 
 @dataclass(frozen=True)
 class Confident(Learning):
-    """A policy that says it evaluates the past itself, and does what its function does."""
+    """A policy that claims to evaluate the past itself, and answers by its function."""
 
     stabilizes: ClassVar[bool] = True
 
@@ -247,7 +247,7 @@ def falls_at_once(view: View) -> Recommendation:
     return steady(view, replicas=min(1, view.current), reason=Reason.BELOW)
 
 
-def test_a_policy_that_goes_down_at_first_sight_needs_the_window() -> None:
+def test_a_policy_that_lowers_the_size_at_once_needs_the_window() -> None:
     contract = PolicyContract()
     contract.test_it_asks_for_no_fewer_at_first_sight(Confident(counts, steady), views(METRICS))
     with pytest.raises(AssertionError, match="at first sight"):
@@ -282,7 +282,7 @@ def at_night_the_wrong_way_round(now: datetime, limits: Limits) -> Allowance:
 
 
 def check_moving(policy: Any) -> None:
-    """Run what the contract has for those that move the bounds on a policy."""
+    """Run the contract's tests for policies that move the bounds on a policy."""
     with pytest.MonkeyPatch.context() as patch:
         PolicyContract().test_the_bounds_it_allows_are_bounds(policy, patch)
 
@@ -321,19 +321,19 @@ def test_a_good_policy_that_moves_the_bounds_passes() -> None:
         pytest.param(lambda _, limits: Allowance(limits, str(time.time() // 1e9)), "nothing but the view", id="clock"),
     ],
 )
-def test_a_policy_that_allows_nonsense_is_caught(moved: Any, problem: str) -> None:
+def test_a_policy_that_allows_invalid_bounds_is_detected(moved: Any, problem: str) -> None:
     with pytest.raises((AssertionError, ValueError), match=problem):
         check_moving(Moving(moved=moved))
 
 
 @pytest.mark.parametrize("method", ["learn", "allow"])
-def test_a_method_that_is_none_is_caught(method: str) -> None:
+def test_an_attribute_instead_of_a_method_is_detected(method: str) -> None:
     policy = type("Odd", (Scripted,), {method: 5})(steady)
     with pytest.raises(AssertionError, match=f"{method} is 5, expected a method"):
         check_learner(policy) if method == "learn" else check_moving(policy)
 
 
-def test_a_policy_that_can_be_changed_is_caught() -> None:
+def test_a_mutable_policy_is_detected() -> None:
     @dataclass
     class Loose:
         """No parameters."""
@@ -342,7 +342,7 @@ def test_a_policy_that_can_be_changed_is_caught() -> None:
         PolicyContract().test_it_is_a_frozen_dataclass_with_described_parameters(Loose())  # type: ignore[arg-type]
 
 
-def test_a_parameter_that_is_not_described_is_caught() -> None:
+def test_an_undescribed_parameter_is_detected() -> None:
     @dataclass(frozen=True)
     class Terse:
         """Says nothing."""
@@ -366,9 +366,9 @@ class Edge:
     """A plug-in of any kind, good or with one fault.
 
     Attributes:
-        fault: what is wrong with it.
+        fault: its fault.
         key: a secret.
-        state: what it keeps, outside its parameters.
+        state: its state, outside its parameters.
     """
 
     Query: ClassVar[type] = EdgeQuery
@@ -448,7 +448,7 @@ class Live:
             case "unreachable":
                 raise UnavailableError("nobody is there")
             case "tells its secret":
-                raise UnavailableError(f"nobody is there for {str(self.spec.key)}")  # noqa: RUF010 - it is the fault
+                raise UnavailableError(f"nobody is there for {str(self.spec.key)}")  # noqa: RUF010 - the fault itself
             case "raises what it likes":
                 raise OSError("nobody is there")
             case "hangs":
@@ -519,23 +519,23 @@ class TestGoodDiscovery(DiscoveryContract):
         ("a number in a label", "labels holds 1, expected strings"),
     ],
 )
-async def test_a_member_that_is_none_is_caught(fault: str, problem: str) -> None:
+async def test_an_invalid_member_is_detected(fault: str, problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
         await DiscoveryContract().test_each_member_has_an_id_of_its_own_and_all_variables(Edge(fault))
 
 
-async def test_members_that_are_others_each_time_are_caught() -> None:
+async def test_members_that_differ_each_time_are_detected() -> None:
     with pytest.raises(AssertionError, match="the members differ"):
         await DiscoveryContract().test_two_answers_agree(Edge("new each time"))
 
 
-async def test_no_members_of_an_unreachable_system_is_caught() -> None:
+async def test_an_empty_result_from_an_unreachable_system_is_detected() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         await DiscoveryContract().test_an_unreachable_system_is_an_edge_error_in_time(Edge(), SECRETS)
 
 
 @pytest.mark.parametrize("names", [["name"], (), ("the name",)])
-def test_variables_that_are_no_names_are_caught(names: Any) -> None:
+def test_variables_that_are_not_names_are_detected(names: Any) -> None:
     class Odd(Edge):
         variables = names
 
@@ -544,47 +544,47 @@ def test_variables_that_are_no_names_are_caught(names: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", ["naive time", "not a number"])
-async def test_a_reading_that_is_none_is_caught(fault: str) -> None:
+async def test_an_invalid_reading_is_detected(fault: str) -> None:
     with pytest.raises(AssertionError, match=r"naive|finite"):
         await SourceContract().test_a_reading_is_finite_and_has_the_time_it_was_true(Edge(fault), Edge.Query())
 
 
-async def test_an_error_that_is_no_edge_error_is_caught() -> None:
+async def test_an_error_that_is_not_an_edge_error_is_detected() -> None:
     source = Edge("raises what it likes")
     with pytest.raises(OSError, match="nobody"):
         await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(source, Edge.Query(), SECRETS)
 
 
-async def test_a_hanging_plug_in_is_caught() -> None:
+async def test_a_hanging_plug_in_is_detected() -> None:
     with pytest.raises(AssertionError, match="gave up after"):
         await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge("hangs"), Edge.Query(), SECRETS)
 
 
-async def test_a_value_from_an_unreachable_server_is_caught() -> None:
+async def test_a_value_from_an_unreachable_server_is_detected() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge(), Edge.Query(), SECRETS)
 
 
-async def test_a_secret_that_shows_is_caught() -> None:
+async def test_a_visible_secret_is_detected() -> None:
     with pytest.raises(AssertionError, match="secret"):
         SourceContract().test_its_text_shows_no_secret(Edge("shows its secret"), SECRETS)
     with pytest.raises(AssertionError, match="secret"):
         await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge("tells its secret"), Edge.Query(), ())
 
 
-async def test_a_task_left_behind_is_caught() -> None:
+async def test_a_remaining_task_is_detected() -> None:
     edge = Edge("leaves a task")
     with pytest.raises(AssertionError, match="still run"):
         await SourceContract().test_it_leaves_no_task_behind(edge)
     edge.state["task"].cancel()
 
 
-async def test_a_status_that_makes_no_sense_is_caught() -> None:
+async def test_an_invalid_status_is_detected() -> None:
     with pytest.raises(AssertionError, match="not a count"):
         await EngineContract().test_its_status_makes_sense(Edge("half a slot"))
 
 
-async def test_a_target_that_adds_is_caught() -> None:
+async def test_a_target_that_adds_up_requests_is_detected() -> None:
     class HastyTarget(TargetContract):
         patience = 0.2
 
@@ -592,7 +592,7 @@ async def test_a_target_that_adds_is_caught() -> None:
         await HastyTarget().test_asking_twice_is_asking_once(Edge("takes differences"), (2,))
 
 
-async def test_a_target_that_takes_any_size_is_caught() -> None:
+async def test_a_target_that_accepts_any_size_is_detected() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         await TargetContract().test_a_negative_size_is_refused_and_changes_nothing(Edge("takes any size"))
 
@@ -613,7 +613,7 @@ class TestForgotten(PolicyContract):
 
 
 @pytest.mark.parametrize("strictness", [("-W", "error"), ("--strict-markers",)], ids=" ".join)
-def test_a_policys_author_needs_no_plug_in_of_pytest_and_learns_what_to_override(
+def test_the_author_of_a_policy_needs_no_plug_in_of_pytest_and_learns_what_to_override(
     tmp_path: Path, strictness: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
@@ -630,6 +630,6 @@ def test_a_policys_author_needs_no_plug_in_of_pytest_and_learns_what_to_override
     assert "override the fixture policy in your class" in run.stdout
 
 
-def test_the_package_for_tests_asks_for_pytest_only_with_the_contracts() -> None:
+def test_the_testing_package_needs_pytest_only_for_the_contracts() -> None:
     script = "import sys, autoscaler.testing, autoscaler.testing.fakes; sys.exit('pytest' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

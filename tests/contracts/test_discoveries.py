@@ -31,14 +31,14 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class _OnKubernetes(DiscoveryContract):
-    """A discovery of an API server, which has a loop of its own: the contract counts the tasks of the test's."""
+    """A discovery of an API server on a separate loop: the contract counts the tasks of the test's loop."""
 
     def create(self, cluster: Cluster) -> Awaitable[object]:
         """Create two members."""
         raise NotImplementedError
 
     def found_by(self, kubeconfig: str, namespaces: tuple[str, ...] = ()) -> DiscoveryPlugin:
-        """The discovery."""
+        """Return the discovery."""
         raise NotImplementedError
 
     @pytest.fixture(params=SERVERS)

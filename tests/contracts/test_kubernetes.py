@@ -19,7 +19,7 @@ from tests.clients.kubernetes_server import DEPLOYMENTS, ApiServer
 class TestKubernetes(TargetContract):
     @pytest.fixture(params=SERVERS)
     def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubernetes]:
-        """The server has a loop of its own, as the contract counts the tasks of the test's."""
+        """The server runs on a separate loop, as the contract counts the tasks of the test's loop."""
         found: Future[tuple[Kubernetes, Callable[[], object]]] = Future()
 
         async def serve() -> None:

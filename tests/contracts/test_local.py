@@ -1,4 +1,4 @@
-"""The target `local` keeps the contract of targets, with real Spark workers that find no Master, and in Flink."""
+"""The target `local` keeps the contract of targets, with real Spark workers without a Master, and with Flink."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestLocal(TargetContract):
             grace=timedelta(seconds=2),
         )
         yield plugin
-        stop_workers(tmp_path)  # workers outlive the context, so the test has to end them
+        stop_workers(tmp_path)  # workers survive the context, so the test has to end them
 
     @pytest.fixture
     def sizes(self) -> Sequence[int]:
@@ -40,12 +40,12 @@ class TestLocal(TargetContract):
 
     @pytest.fixture(autouse=True)
     def _file(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()  # no pool can be made below it
+        (tmp_path / "file").touch()  # no pool can be created below it
 
 
 @pytest.mark.e2e
 class TestLocalFlink(TargetContract):
-    """The same with real TaskManagers that find no JobManager."""
+    """The same with real TaskManagers without a JobManager."""
 
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> Iterator[Local]:

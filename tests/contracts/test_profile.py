@@ -17,7 +17,7 @@ from autoscaler.trace import profile_file
 class TestProfile(SourceContract):
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> Profile:
-        now = datetime.now(UTC)  # noqa: TID251 - the contract's readings are of now
+        now = datetime.now(UTC)  # noqa: TID251 - the contract uses readings of now
         made = History(
             cluster="orders",
             made_at=now,

@@ -1,4 +1,4 @@
-"""Short ways to build what the core works on."""
+"""Builders of the objects that the decision core works on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Asks:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Answers always the same, or raises it."""
+    """A policy that always returns the same answer, or raises it if it is an exception."""
 
     answer: Any
 

@@ -1,4 +1,4 @@
-"""Capacity is learned from saturated times and read off as a staircase."""
+"""Capacity is learned while the job is saturated and read off as a staircase."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_equal_tasks_run_in_waves(slots: int, partitions: int | None, effective:
     assert effective_slots(slots, 1, partitions) == effective
 
 
-def test_nothing_known_gives_nothing_unless_assumed() -> None:
+def test_without_samples_there_is_no_capacity_unless_one_is_assumed() -> None:
     assert rate(Learned(), spec(), 3, None) is None
     assumed = spec(capacity=CapacitySpec(per_replica=50), slots_per_replica=2)
     assert rate(Learned(), assumed, 3, None) == 150
@@ -64,16 +64,16 @@ def test_nothing_known_gives_nothing_unless_assumed() -> None:
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0, 0), (1, 50), (2, 100), (3, 140), (4, 180), (6, 270)])
-def test_between_sizes_seen_it_is_interpolated_and_outside_proportional(size: int, expected: float) -> None:
+def test_capacity_is_interpolated_between_known_sizes_and_proportional_outside_them(size: int, expected: float) -> None:
     assert rate(known(n2=100, n4=180), spec(), size, None) == pytest.approx(expected)
 
 
-def test_of_sizes_that_take_the_same_waves_the_larger_figure_holds() -> None:
+def test_sizes_with_the_same_number_of_waves_share_the_larger_figure() -> None:
     table = known(n2=100, n3=130)
     assert [rate(table, spec(), n, 4) for n in (1, 2, 3, 4)] == [50, 130, 130, 260]
 
 
-def test_figures_that_a_new_one_belies_are_dropped() -> None:
+def test_a_new_figure_drops_those_that_contradict_it() -> None:
     table = known(n2=1000, n4=1600, n6=1700)
     slower = learn_rate(table, spec(capacity=CapacitySpec(memory=1.0)), 4, 400, at(60))
     assert slower.capacity == {4: SizeCapacity(400, at(60), 2), 6: SizeCapacity(1700, T0, 1)}
@@ -81,7 +81,7 @@ def test_figures_that_a_new_one_belies_are_dropped() -> None:
     assert faster.capacity == {2: SizeCapacity(1000, T0, 1), 4: SizeCapacity(9000, at(60), 2)}
 
 
-def test_the_staircase_of_partitions_holds_for_sizes_not_seen() -> None:
+def test_the_staircase_of_partitions_holds_for_unseen_sizes() -> None:
     table = known(n1=184)
     assert [rate(table, spec(), n, 4) for n in (1, 2, 3, 4, 5)] == [184, 368, 368, 736, 736]
 
@@ -99,7 +99,7 @@ def test_a_larger_size_never_has_less_capacity(table: dict[int, float], partitio
         assert larger >= smaller * (1 - 1e-9)
 
 
-def test_nothing_is_learned_from_nothing() -> None:
+def test_without_a_sample_nothing_is_learned() -> None:
     assert learn_rate(Learned(), spec(), 2, 0, T0) == Learned()
     assert learn_rate(Learned(), spec(), 0, 100, T0) == Learned()
     assert learn_rate(Learned(), spec(), 2, 100, T0).capacity == {2: SizeCapacity(100, T0, 1)}
@@ -143,7 +143,7 @@ def test_only_the_last_few_durations_are_kept() -> None:
         {"memory": 0.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         CapacitySpec(**changes)
 
@@ -152,7 +152,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
     ("maximum", "partitions", "problem"),
     [(5, 9, ""), (5, 10, ""), (5, 8, "max 5 gives 10 slots, of which the job can use 8"), (5, None, "")],
 )
-def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, problem: str) -> None:
+def test_a_useless_maximum_is_reported_in_whole_replicas(maximum: int, partitions: int | None, problem: str) -> None:
     s = spec(limits=Limits(1, maximum), slots_per_replica=2, partitions=partitions)
     assert beyond_use(s, EngineStatus(job=JobState.RUNNING), ()) == problem
 
@@ -162,7 +162,7 @@ def observed(second: float, *missing: str, **partitions: int | None) -> Observat
     return Observation(at=at(second), desired=2, ready=2, metrics=metrics, missing=dict.fromkeys(missing, "no broker"))
 
 
-def test_the_widest_log_that_a_metric_was_read_from_gives_the_partitions() -> None:
+def test_the_partitions_are_those_of_the_widest_log_that_a_metric_was_read_from() -> None:
     s = spec(metrics=("wide", "narrow", "cpu"), partitions=3)
     both = observed(0, wide=8, narrow=2, cpu=None)
     assert source_partitions(s, None, (both,)) == 8
@@ -170,8 +170,8 @@ def test_the_widest_log_that_a_metric_was_read_from_gives_the_partitions() -> No
     assert source_partitions(s, None, ()) == 3
 
 
-def test_a_log_that_cannot_be_read_for_once_keeps_its_partitions_also_beside_another() -> None:
-    """Otherwise a reading that is missing would keep the size from being raised."""
+def test_a_log_that_is_briefly_unreadable_keeps_its_partitions_also_beside_another_log() -> None:
+    """Otherwise a missing reading would prevent a scale-up."""
     s = spec(metrics=("wide", "narrow"))
     both = observed(0, wide=8, narrow=2)
     one, none = observed(15, "wide", narrow=2), observed(30, "wide", "narrow")
@@ -179,7 +179,7 @@ def test_a_log_that_cannot_be_read_for_once_keeps_its_partitions_also_beside_ano
     assert source_partitions(s, None, (both, one, none)) == 8
 
 
-def test_what_a_metric_says_now_holds_and_not_what_it_once_said() -> None:
+def test_the_partitions_are_those_of_the_latest_reading() -> None:
     s = spec(metrics=("lag",))
     assert source_partitions(s, None, (observed(0, lag=8), observed(15, lag=12))) == 12
     assert source_partitions(s, None, (observed(0, lag=8), observed(15, lag=None))) is None

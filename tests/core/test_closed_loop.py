@@ -1,4 +1,4 @@
-"""The whole machine against a small plant: replicas take time, changes may stop the job, everything is noisy."""
+"""The whole decision machine against a small simulated job: replicas start slowly, changes may stop the job, noise."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Plant:
     """A job, one second at a time.
 
     Attributes:
-        load: records/s offered at a second.
-        each: records/s that one replica does at a second.
+        load: offered records/s at a second.
+        each: records/s of one replica at a second.
         stops: whether each change of size stops the job for some seconds.
-        silent: share of the ticks at which the engine cannot be asked.
-        stale: up to so many seconds the target shows a size that has changed since, now this, now that.
+        silent: share of the ticks at which the engine does not answer.
+        stale: for up to this many seconds after a change the target shows the old or the new size at random.
     """
 
     load: Callable[[int], float]
@@ -102,11 +102,11 @@ class Plant:
 
 
 def dice(seed: int) -> random.Random:
-    return random.Random(seed)  # noqa: S311 - a plant's noise, nothing secret
+    return random.Random(seed)  # noqa: S311 - noise of a simulation, not a secret
 
 
 def run(spec: ClusterSpec, plant: Plant, until: int) -> list[tuple[int, int]]:
-    """Changes of size that were requested, each with its second; the daemon is killed before every twelfth tick."""
+    """The requested changes of size, each with its second; the daemon is killed before every twelfth tick."""
     state = ClusterState()
     found: list[tuple[int, int]] = []
     while plant.second < until:
@@ -143,7 +143,9 @@ def cluster(*policies: Policy, per_replica: float | None = 50.0, up: float = 0) 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("load", [80, 140, 210, 310])
 @pytest.mark.parametrize("per_replica", [50.0, None])
-def test_a_constant_load_is_left_alone_once_it_is_served(load: float, stops: bool, per_replica: float | None) -> None:
+def test_a_constant_load_causes_no_changes_once_the_size_is_sufficient(
+    load: float, stops: bool, per_replica: float | None
+) -> None:
     for seed in range(2):
         plant = Plant(lambda _: load, dice(seed), stops=stops, silent=0.05)
         brake = Threshold(up=(Rule(metric="lag", above=50_000.0, hold=seconds(30)),))
@@ -154,7 +156,7 @@ def test_a_constant_load_is_left_alone_once_it_is_served(load: float, stops: boo
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_surge_is_served_and_paid_for_no_longer_than_it_lasts(stops: bool) -> None:
+def test_a_surge_gets_replicas_and_they_are_removed_when_it_ends(stops: bool) -> None:
     def load(second: int) -> float:
         return 420 if 900 < second <= 2700 else 60
 
@@ -169,8 +171,8 @@ def test_a_surge_is_served_and_paid_for_no_longer_than_it_lasts(stops: bool) -> 
     assert len(before) + len(after) <= 6, (before, after)
 
 
-def test_records_that_become_dearer_cost_few_steps() -> None:
-    """What smaller sizes did before is not believed any more once a larger one does less."""
+def test_a_rising_cost_per_record_causes_few_steps() -> None:
+    """The learned capacity of smaller sizes is discarded once a larger size processes less."""
 
     def load(second: int) -> float:
         return 90 if second // 900 % 2 == 0 else 220
@@ -182,10 +184,10 @@ def test_records_that_become_dearer_cost_few_steps() -> None:
 
 
 @pytest.mark.parametrize(("window", "least", "most"), [(0, 20, 200), (60, 0, 6)])
-def test_a_job_that_stops_needs_a_window_before_its_busyness_is_taken_for_load(
+def test_a_job_that_stops_on_rescale_needs_a_window_before_busy_time_counts_as_load(
     window: float, least: int, most: int
 ) -> None:
-    """The documentation of target-tracking says so; this is the measurement."""
+    """This is the measurement behind the statement in the documentation of target-tracking."""
     plant = Plant(lambda _: 140, dice(1), stops=True)
     found = run(cluster(TargetTracking("saturation", 0.7), up=window), plant, 3600)
     assert least <= len(found) <= most

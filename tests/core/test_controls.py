@@ -90,7 +90,7 @@ LOST = begin(5, 8, at(990), Cause.LOSS)
         pytest.param([hold(12), hold(4, at=None)], 8, 8, 12, id="an annotation is older, whatever the order"),
     ],
 )
-def test_what_is_ordered_is_done(controls: list[Control], current: int, proposed: int, desired: int) -> None:
+def test_controls_are_applied(controls: list[Control], current: int, proposed: int, desired: int) -> None:
     verdicts = guard(situation(current, proposed, controls=tuple(controls)))
     assert verdicts[-1].after == desired
     assert [verdict.guard for verdict in verdicts[-2:]] == [Reason.CONTROL, Reason.BOUNDS]
@@ -112,7 +112,9 @@ def test_what_is_ordered_is_done(controls: list[Control], current: int, proposed
     ],
 )
 @pytest.mark.parametrize("size", [2, 12])
-def test_a_hold_waits_for_none_of_what_policies_wait_for(obstacle: dict[str, Any], size: int) -> None:
+def test_a_hold_ignores_tolerances_windows_cooldowns_rate_limits_and_missing_metrics(
+    obstacle: dict[str, Any], size: int
+) -> None:
     slow = Behaviour(window=seconds(600), cooldown=seconds(600), rates=())
     held = situation(8, 20, controls=(hold(size),), spec=spec(limits=Limits(0, 1000), up=slow, down=slow))
     assert guard(replace(held, **obstacle))[-1].after == size
@@ -137,7 +139,7 @@ def test_a_hold_waits_for_none_of_what_policies_wait_for(obstacle: dict[str, Any
     ],
 )
 @pytest.mark.parametrize("size", [2, 12])
-def test_a_hold_waits_for_what_is_on_its_way_and_for_what_the_target_can_do(
+def test_a_hold_waits_for_a_rescale_in_flight_and_stays_within_the_limits_of_the_target(
     obstacle: dict[str, Any], why: str, size: int
 ) -> None:
     verdicts = guard(situation(8, 20, controls=(hold(size),), **obstacle))
@@ -145,7 +147,7 @@ def test_a_hold_waits_for_what_is_on_its_way_and_for_what_the_target_can_do(
     assert why in verdicts[-2].detail
 
 
-def test_a_hold_goes_as_far_as_the_target_can() -> None:
+def test_a_hold_stops_at_the_limits_of_the_target() -> None:
     reach = {"floor": Bound(4, "the group's minimum is 4"), "ceiling": Bound(10, "the group's maximum is 10")}
     for size, reached, why in ((12, 10, "maximum is 10"), (2, 4, "minimum is 4"), (9, 9, "resumed")):
         verdicts = guard(situation(8, 8, controls=(hold(size),), **reach))
@@ -153,7 +155,7 @@ def test_a_hold_goes_as_far_as_the_target_can() -> None:
         assert why in verdicts[-2].detail
 
 
-def test_a_hold_does_not_let_more_of_a_rescale_through_that_is_clearly_too_small() -> None:
+def test_a_hold_does_not_enlarge_a_rescale_in_flight_that_is_clearly_too_small() -> None:
     s = situation(8, 100, rescale=UNDER_WAY)
     assert guard(s)[-1].after == 100
     assert guard(replace(s, controls=(hold(9),)))[-1].after == 8
@@ -162,17 +164,17 @@ def test_a_hold_does_not_let_more_of_a_rescale_through_that_is_clearly_too_small
 @pytest.mark.parametrize(
     "obstacle", [{"hold_reason": "lag: gone"}, {"rescale": UNDER_WAY}, {"unsettled": JobState.FAILED}]
 )
-def test_a_limit_lowers_nothing_that_must_not_be_lowered_now(obstacle: dict[str, Any]) -> None:
+def test_a_limit_does_not_lower_the_size_while_lowering_is_unsafe(obstacle: dict[str, Any]) -> None:
     assert guard(situation(8, 8, controls=(limit(maximum=5),), **obstacle))[-1].after == 8
 
 
-def test_the_bounds_are_last_and_an_exclusion_window_holds_everything() -> None:
+def test_the_bounds_override_controls_and_an_exclusion_window_overrides_the_bounds() -> None:
     s = situation(8, 8, spec=spec(limits=Limits(4, 10)), controls=(hold(12),))
     assert changed(guard(s)) == [(Reason.CONTROL, 8, 12), (Reason.BOUNDS, 12, 10)]
     assert guard(replace(s, controls=(hold(2),), hold_reason="lag: gone"))[-1].after == 4
     assert guard(replace(s, controls=(limit(20, 30),)))[-1].after == 10
     assert guard(replace(s, excluded="it is Friday"))[-1].after == 8
-    # What is outside of them comes within, paused or not.
+    # A size outside the bounds moves into them, paused or not.
     assert guard(replace(s, current=12, proposed=12, controls=(BOTH,)))[-1].after == 10
 
 
@@ -191,18 +193,18 @@ def test_the_bounds_are_last_and_an_exclusion_window_holds_everything() -> None:
         (limit(3, 9), "the size is limited to at least 3 and at most 9 by alice until it is resumed"),
     ],
 )
-def test_a_verdict_says_what_is_ordered_by_whom_until_when_and_why(control: Control, text: str) -> None:
+def test_a_verdict_names_the_control_its_author_its_end_and_its_reason(control: Control, text: str) -> None:
     assert describe_control(control) == text
     assert guard(situation(8, 8, controls=(control,)))[-2].detail.removesuffix(text) == ""
 
 
-def test_without_whom_the_reason_is_left_out_too() -> None:
+def test_a_description_without_the_author_omits_the_reason_too() -> None:
     assert describe_control(hold(12, reason="a test", until=at(60)), by=False) == (
         "the size is held at 12 until 2026-01-01 00:01:00 UTC"
     )
 
 
-def test_the_explanation_has_what_is_ordered() -> None:
+def test_the_explanation_names_the_controls() -> None:
     held = replace(seen(0, 4, 6), controls=(hold(8, reason="a release"), limit(2, 9, by="bob")))
     state, decision = step(spec(), ClusterState(), held)
     assert (decision.desired, decision.reason) == (8, Reason.CONTROL)
@@ -220,7 +222,7 @@ def test_the_explanation_has_what_is_ordered() -> None:
     )
 
 
-def test_what_is_ordered_is_not_asked_about_where_the_size_is_unknown() -> None:
+def test_controls_are_not_evaluated_while_the_size_is_unknown() -> None:
     _, decision = step(spec(), ClusterState(), replace(seen(0, None, 4), controls=(hold(3),)))
     assert [verdict.guard for verdict in decision.verdicts] == [Reason.FRESHNESS]
 
@@ -242,7 +244,7 @@ def test_what_is_ordered_is_not_asked_about_where_the_size_is_unknown() -> None:
         ({"kind": "hold", "replicas": 3, "at": datetime(1999, 1, 1, tzinfo=UTC)}, "at: must be a time of this"),
     ],
 )
-def test_what_contradicts_itself_cannot_be_ordered(wrong: dict[str, Any], message: str) -> None:
+def test_a_contradictory_control_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Control(by="alice", **{**wrong, "kind": ControlKind(wrong["kind"])})
 
@@ -263,7 +265,7 @@ def of_kind(controls: tuple[Control, ...], kind: ControlKind) -> Control | None:
 
 
 @lives
-def test_law_whatever_is_ordered_a_size_outside_the_bounds_or_beyond_the_target_is_never_requested(
+def test_law_whatever_the_controls_a_size_outside_the_bounds_or_beyond_the_target_is_never_requested(
     spec: ClusterSpec, history: list[Moment], start: int, ordered: Orders
 ) -> None:
     for _, observation, _, decision in live(spec, history, start, ordered=ordered):
@@ -296,7 +298,7 @@ def test_law_a_hold_goes_to_its_size_or_nowhere_and_not_while_a_rescale_is_in_fl
         if held is None or not decision.rescale:
             continue
         assert held.replicas is not None
-        # As near as the bounds, the target and the other controls let it.
+        # As close as the bounds, the target and the other controls allow.
         towards = (
             held.replicas > decision.current
             if decision.desired > decision.current
@@ -323,7 +325,7 @@ def test_law_bad_input_lowers_the_size_only_to_a_hold(
 
 
 @lives
-def test_law_the_trail_has_what_is_ordered_only_while_something_is(
+def test_law_the_trail_has_controls_only_while_some_are_in_force(
     spec: ClusterSpec, history: list[Moment], start: int, ordered: Orders
 ) -> None:
     for _, observation, _, decision in live(spec, history, start, ordered=ordered):

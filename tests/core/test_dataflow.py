@@ -1,4 +1,4 @@
-"""The rules of Flink's autoscaler: its own published cases, the corners, and what must hold for any job."""
+"""The rules of Flink's autoscaler: its own published cases, edge cases, and properties of any job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seconds(count: float) -> timedelta:
 
 
 def number(value: Any) -> float:
-    """A number of a case; JSON has none for NaN and infinity, so they are texts."""
+    """A number of a case. JSON has no NaN and no infinity, so these are strings."""
     return float(value)
 
 
@@ -149,7 +149,7 @@ def agree(seen: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_flinks_own_cases_come_out_the_same(case: dict[str, Any]) -> None:
+def test_flinks_own_cases_give_flinks_results(case: dict[str, Any]) -> None:
     seen = KINDS[case["kind"]](case["inputs"])
     assert agree(seen, case["expected"]), f"{seen} instead of {case['expected']}"
 
@@ -166,11 +166,11 @@ def test_a_rate_needs_two_samples() -> None:
     assert math.isnan(rate([(0, None), (1000, 5), (2000, NAN)]))
 
 
-def test_a_rate_spans_the_samples_that_are_missing() -> None:
+def test_a_rate_spans_missing_samples() -> None:
     assert rate([(0, 10), (1000, None), (2000, NAN), (4000, 50)]) == 10
 
 
-def test_a_rate_takes_samples_in_any_order_and_the_later_one_of_a_time() -> None:
+def test_samples_may_come_in_any_order_and_the_later_of_two_at_one_time_counts() -> None:
     assert rate([(3000, 30), (1000, 5), (1000, 10)]) == 10
 
 
@@ -178,15 +178,15 @@ def test_a_counter_that_was_reset_gives_a_negative_rate() -> None:
     assert rate([(0, 100), (1000, 40)]) == -60
 
 
-def test_samples_within_a_millisecond_are_a_millisecond_apart() -> None:
+def test_samples_within_a_millisecond_count_as_a_millisecond_apart() -> None:
     assert rate([(0.2, 0), (0.7, 3)]) == 3000
 
 
-def test_a_rate_between_infinities_is_not_known() -> None:
+def test_a_rate_between_infinities_is_unknown() -> None:
     assert math.isnan(rate([(0, INF), (1000, INF)]))
 
 
-def test_an_average_leaves_out_what_is_not_finite() -> None:
+def test_an_average_ignores_values_that_are_not_finite() -> None:
     assert average([1, None, NAN, INF, 3]) == 2
 
 
@@ -194,17 +194,17 @@ def test_an_average_of_infinities_is_infinite_whatever_the_minimum() -> None:
     assert average([INF, NAN], minimum=5) == INF
 
 
-def test_an_average_of_too_few_or_none_is_not_known() -> None:
+def test_an_average_of_too_few_or_no_samples_is_unknown() -> None:
     assert math.isnan(average([1], minimum=2))
     assert math.isnan(average([]))
     assert math.isnan(average([None, NAN]))
 
 
-def test_numbers_are_added_one_after_the_other_as_java_adds_them() -> None:
+def test_numbers_are_summed_in_the_order_in_which_java_sums_them() -> None:
     assert average([0.1] * 10) == 0.9999999999999999 / 10
 
 
-# what a vertex could do
+# true processing rate of a vertex
 
 
 def test_busy_time_of_the_hottest_subtask_does_not_depend_on_the_parallelism() -> None:
@@ -219,7 +219,7 @@ def test_the_mean_busy_time_is_shared_by_the_subtasks() -> None:
     assert math.isnan(busy_time("AVG", accumulated=[(0, 1), (1000, 1)], parallelism=0))
 
 
-def test_without_a_measured_rate_the_counter_gives_it() -> None:
+def test_without_a_measured_rate_the_rate_comes_from_the_counter() -> None:
     counter = [(1000, 0), (2000, 100)]
     assert input_rate("MAX", counter) == 100
     assert input_rate("MAX", counter, [INF]) == 100
@@ -229,14 +229,14 @@ def test_without_a_measured_rate_the_counter_gives_it() -> None:
 @pytest.mark.parametrize(
     ("records_in", "backpressured", "expected"), [(100, 1000, NAN), (500, 0, 500), (250, 750, 1000)]
 )
-def test_the_observed_rate_takes_the_waiting_away(records_in: float, backpressured: float, expected: float) -> None:
+def test_the_observed_rate_excludes_waiting_time(records_in: float, backpressured: float, expected: float) -> None:
     assert close(observed_rate(records_in, backpressured), expected)
 
 
 @pytest.mark.parametrize(
     ("records_in", "lag", "backpressured", "expected"),
     [
-        (1000, 500, 500, 123),  # half a second of lag is no backlog
+        (1000, 500, 500, 123),  # half a second of lag is not a backlog
         (1000, 0, 500, 123),
         (1000, None, 500, 123),
         (1000, NAN, 500, 123),
@@ -244,7 +244,7 @@ def test_the_observed_rate_takes_the_waiting_away(records_in: float, backpressur
         (1000, 10_000_000, 200, 1000 / 0.8),
         (1000, 30_000, 0, 1000),  # exactly 30 s of lag is a backlog
         (1000, 29_999, 0, 123),
-        (1000, 10_000_000, 1000, 123),  # all waiting tells nothing
+        (1000, 10_000_000, 1000, 123),  # waiting all the time: the rate is unknown
         (1000, 10_000_000, NAN, 123),
         (0, 500, 100, INF),
         (NAN, 10_000_000, 0, NAN),
@@ -259,7 +259,7 @@ def test_a_source_is_observed_only_while_it_catches_up(
 @pytest.mark.parametrize(
     ("busy", "records_in", "observed", "expected"),
     [
-        (0, 0, (), INF),  # nothing flows: it could do anything
+        (0, 0, (), INF),  # nothing flows: capacity is unlimited
         (NAN, 0, (), INF),
         (0, 1, (), INF),
         (1, 0, (), INF),
@@ -268,16 +268,16 @@ def test_a_source_is_observed_only_while_it_catches_up(
         (500, NAN, (), NAN),
         (500, 100, (), 200),
         (0, 100, (INF, INF), INF),
-        (0, 100, (200, 400), 300),  # no busy time though records flow: the observed rate knows better
+        (0, 100, (200, 400), 300),  # no busy time although records flow: the observed rate is better
         (0, 0, (200, 400), 300),
         (100, 35, (INF, INF), 350),
         (100, 35, (100,), 350),  # one observation is too few
         (100, 34.5, (200, 400), 345),  # exactly 15 % above
         (100, 34.6, (200, 400), 300),
-        (100, 10, (200, 400), 100),  # busy time says less: it counts
+        (100, 10, (200, 400), 100),  # the busy-time rate is lower: it counts
     ],
 )
-def test_busy_time_says_what_a_vertex_could_do_unless_it_says_far_too_much(
+def test_the_busy_time_rate_counts_unless_it_is_far_above_the_observed_rate(
     busy: float, records_in: float, observed: tuple[float, ...], expected: float
 ) -> None:
     assert close(true_processing_rate(busy, records_in, observed), expected)
@@ -290,7 +290,7 @@ DIAMOND = Graph(("a", "b", "c", "d"), (("a", "b"), ("a", "c"), ("b", "d"), ("c",
 CROSSED = Graph(("a", "b", "x", "y"), (("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")))
 
 
-def test_a_graph_says_who_sends_to_whom() -> None:
+def test_a_graph_lists_the_upstream_vertices() -> None:
     graph = Graph(("sink", "source"), (("source", "sink"), ("source", "sink")))
     assert graph.order == ("source", "sink")
     assert graph.sources == ("source",)
@@ -299,54 +299,54 @@ def test_a_graph_says_who_sends_to_whom() -> None:
     assert graph == Graph(("sink", "source"), (("source", "sink"), ("source", "sink")))
 
 
-def test_a_graph_refuses_an_edge_to_nowhere() -> None:
+def test_a_graph_refuses_an_edge_to_an_unknown_vertex() -> None:
     with pytest.raises(ValueError, match="a -> b names b, which is no vertex"):
         Graph(("a",), (("a", "b"),))
 
 
-def test_a_graph_refuses_a_circle() -> None:
+def test_a_graph_refuses_a_cycle() -> None:
     with pytest.raises(ValueError, match="in a circle: b, c"):
         Graph(("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")))
 
 
-def test_an_edge_to_a_vertex_with_other_inputs_carries_what_the_others_do_not_send() -> None:
+def test_an_edge_to_a_vertex_with_other_inputs_carries_the_rest_of_its_input() -> None:
     rates = {"a": Rates(100, 300), "b": Rates(150, 90), "c": Rates(150, 30), "d": Rates(120)}
     assert edge_rate(DIAMOND, rates, "b", "d") == 90
     assert edge_rate(DIAMOND, rates, "c", "d") == 30
     assert output_ratios(DIAMOND, rates) == {("a", "b"): 1.5, ("a", "c"): 1.5, ("b", "d"): 0.6, ("c", "d"): 0.2}
 
 
-def test_where_the_others_send_elsewhere_too_an_edge_carries_all_that_is_sent() -> None:
+def test_if_the_other_inputs_also_send_elsewhere_an_edge_carries_the_whole_output() -> None:
     rates = {"a": Rates(100, 200), "b": Rates(100, 50)}
     assert output_ratios(CROSSED, rates) == {("a", "x"): 2, ("a", "y"): 2, ("b", "x"): 0.5, ("b", "y"): 0.5}
 
 
-def test_where_it_is_unknown_what_the_others_send_an_edge_carries_all_that_is_sent() -> None:
+def test_if_the_output_of_the_other_inputs_is_unknown_an_edge_carries_the_whole_output() -> None:
     rates = {"b": Rates(150, 80), "c": Rates(150), "d": Rates(120)}
     assert edge_rate(DIAMOND, rates, "b", "d") == 80
 
 
 @pytest.mark.parametrize(("taken", "sent", "expected"), [(0, 50, 0), (NAN, 50, NAN), (100, NAN, NAN), (100, 250, 2.5)])
-def test_a_ratio_is_zero_without_input_and_unknown_with_an_unknown_one(
+def test_an_output_ratio_is_zero_without_input_and_unknown_with_an_unknown_input(
     taken: float, sent: float, expected: float
 ) -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     assert close(output_ratio(graph, {"a": Rates(taken), "b": Rates(sent)}, "a", "b"), expected)
 
 
-def test_a_source_is_offered_what_it_takes_and_what_piles_up() -> None:
+def test_the_load_of_a_source_is_its_throughput_and_the_growth_of_its_lag() -> None:
     assert source_rate([(0, 0), (1000, 100)], [(0, 950), (1000, 1000)], seconds(2)) == TargetRate(150, 500)
 
 
-def test_a_lag_that_shrinks_faster_than_records_come_in_is_no_negative_load() -> None:
+def test_a_lag_that_shrinks_faster_than_records_arrive_gives_no_negative_load() -> None:
     assert source_rate([(0, 0), (1000, 100)], [(0, 1000), (1000, 0)], seconds(2)) == TargetRate(0, 0)
 
 
-def test_a_source_that_does_not_tell_its_lag_is_offered_what_it_takes() -> None:
+def test_the_load_of_a_source_without_lag_is_its_throughput() -> None:
     assert source_rate([(0, 0), (1000, 100)], [], seconds(2)) == TargetRate(100, 0)
 
 
-def test_a_source_whose_rates_are_unknown_is_offered_an_unknown_rate() -> None:
+def test_the_load_of_a_source_with_unknown_rates_is_unknown() -> None:
     assert math.isnan(source_rate([(0, 0)], [(0, 5), (1000, 5)], seconds(2)).rate)
     unknown = source_rate([(0, 0), (1000, 100)], [(0, 5), (1000, None)], seconds(2))
     assert math.isnan(unknown.rate)
@@ -358,7 +358,7 @@ def test_rates_add_up_along_the_edges() -> None:
     assert propagate(DIAMOND, {"a": 200.0}, ratios) == pytest.approx({"a": 200, "b": 300, "c": 300, "d": 240})
 
 
-def test_what_depends_on_an_unknown_source_is_not_known() -> None:
+def test_a_vertex_downstream_of_an_unknown_source_is_unknown() -> None:
     graph = Graph(("a", "b", "x", "y"), (("a", "x"), ("b", "y")))
     found = propagate(graph, {"a": 10.0}, {("a", "x"): 1, ("b", "y"): 1})
     assert (found["a"], found["x"]) == (10, 10)
@@ -366,27 +366,27 @@ def test_what_depends_on_an_unknown_source_is_not_known() -> None:
     assert math.isnan(found["y"])
 
 
-# what there must be
+# required capacity
 
 
-def test_capacity_is_for_keeping_up_catching_up_and_restarts() -> None:
+def test_required_capacity_covers_the_load_the_backlog_and_restarts() -> None:
     target = TargetRate(700, 350)
     assert target_capacity(target, 0.7, seconds(2), seconds(1)) == 1700
     assert target_capacity(target, 0.7, seconds(2)) == 1350
     assert target_capacity(target, 0.7, seconds(0), seconds(100)) == 1350
-    assert target_capacity(target, 7, seconds(2)) == 1050  # no more than busy all the time
+    assert target_capacity(target, 7, seconds(2)) == 1050  # at most busy all the time
 
 
-def test_what_piles_up_while_the_job_stops_is_worked_off_too() -> None:
+def test_required_capacity_covers_the_backlog_of_the_restart() -> None:
     # 150/s for 30 s are 4,500 records, in two minutes 37.5/s
     assert target_capacity(TargetRate(150, 8.5), 0.75, seconds(120), seconds(30)) == 246
 
 
-def test_by_default_vertices_may_be_busy_between_four_tenths_and_all_of_the_time() -> None:
+def test_by_default_vertices_may_be_busy_from_40_percent_to_all_of_the_time() -> None:
     assert thresholds(TargetRate(500), Settings(catch_up_duration=seconds(0)), seconds(0)) == (500, 1250)
 
 
-def test_spans_count_in_whole_seconds() -> None:
+def test_durations_count_in_whole_seconds() -> None:
     assert target_capacity(TargetRate(100), 1, seconds(2.9), seconds(1.9)) == 150
 
 
@@ -398,7 +398,7 @@ def test_spans_count_in_whole_seconds() -> None:
         (TargetRate(NAN), 0, NAN),
         (TargetRate(1), 0, INF),
         (TargetRate(1), -1, INF),
-        (TargetRate(0.5), 1, 1),  # halves up
+        (TargetRate(0.5), 1, 1),  # rounded half up
         (TargetRate(1.5), 1, 2),
         (TargetRate(2.5), 1, 3),
         (TargetRate(0.49999999999999994), 1, 0),
@@ -407,48 +407,48 @@ def test_spans_count_in_whole_seconds() -> None:
         (TargetRate(INF, -INF), 1, NAN),
     ],
 )
-def test_capacity_at_the_edges_of_numbers(target: TargetRate, utilization: float, expected: float) -> None:
+def test_required_capacity_at_the_limits_of_numbers(target: TargetRate, utilization: float, expected: float) -> None:
     assert close(target_capacity(target, utilization, seconds(60)), expected)
 
 
-def test_while_a_backlog_is_processed_nothing_is_too_much() -> None:
+def test_while_a_backlog_is_processed_no_capacity_is_too_large() -> None:
     assert thresholds(TargetRate(700), Settings(catch_up_duration=seconds(60)), seconds(60), backlog=True) == (700, INF)
 
 
 # a whole job
 
 
-def test_the_vertex_with_the_least_room_limits_the_job() -> None:
+def test_the_vertex_with_the_least_headroom_limits_the_job() -> None:
     targets = {"a": 100.0, "b": 150.0, "c": 150.0, "d": 120.0}
     true_rates = {"a": 400.0, "b": 300.0, "c": INF, "d": 480.0}
     assert job_true_rate(DIAMOND, targets, true_rates) == JobRate(200, "b")
 
 
-def test_a_job_of_less_than_one_record_a_second_is_known_too() -> None:
+def test_a_job_of_less_than_one_record_a_second_is_measured_too() -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     assert job_true_rate(graph, {"a": 0.5, "b": 0.25}, {"a": 4, "b": 1}) == JobRate(2, "b")
     assert job_true_rate(graph, {"a": 0.5, "b": 0.25}, {"a": 4}) == JobRate(4, "a", ("b",))
 
 
-def test_several_sources_keep_their_mix() -> None:
+def test_several_sources_keep_their_ratio() -> None:
     graph = Graph(("a", "b", "sink"), (("a", "sink"), ("b", "sink")))
     targets = {"a": 30.0, "b": 10.0, "sink": 40.0}
     assert job_true_rate(graph, targets, {"a": 300, "b": 20, "sink": 400}) == JobRate(80, "b")
 
 
-def test_a_job_in_which_nothing_flows_shows_no_limit() -> None:
+def test_a_job_without_records_has_no_limit() -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     assert job_true_rate(graph, {"a": 0, "b": 0}, {"a": INF, "b": NAN}) == JobRate(INF)
     assert job_true_rate(graph, {"a": 5, "b": 0}, {"a": INF, "b": INF}) == JobRate(INF)
 
 
-def test_an_unknown_vertex_is_named() -> None:
+def test_an_unknown_vertex_is_named_in_the_error() -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     assert job_true_rate(graph, {"a": 10, "b": 10}, {"a": NAN, "b": 30}) == JobRate(30, "b", ("a",))
     assert job_true_rate(graph, {"a": 10, "b": -1}, {"a": 20, "b": 30}) == JobRate(20, "a", ("b",))
 
 
-def test_a_job_of_which_no_vertex_or_no_source_is_known_is_not_known() -> None:
+def test_a_job_without_a_known_vertex_or_source_has_no_known_rate() -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     nobody = job_true_rate(graph, {"a": 10, "b": 10}, {})
     assert math.isnan(nobody.rate)
@@ -464,8 +464,8 @@ def test_a_job_of_which_no_vertex_or_no_source_is_known_is_not_known() -> None:
         (2, 100, 101, None, 3),
         (2, 100, 100, None, 2),
         (4, 100, 10, None, 1),
-        (4, INF, 100, None, 1),  # it takes no records
-        (4, NAN, 100, None, 4),  # unknown: it keeps what it has
+        (4, INF, 100, None, 1),  # it receives no records
+        (4, NAN, 100, None, 4),  # unknown: it keeps its parallelism
         (4, 100, NAN, None, 4),
         (200, 100, INF, 720, 720),
         (200, 100, INF, None, 2**31 - 1),
@@ -473,20 +473,20 @@ def test_a_job_of_which_no_vertex_or_no_source_is_known_is_not_known() -> None:
         (4, 100, 10_000, 128, 128),
     ],
 )
-def test_parallelism_grows_with_what_is_asked(
+def test_parallelism_grows_with_the_required_rate(
     parallelism: int, true_rate: float, capacity: float, most: int | None, expected: int
 ) -> None:
     assert needed_parallelism(parallelism, true_rate, capacity, most) == expected
 
 
-# what holds for any job
+# properties of any job
 
 positive = st.floats(0.01, 1e6)
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[Graph, dict[str, float], dict[str, float], dict[str, int]]:
-    """A chain of vertices with what each must do, could do, and how wide it is."""
+    """A chain of vertices with their required rates, true rates and parallelism."""
     names = tuple(f"v{n}" for n in range(draw(st.integers(1, 5))))
     graph = Graph(names, tuple(pairwise(names)))
     ratios = {edge: draw(st.floats(0.01, 10)) for edge in graph.edges}
@@ -545,7 +545,7 @@ def test_a_rate_depends_on_neither_order_nor_start(samples: list[tuple[int, int]
     assert close(rate([*samples]), rate([*moved]))
 
 
-def test_small_capacities_may_be_left_as_they_are() -> None:
+def test_small_required_capacities_may_stay_unrounded() -> None:
     """Flink rounds all of them, so that 0.2 records/s at 50 % need nothing."""
     target = TargetRate(0.2)
     assert target_capacity(target, 0.5, seconds(0)) == 0

@@ -57,7 +57,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
         "999999999d",
     ],
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|no unit|too long"):
         parse_duration(text)
 
@@ -67,14 +67,14 @@ def test_a_bare_number_gets_the_advice_to_add_a_unit() -> None:
         parse_duration("30")
 
 
-def test_ten_years_are_the_longest() -> None:
+def test_the_longest_duration_is_ten_years() -> None:
     assert parse_duration("3650d") == LONGEST
     with pytest.raises(ValueError, match="at most 3650d"):
         parse_duration("3650d1ms")
 
 
 @given(st.integers(0, LONGEST // timedelta(milliseconds=1)))
-def test_what_is_written_is_read_again(milliseconds: int) -> None:
+def test_formatted_durations_are_parsed_back(milliseconds: int) -> None:
     span = timedelta(milliseconds=milliseconds)
     assert parse_duration(format_duration(span)) == span
 
@@ -88,11 +88,11 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
     assert timedelta(0) <= span <= LONGEST
 
 
-def test_negative_durations_are_written_with_their_sign() -> None:
+def test_negative_durations_are_formatted_with_their_sign() -> None:
     assert format_duration(timedelta(seconds=-90)) == "-1m30s"
     assert format_duration(timedelta(0)) == "0s"
 
 
-def test_a_sum_beyond_what_a_time_can_be_is_too_long() -> None:
+def test_a_sum_that_timedelta_cannot_hold_is_refused_as_too_long() -> None:
     with pytest.raises(ValueError, match="is too long"):
         parse_duration("999999999d999999999h")

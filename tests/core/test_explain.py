@@ -1,4 +1,4 @@
-"""Explanations word for word: they are what somebody reads at night."""
+"""Explanations word for word, because an operator reads them at night."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECOND = timedelta(seconds=1)
 
 
 class Says:
-    """A policy that says what it is told to."""
+    """A policy that gives a fixed answer."""
 
     def __init__(self, replicas: int | None, reason: Reason, detail: str = "", **inputs: float) -> None:
         self.answer = Recommendation(replicas, reason, inputs, detail)
@@ -87,7 +87,7 @@ def text(block: str) -> str:
     return dedent(block).strip()
 
 
-def test_a_rescale_as_the_policies_asked() -> None:
+def test_a_rescale_to_the_size_that_the_policies_asked_for() -> None:
     drain = Says(6, Reason.ABOVE, "181/s and 12346 waiting need 6", lag=12345.6)
     cpu = Says(4, Reason.ABOVE, cpu=0.8123)
     rules = Says(None, Reason.ABSTAINED)
@@ -114,7 +114,7 @@ def test_a_rescale_as_the_policies_asked() -> None:
 
 
 class Least:
-    """The least size asked for."""
+    """The least of the sizes that the policies asked for."""
 
     def __str__(self) -> str:
         return "min(p0, p1)"
@@ -124,20 +124,20 @@ class Least:
 
 
 class Half(Least):
-    """Half of the sum, which nobody has asked for."""
+    """Half of the sum, a size that no policy asked for."""
 
     def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
         return sum(size or current for size in sizes.values()) / 2
 
 
-def test_sizes_that_are_combined_otherwise_than_by_the_greatest() -> None:
+def test_sizes_that_are_not_combined_by_the_greatest() -> None:
     a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"), Says(4, Reason.ABOVE, "4 are needed"))
     explained = explanation(replace(a_spec, combine=Least()), observation())
     assert "  - Combined by min(p0, p1), that is 4.\n" in explained
     assert "greatest" not in explained
 
 
-def test_a_rescale_that_the_guards_cut_short() -> None:
+def test_a_rescale_that_the_guards_limited() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
     explained = explanation(spec(Says(9, Reason.ABOVE, "the backlog is an hour"), up=up), observation())
     assert explained.startswith(
@@ -152,7 +152,7 @@ def summary(a_spec: ClusterSpec) -> str:
     return summarize_decision(step(a_spec, ClusterState(), observation())[1])
 
 
-def test_a_line_has_the_policy_that_counted_and_what_the_guards_made_of_it() -> None:
+def test_the_summary_has_the_deciding_policy_and_the_changes_by_guards() -> None:
     drain, cpu = Says(6, Reason.ABOVE, "the backlog is an hour"), Says(4, Reason.ABOVE)
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
     assert summary(spec(drain, cpu)) == "drain: the backlog is an hour"
@@ -168,19 +168,19 @@ def test_a_line_has_the_policy_that_counted_and_what_the_guards_made_of_it() -> 
     assert summarize_decision(silent) == "drain: the backlog is an hour; bounds changed 9 to 3"
 
 
-def test_a_line_of_a_decision_that_nobody_asked_for_has_what_a_policy_says() -> None:
+def test_the_summary_of_a_decision_without_a_proposal_has_the_reason_of_a_policy() -> None:
     assert summary(spec(Says(None, Reason.MISSING, "no trusted reading of lag"))) == "drain: no trusted reading of lag"
     assert summary(spec(Says(None, Reason.MISSING))) == "missing"
 
 
-def test_a_rescale_that_no_policy_asked_for() -> None:
+def test_a_rescale_without_a_policy_that_asked_for_it() -> None:
     a_spec = replace(spec(Says(None, Reason.LEARNING, "capacity not known yet")), limits=Limits(5, 10))
     assert explanation(a_spec, observation()).startswith(
         "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 5, because of the bounds: 5 to 10 is allowed.\n"
     )
 
 
-def test_why_it_was_not_scaled_down_yet() -> None:
+def test_why_the_size_was_not_lowered_yet() -> None:
     a_spec = spec(Says(2, Reason.BELOW, "2 would do"))
     state = ClusterState(
         at=NOW - 15 * SECOND,
@@ -205,7 +205,7 @@ def test_why_nothing_changes_when_all_is_well() -> None:
     )
 
 
-def test_what_fits_the_load_is_not_a_size_of_which_nothing_is_up() -> None:
+def test_a_size_without_ready_replicas_is_not_reported_as_fitting_the_load() -> None:
     seen = replace(observation(desired=10, ready=0), remarks=("10 pods are in CrashLoopBackOff",))
     explained = explanation(spec(Says(10, Reason.STEADY, "10 fit")), seen)
     assert explained.startswith(
@@ -218,13 +218,13 @@ def test_what_fits_the_load_is_not_a_size_of_which_nothing_is_up() -> None:
         "(10), because of settling: none of 5 replicas is up (10 pods are in CrashLoopBackOff): a step up waits until "
         "one is."
     )
-    # A size of nothing is as it should be.
+    # A size of zero has no replicas to report.
     assert "stays at 0, because" in explanation(
         replace(spec(Says(0, Reason.STEADY)), limits=Limits(0, 10)), observation(desired=0, ready=0)
     )
 
 
-def test_a_change_that_was_refused_is_not_told_as_made() -> None:
+def test_a_refused_change_is_not_reported_as_made() -> None:
     a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"))
     state, decision = step(a_spec, ClusterState(), observation())
     seen = state.past[-1]
@@ -238,7 +238,7 @@ def test_a_change_that_was_refused_is_not_told_as_made() -> None:
         "the target did not accept the change from 3 to 6: 403 Forbidden.\n"
     )
     assert "would be scaled up from 3 to 6" in explain(after.past[-1], again, dry_run=True)
-    # Another size than the one that was refused is no second attempt.
+    # A size other than the refused one is not a second attempt.
     other_spec = spec(Says(4, Reason.ABOVE, "4 will do"))
     after, other = step(other_spec, call_failed(state, "403 Forbidden"), observation(NOW + 15 * SECOND))
     assert explain(after.past[-1], other).startswith(
@@ -276,7 +276,7 @@ def test_an_unknown_target_is_left_alone() -> None:
     assert "  - The target could not be asked: no route to the host.\n" in explained
 
 
-def test_what_happened_to_a_rescale_is_explained() -> None:
+def test_the_outcome_of_a_rescale_is_explained() -> None:
     a_spec = spec(Says(6, Reason.ABOVE))
     state, _ = step(a_spec, ClusterState(), observation())
     waiting = explanation(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
@@ -300,7 +300,7 @@ def test_a_dry_run_is_marked() -> None:
     )
 
 
-def test_a_decision_with_nothing_in_it_can_be_explained() -> None:
+def test_an_empty_decision_can_be_explained() -> None:
     decision = Decision(cluster="orders", at=NOW, current=0, proposed=0, desired=0, reason=Reason.ABSTAINED)
     assert explain(Observation(at=NOW, desired=0, ready=None), decision) == text(
         """
@@ -354,7 +354,7 @@ def test_why_nothing_changes_when_no_policy_asks(reason: Reason, says: str) -> N
     assert f"stays at 3, {says}." in explain(seen, decision)
 
 
-def test_a_single_guard_without_objection_is_named_alone() -> None:
+def test_a_single_guard_without_objection_is_named() -> None:
     seen = observation()
     verdict = Verdict(Reason.BOUNDS, 3, 3, Reason.BOUNDS)
     decision = Decision(
@@ -370,13 +370,13 @@ def test_a_single_guard_without_objection_is_named_alone() -> None:
     assert "Nothing was changed by the bounds." in explain(seen, decision)
 
 
-def test_what_could_not_be_seen_is_not_among_the_readings() -> None:
+def test_readings_omit_an_unknown_size() -> None:
     assert readings(Observation(at=NOW, desired=None, ready=None, metrics={"lag": Reading(1.0, NOW)})) == [
         ("lag", "1, just now")
     ]
 
 
-def test_what_the_target_reports_is_explained() -> None:
+def test_remarks_of_the_target_are_explained() -> None:
     pending = "2 pods pending: Insufficient cpu"
     observation = Observation(at=NOW, desired=4, ready=2, metrics={"lag": Reading(5.0, NOW, 12)}, remarks=(pending,))
     state, decision = step(spec(Says(4, Reason.STEADY)), ClusterState(), observation)
@@ -385,7 +385,7 @@ def test_what_the_target_reports_is_explained() -> None:
     assert "lag was 5 (12 partitions), just now." in text
 
 
-def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load() -> None:
+def test_unreachable_limits_of_the_target_are_the_reason_and_not_the_load() -> None:
     held = Observation(at=NOW, desired=2, ready=2, ceiling=Bound(3, "the quota is used up"))
     limited = replace(spec(Says(2, Reason.STEADY)), limits=Limits(4, 9))
     state, decision = step(limited, ClusterState(), held)
@@ -394,7 +394,7 @@ def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load()
     assert "stays at 2, because of the bounds: 4 to 9 is allowed, but the quota is used up." in text
 
 
-def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
+def test_a_deferred_verdict_looks_like_the_verdict_in_words() -> None:
     fact = Fact("cooldown", {"passed": timedelta(seconds=5), "pause": timedelta(seconds=60)})
     deferred = DeferredVerdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
     plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, deferred.detail)
@@ -402,13 +402,13 @@ def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
     assert (repr(deferred), deferred, hash(deferred)) == (repr(plain), plain, hash(plain))
 
 
-def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
+def test_numbers_that_are_not_finite_are_shown_unchanged() -> None:
     assert [format_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
 
 
-def test_a_verdict_with_its_fact_differs_from_what_is_not_a_verdict() -> None:
+def test_a_deferred_verdict_does_not_equal_a_tuple() -> None:
     assert DeferredVerdict(Reason.CAP, 3, 2, Reason.CAP, "a reason") != ("cap", 3, 2, "cap", "a reason")
 
 
-def test_a_count_has_its_noun_in_the_singular_for_one_alone() -> None:
+def test_only_a_count_of_one_has_a_singular_noun() -> None:
     assert [count_of(amount, "cluster") for amount in (0, 1, 2)] == ["0 clusters", "1 cluster", "2 clusters"]

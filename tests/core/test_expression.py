@@ -98,7 +98,7 @@ def result(text: str) -> float | None:
         ("none_yet ?? none_yet", None),
     ],
 )
-def test_computes_what_expr_lang_computes(text: str, expected: float | None) -> None:
+def test_the_results_are_those_of_expr_lang(text: str, expected: float | None) -> None:
     assert result(text) == expected
 
 
@@ -158,7 +158,7 @@ def test_computes_what_expr_lang_computes(text: str, expected: float | None) -> 
         ("1 if " + "not " * DEEPEST + "true else 2", f"nested more than {DEEPEST} deep"),
     ],
 )
-def test_reports_when_it_is_read_what_is_wrong_and_where(text: str, message: str) -> None:
+def test_a_syntax_error_reports_the_problem_and_its_column(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         Expression(text)
     assert message in str(caught.value)
@@ -183,7 +183,7 @@ def test_reports_when_it_is_read_what_is_wrong_and_where(text: str, message: str
         ("first([1, 1 / 0])", "cannot compute '/' at column 11"),
     ],
 )
-def test_reports_what_cannot_be_computed(text: str, message: str) -> None:
+def test_an_evaluation_error_reports_the_problem_and_its_column(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         result(text)
 
@@ -202,7 +202,7 @@ def test_reports_what_cannot_be_computed(text: str, message: str) -> None:
         ("off == nil ? 1 : 2", 1),
     ],
 )
-def test_among_sizes_a_name_is_a_policy(text: str, expected: float | None) -> None:
+def test_in_a_formula_of_sizes_a_name_is_a_policy(text: str, expected: float | None) -> None:
     sizes = {"lag": 6.0, "cpu": 2.0, "off": None, "current": 4.0}
     assert Expression(text, sizes=True).compute(sizes) == expected
 
@@ -215,13 +215,13 @@ def test_among_sizes_a_name_is_a_policy(text: str, expected: float | None) -> No
         ("nil + 1", "has nil in '+' at column 1"),
     ],
 )
-def test_among_sizes_what_abstains_is_named(text: str, message: str) -> None:
+def test_in_a_formula_of_sizes_an_abstaining_policy_is_named(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         Expression(text, sizes=True).compute({"lag": 6.0, "off": None, "current": 4.0})
     assert message in str(caught.value)
 
 
-def test_among_sizes_numbers_go_up_to_the_largest_size_and_the_present_one_is_no_condition() -> None:
+def test_in_a_formula_of_sizes_numbers_are_limited_and_current_is_not_a_condition() -> None:
     with pytest.raises(ValueError, match="column 7: numbers go up to 1,000,000"):
         Expression("lag + 1000001", sizes=True)
     with pytest.raises(ValueError, match="column 6: this is a number, expected a condition: a policy, true while"):
@@ -229,12 +229,12 @@ def test_among_sizes_numbers_go_up_to_the_largest_size_and_the_present_one_is_no
 
 
 @pytest.mark.parametrize("text", ["max([])", "sum([])", "first([lag, cpu])"])
-def test_among_sizes_functions_take_at_least_one_size_and_first_no_array(text: str) -> None:
+def test_in_a_formula_of_sizes_functions_need_a_size_and_first_refuses_arrays(text: str) -> None:
     with pytest.raises(ValueError, match=r"column 1: \w+ takes numbers, as in"):
         Expression(text, sizes=True)
 
 
-def test_the_names_in_it_are_known_with_their_columns() -> None:
+def test_the_names_in_a_formula_have_their_columns() -> None:
     assert Expression("max(lag, cpu) + lag - count([web], # > max)").names == {
         "lag": 5,
         "cpu": 10,
@@ -243,7 +243,7 @@ def test_the_names_in_it_are_known_with_their_columns() -> None:
     }
 
 
-def test_the_longest_and_the_deepest_formulas_are_computed() -> None:
+def test_the_longest_and_deepest_allowed_formulas_are_computed() -> None:
     assert result("1" + "+1" * (MOST_TOKENS // 2 - 1)) == MOST_TOKENS // 2
     assert result("(" * (DEEPEST - 1) + "1" + ")" * (DEEPEST - 1)) == 1
 
@@ -279,7 +279,7 @@ whole = st.recursive(
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(text=texts | whole, values=st.fixed_dictionaries(dict.fromkeys(NAMES, numbers)))
 @example(text="one ** two", values={**VALUES, "one": -1e308, "two": 0.5})
 def test_gives_a_number_or_nil_or_a_value_error_and_nothing_else(text: str, values: Mapping[str, float | None]) -> None:

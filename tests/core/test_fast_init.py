@@ -1,4 +1,4 @@
-"""Objects created by `fast_init` are those that the dataclass creates."""
+"""Objects created by `fast_init` equal those that the dataclass creates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoscaler.core.fast_init import creator, fast_init
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """As `dataclass` makes it."""
+    """A class as `dataclass` makes it."""
 
     name: str
     size: int = 1
@@ -30,7 +30,7 @@ class Plain:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Fast:
-    """The same, made quickly."""
+    """The same class with `fast_init`."""
 
     name: str
     size: int = 1
@@ -50,7 +50,7 @@ def test_the_fields_are_those_of_a_dataclass(given: tuple[str], named: dict[str,
     assert repr(made) == repr(plain).replace("Plain", "Fast")
 
 
-def test_each_has_an_empty_mapping_of_its_own() -> None:
+def test_each_object_has_its_own_empty_mapping() -> None:
     assert Fast("a").parts is not Fast("a").parts
 
 
@@ -59,17 +59,17 @@ def test_it_stays_frozen() -> None:
         Fast("a").size = 2  # type: ignore[misc]
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_values_are_refused() -> None:
     with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
         Fast("a", -1)
 
 
-def test_a_missing_field_is_named() -> None:
+def test_a_missing_field_is_named_in_the_error() -> None:
     with pytest.raises(TypeError, match=r"Fast.__init__\(\) missing 1 required positional argument: 'name'"):
         Fast()  # type: ignore[call-arg]
 
 
-def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
+def test_objects_are_replaced_copied_pickled_and_shown_as_before() -> None:
     made = Fast("a", 2, {"x": 1.0})
     assert replace(made, size=3) == Fast("a", 3, {"x": 1.0})
     assert copy.deepcopy(made) == made
@@ -77,7 +77,7 @@ def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
     assert inspect.signature(Fast) == inspect.signature(Plain)
 
 
-def test_a_creator_makes_what_the_class_makes() -> None:
+def test_the_fast_creator_makes_equal_objects() -> None:
     create = creator(Fast)
     assert create(name="a", size=2, parts={"x": 1.0}) == Fast("a", 2, {"x": 1.0})
     assert create("a") == Fast("a")
@@ -88,9 +88,9 @@ def test_a_creator_makes_what_the_class_makes() -> None:
         create("a", -1)
 
 
-def test_a_class_that_is_made_of_it_has_its_fields_as_well() -> None:
+def test_a_subclass_has_the_fields_of_its_base_too() -> None:
     class More(Fast):
-        """With more slots than the one it is made of."""
+        """A subclass with more slots than its base."""
 
         __slots__ = ("more",)
 

@@ -1,4 +1,4 @@
-"""What foreign code raises, in our words."""
+"""Exceptions of foreign code are turned into one-line messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .build import Fixed, seen, spec
 from .test_policy_hooks import Allows, Combines, Learns, decide
 
 
-class Unspeakable(Exception):  # noqa: N818 - what it says is the point
+class Unspeakable(Exception):  # noqa: N818 - the text is the point
     def __str__(self) -> str:
         raise SystemExit
 
@@ -31,19 +31,19 @@ def test_an_exception_is_shown_with_its_type_on_one_line() -> None:
     assert foreign_text(5) == "5"
 
 
-def test_a_long_text_is_cut_and_one_that_cannot_be_shown_is_said_to_be_so() -> None:
+def test_a_long_message_is_cut_and_an_unprintable_one_is_reported_as_such() -> None:
     text = foreign_text(ValueError("x" * 1_000_000))
     assert len(text) == MAX_TEXT
     assert text.endswith("x…")
     assert format_exception(Unspeakable()) == "Unspeakable: its text cannot be shown: SystemExit"
 
 
-def test_half_of_a_surrogate_pair_which_cannot_be_stored_is_replaced_in_what_a_policy_says() -> None:
+def test_a_lone_surrogate_in_the_text_of_a_policy_is_replaced_since_it_cannot_be_stored() -> None:
     decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, {}, "file \udc80 of é"))), seen(0, 2))
     assert decision.recommendations[0].detail == "file ? of é"
 
 
-def test_what_a_policy_says_is_cut() -> None:
+def test_a_long_text_of_a_policy_is_cut() -> None:
     decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, {}, "x" * 1_000_000))), seen(0, 2))
     assert len(decision.recommendations[0].detail) == MAX_TEXT
     closed = Allows(lambda _, limits: Allowance(limits, "y" * 1_000_000))
@@ -69,7 +69,7 @@ def test_no_exception_of_a_policy_ends_a_step(error: BaseException) -> None:
     assert "the policies cannot be combined" in decide(spec(Fixed(2), combine=how), seen(0, 8)).verdicts[0].detail
 
 
-def test_ctrl_c_in_a_policy_is_no_failure_of_it() -> None:
+def test_ctrl_c_inside_a_policy_is_not_a_failure_of_the_policy() -> None:
     class Evaluates:
         def evaluate(self, view: object) -> Any:
             del view
@@ -108,7 +108,7 @@ SECRET = "pä ss\"w/rd+%&<'\nü"
         *(urlsafe_b64encode(f"{user}:{SECRET}:more".encode()).decode() for user in ("u", "us", "use")),
     ],
 )
-def test_a_secret_is_hidden_however_it_is_written(shown: str) -> None:
+def test_a_secret_is_hidden_in_every_encoding(shown: str) -> None:
     mask = Mask()
     mask.hide(SECRET)
     assert mask(f'{{"Authorization": "Basic {shown}"}} <{shown}>').count("***") == 2
@@ -116,7 +116,7 @@ def test_a_secret_is_hidden_however_it_is_written(shown: str) -> None:
     assert text == "the server said: ***, twice: ***"
 
 
-def test_what_is_too_short_is_not_hidden_and_nothing_else_is() -> None:
+def test_short_values_and_other_texts_are_not_hidden() -> None:
     mask = Mask()
     mask.hide("", "abc", "abcd")
     mask.hide("abcd")
@@ -131,8 +131,8 @@ def test_a_secret_is_hidden_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch
     assert "hunter" not in foreign_text("x" * (MAX_TEXT - 8) + "hunter22-hunter22")
 
 
-def test_a_secret_that_is_no_text_is_hidden_all_the_same() -> None:
-    """An environment variable may have any bytes."""
+def test_a_secret_that_is_not_valid_utf_8_is_hidden_too() -> None:
+    """An environment variable may contain any bytes."""
     hide = Mask()
     hide.hide("pass\udcffword")
     assert hide("it was pass\udcffword") == "it was ***"

@@ -1,4 +1,4 @@
-"""The guards one by one, against worked cases and the arithmetic that Kubernetes publishes for HPA v2."""
+"""Each guard by itself, against worked cases and the arithmetic that Kubernetes publishes for HPA v2."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rate_limits_follow_hpa_behaviour_policies(case: dict[str, Any]) -> None
 
 
 @of_kind("scale_up_limit")
-def test_the_scale_up_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
+def test_the_scale_up_limit_equals_that_of_hpa(case: dict[str, Any]) -> None:
     inputs = case["inputs"]
     assert (
         most(inputs["current_replicas"], hpa_events(inputs), hpa_rules(inputs["rules"]), at(1000)) == case["expected"]
@@ -106,7 +106,7 @@ def test_the_scale_up_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
 
 
 @of_kind("scale_down_limit")
-def test_the_scale_down_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
+def test_the_scale_down_limit_equals_that_of_hpa(case: dict[str, Any]) -> None:
     inputs = case["inputs"]
     assert (
         least(inputs["current_replicas"], hpa_events(inputs), hpa_rules(inputs["rules"]), at(1000)) == case["expected"]
@@ -114,7 +114,7 @@ def test_the_scale_down_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
 
 
 @of_kind("stabilization")
-def test_stabilization_windows_are_those_of_hpa(case: dict[str, Any]) -> None:
+def test_stabilization_windows_equal_those_of_hpa(case: dict[str, Any]) -> None:
     inputs = case["inputs"]
     past = [Proposal(at(1000) - seconds(r["age_s"]), r["replicas"]) for r in inputs["recommendations"]]
     s = situation(
@@ -131,7 +131,7 @@ def test_stabilization_windows_are_those_of_hpa(case: dict[str, Any]) -> None:
 
 
 @of_kind("stabilization_down_only")
-def test_legacy_downscale_stabilization_is_that_of_hpa(case: dict[str, Any]) -> None:
+def test_legacy_downscale_stabilization_equals_that_of_hpa(case: dict[str, Any]) -> None:
     inputs = case["inputs"]
     past = [Proposal(at(1000) - seconds(r["age_s"]), r["replicas"]) for r in inputs["recommendations"]]
     s = situation(
@@ -143,7 +143,7 @@ def test_legacy_downscale_stabilization_is_that_of_hpa(case: dict[str, Any]) -> 
     assert guard(s)[-1].after == case["expected"]["replicas"]
 
 
-def test_what_cannot_be_trusted_may_raise_but_not_lower() -> None:
+def test_untrusted_input_may_raise_but_not_lower_the_size() -> None:
     assert changed(guard(situation(5, 2, hold_reason="lag: gone"))) == [(Reason.MISSING, 2, 5)]
     assert changed(guard(situation(5, 8, hold_reason="lag: gone"))) == []
     assert guard(situation(5, 8, hold_reason="lag: gone"))[0] == Verdict(Reason.FRESHNESS, 8, 8, Reason.FRESHNESS)
@@ -162,18 +162,18 @@ IN_FLIGHT = Rescale(before=2, to=4, at=at(990), cause=Cause.REQUEST, phase=Phase
     ("proposed", "after", "reason"),
     [(3, 4, Reason.SETTLING), (5, 4, Reason.SETTLING), (6, 6, Reason.SHORT)],
 )
-def test_in_flight_only_a_clearly_short_size_is_changed(proposed: int, after: int, reason: Reason) -> None:
+def test_during_a_rescale_only_a_clearly_short_size_is_changed(proposed: int, after: int, reason: Reason) -> None:
     verdicts = guard(situation(4, proposed, rescale=IN_FLIGHT))
     assert verdicts[1].reason is reason
     assert verdicts[-1].after == after
     assert "2 to 4 is in progress: waiting until the target has the new number of replicas ready" in verdicts[1].detail
 
 
-def test_a_restarting_job_is_left_alone() -> None:
+def test_the_size_of_a_restarting_job_does_not_change() -> None:
     assert changed(guard(situation(4, 2, unsettled=JobState.RESTARTING))) == [(Reason.SETTLING, 2, 4)]
 
 
-def test_an_in_flight_rescale_that_fits_needs_no_words() -> None:
+def test_a_rescale_in_flight_that_fits_needs_no_explanation() -> None:
     assert guard(situation(4, 4, rescale=IN_FLIGHT))[1].detail == ""
 
 
@@ -183,20 +183,20 @@ def test_a_change_within_the_tolerance_is_ignored(proposed: int, after: int) -> 
     assert guard(situation(20, proposed, spec=s))[-1].after == after
 
 
-def test_up_waits_until_more_is_asked_for_throughout_the_window() -> None:
+def test_a_scale_up_waits_until_every_proposal_of_the_window_asks_for_more() -> None:
     s = spec(limits=Limits(0, 100), up=Behaviour(window=seconds(30)))
     rising = (Proposal(at(980), 2), Proposal(at(990), 6), Proposal(at(1000), 8))
     assert changed(guard(situation(4, 8, spec=s, proposals=rising))) == [(Reason.STABILIZATION, 8, 4)]
     assert guard(situation(4, 8, spec=s, proposals=rising[1:]))[-1].after == 6
 
 
-def test_a_window_without_the_present_proposal_adds_nothing_to_it() -> None:
+def test_a_window_without_the_present_proposal_does_not_limit_it() -> None:
     s = spec(limits=Limits(0, 100), up=Behaviour(window=seconds(30)))
     verdicts = guard(situation(4, 6, spec=s, hold_reason="lag: gone", proposals=(Proposal(at(990), 8),)))
     assert verdicts[3] == Verdict(Reason.STABILIZATION, 6, 6, Reason.STABILIZATION)
 
 
-def test_guards_that_let_a_size_pass_have_nothing_to_say() -> None:
+def test_guards_that_let_a_size_pass_give_no_detail() -> None:
     both = Behaviour(
         window=seconds(60), tolerance=0.1, cooldown=seconds(30), rates=(Rate(RateKind.REPLICAS, 50, seconds(60)),)
     )
@@ -241,21 +241,21 @@ _BEHAVIOURS = st.builds(
         }
     ),
 )
-def test_no_guard_objects_to_the_size_that_there_is(
+def test_no_guard_objects_to_the_present_size(
     size: int, behaviours: tuple[Behaviour, Behaviour], changes: dict[str, Any]
 ) -> None:
     up, down = behaviours
     s = situation(size, size, spec=spec(limits=Limits(0, 1000), partitions=5, up=up, down=down), **changes)
     for _, rule in GUARDS:
         assert rule(s, size) is None
-    # Hence none of them is asked.
+    # Hence no guard is evaluated.
     assert guard(s) == (
         *(Verdict(name, size, size, name) for name, _ in GUARDS),
         Verdict(Reason.BOUNDS, size, size, Reason.BOUNDS),
     )
 
 
-def test_down_waits_until_the_window_was_watched() -> None:
+def test_a_scale_down_waits_until_a_whole_window_was_observed() -> None:
     s = spec(limits=Limits(0, 100), down=Behaviour(window=seconds(300)))
     verdicts = guard(situation(4, 2, spec=s, watched_since=at(800)))
     assert changed(verdicts) == [(Reason.LEARNING, 2, 4)]
@@ -263,7 +263,7 @@ def test_down_waits_until_the_window_was_watched() -> None:
     assert guard(situation(4, 2, spec=s, watched_since=at(700)))[-1].after == 2
 
 
-def test_a_disabled_direction_is_never_taken() -> None:
+def test_a_disabled_direction_allows_no_change() -> None:
     off = Behaviour(select=Select.DISABLED)
     both = spec(limits=Limits(0, 100), up=off, down=off)
     for proposed in (1, 9):
@@ -272,23 +272,23 @@ def test_a_disabled_direction_is_never_taken() -> None:
         assert verdicts[4].detail == "this direction is disabled"
 
 
-def test_a_percentage_does_not_forbid_to_leave_zero() -> None:
+def test_a_percentage_rate_still_allows_to_leave_zero() -> None:
     up = Behaviour(rates=(Rate(RateKind.PERCENT, 100, seconds(60)),))
     assert guard(situation(0, 5, spec=spec(limits=Limits(0, 100), up=up)))[-1].after == 1
 
 
-def test_ten_percent_of_ten_is_one_and_not_two_by_rounding() -> None:
+def test_rounding_does_not_turn_ten_percent_of_ten_into_two() -> None:
     assert most(10, (), Behaviour(rates=(Rate(RateKind.PERCENT, 10, seconds(60)),)), T0) == 11
 
 
-def test_a_percentage_beyond_all_numbers_limits_nothing() -> None:
+def test_an_infinite_percentage_limits_nothing() -> None:
     huge = Behaviour(rates=(Rate(RateKind.PERCENT, 1e308, seconds(60)),))
     both = spec(limits=Limits(0, 100), up=huge, down=huge)
     assert guard(situation(20, 100, spec=both))[-1].after == 100
     assert guard(situation(20, 0, spec=both))[-1].after == 0
 
 
-def test_a_rate_limit_reports_what_it_allows() -> None:
+def test_a_rate_limit_reports_the_allowed_size() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, seconds(60)), Rate(RateKind.PERCENT, 50, seconds(30))))
     verdicts = guard(situation(8, 20, spec=spec(limits=Limits(0, 100), up=up)))
     assert changed(verdicts) == [(Reason.RATE_LIMIT, 20, 12)]
@@ -302,19 +302,19 @@ def test_nothing_changes_during_the_cooldown(since_end: float, after: int) -> No
     assert verdicts[-1].after == after
 
 
-def test_cooldowns_are_separate_per_direction() -> None:
+def test_each_direction_has_its_own_cooldown() -> None:
     s = spec(limits=Limits(0, 100), up=Behaviour(cooldown=seconds(30)))
     assert guard(situation(5, 2, spec=s, cooldown_from=at(999)))[-1].after == 2
 
 
-def test_never_more_than_the_job_can_use_exact_on_the_last_step() -> None:
+def test_the_size_never_exceeds_what_the_job_can_use_exactly_on_the_last_step() -> None:
     s = spec(limits=Limits(0, 100), slots_per_replica=4)
     engine = running(16, max_parallelism=10)
     assert changed(guard(situation(2, 9, spec=s, engine=engine))) == [(Reason.CAP, 9, 3)]
     assert guard(situation(2, 3, spec=s, engine=engine))[-1].after == 3
 
 
-def test_a_cap_starts_no_move_and_never_turns_one_round() -> None:
+def test_a_cap_causes_no_change_by_itself_and_never_reverses_one() -> None:
     engine = running(8, partitions=2)
     assert guard(situation(5, 5, engine=engine))[-1].after == 5
     assert guard(situation(5, 8, engine=engine))[-1].after == 5
@@ -332,14 +332,14 @@ def test_a_cap_starts_no_move_and_never_turns_one_round() -> None:
         (running(1, partitions=0, max_parallelism=0), 7, 7),
     ],
 )
-def test_usable_slots_are_the_least_of_what_is_known(
+def test_usable_slots_are_the_least_of_the_known_limits(
     engine: EngineStatus | None, partitions: int | None, usable: int | None
 ) -> None:
     assert usable_slots(spec(partitions=partitions), engine, ()) == usable
 
 
 @pytest.mark.parametrize("engine", [None, EngineStatus(job=JobState.STARTING, slots=3)])
-def test_a_job_has_as_many_partitions_as_before_while_the_engine_reports_nothing(engine: EngineStatus | None) -> None:
+def test_the_number_of_partitions_is_kept_while_the_engine_reports_none(engine: EngineStatus | None) -> None:
     s = spec(engine=True, partitions=7)
     past = (seen(0, 3, engine=running(3, partitions=4, max_parallelism=2)), seen(15, 3, engine=engine))
     assert source_partitions(s, engine, past) == 4
@@ -356,20 +356,20 @@ def test_a_job_has_as_many_partitions_as_before_while_the_engine_reports_nothing
         (2, 3, 10, 4),  # 3 slots still take two waves of 4 tasks
         (2, 3, 3, 2),  # 4 is not allowed, 3 adds nothing
         (2, 9, 3, 2),  # nor does the maximum itself
-        (4, 3, 10, 4),  # 2 would be less than was asked for
+        (4, 3, 10, 4),  # 2 would be less than the proposal
         (4, 2, 10, 2),
-        (3, 3, 10, 3),  # no move, no correction
+        (3, 3, 10, 3),  # no change, no correction
         (1, 0, 10, 0),
     ],
 )
-def test_sizes_that_add_nothing_are_skipped_with_4_partitions(
+def test_sizes_without_added_capacity_are_skipped_with_4_partitions(
     current: int, proposed: int, maximum: int, after: int
 ) -> None:
     s = spec(limits=Limits(0, maximum), partitions=4)
     assert guard(situation(current, proposed, spec=s))[-1].after == after
 
 
-def test_a_step_cut_by_a_rate_limit_may_stop_on_the_way() -> None:
+def test_a_step_cut_by_a_rate_limit_may_stop_at_a_size_without_added_capacity() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 1, seconds(60)),))
     s = spec(limits=Limits(0, 10), partitions=4, up=up)
     assert guard(situation(2, 4, spec=s))[-1].after == 3
@@ -392,7 +392,7 @@ def test_a_useful_size_is_the_smallest_of_its_waves(size: int, partitions: int, 
 def test_bounds_have_the_last_word() -> None:
     s = spec(limits=Limits(3, 6), up=Behaviour(cooldown=seconds(60)))
     assert guard(situation(5, 9, spec=s))[-1] == Verdict(Reason.BOUNDS, 9, 6, Reason.BOUNDS, "3 to 6 is allowed")
-    # A minimum is the user's word: it is not held up by a cooldown.
+    # A minimum is the user's explicit wish: a cooldown does not delay it.
     assert guard(situation(1, 2, spec=s, cooldown_from=at(999)))[-1].after == 3
 
 
@@ -410,12 +410,12 @@ def test_bounds_have_the_last_word() -> None:
         (lambda: Behaviour(tolerance=1.0), "tolerance: must be from 0 to below 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make: Any, says: str) -> None:
+def test_invalid_settings_are_refused(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
 
 
-def test_spans_are_explained_in_seconds() -> None:
+def test_durations_are_explained_in_seconds() -> None:
     s = spec(limits=Limits(0, 9), up=Behaviour(cooldown=timedelta(minutes=2)))
     assert guard(situation(5, 8, spec=s, cooldown_from=at(990)))[5].detail == "10 s of 120 s since the last rescale"
 
@@ -425,7 +425,7 @@ def test_spans_are_explained_in_seconds() -> None:
     [
         (3, 8, None, 5, 5),
         (3, 8, None, 3, 3),
-        (3, 8, None, 2, 3),  # a ceiling below what there is starts no move
+        (3, 8, None, 2, 3),  # a ceiling below the current size causes no change
         (3, 8, None, 9, 8),
         (6, 2, 4, None, 4),
         (6, 2, 6, None, 6),
@@ -435,7 +435,7 @@ def test_spans_are_explained_in_seconds() -> None:
         (6, 6, 9, 3, 6),
     ],
 )
-def test_a_move_goes_no_further_than_the_target_does(
+def test_a_change_stops_at_the_limits_of_the_target(
     current: int, proposed: int, floor: int | None, ceiling: int | None, after: int
 ) -> None:
     verdicts = guard(
@@ -454,7 +454,7 @@ def test_a_move_goes_no_further_than_the_target_does(
 
 
 @pytest.mark.parametrize(("current", "limits", "why"), [(3, Limits(5, 9), "ends at 4"), (9, Limits(1, 6), "keeps 8")])
-def test_limits_that_the_target_does_not_reach_are_reported_and_not_requested_in_vain(
+def test_bounds_that_the_target_cannot_reach_are_reported_and_not_requested_in_vain(
     current: int, limits: Limits, why: str
 ) -> None:
     verdicts = guard(
@@ -474,7 +474,7 @@ def test_limits_that_the_target_does_not_reach_are_reported_and_not_requested_in
     ("override_times", "after"),
     [((100, 400, 800), 2), ((400, 800), 6), ((100, 200), 6), ((), 6)],
 )
-def test_another_controller_that_keeps_changing_the_size_is_given_way_to_for_a_while(
+def test_repeated_changes_by_another_controller_suspend_ours_for_a_while(
     override_times: tuple[int, ...], after: int
 ) -> None:
     s = situation(2, 6, override_times=tuple(at(moment) for moment in override_times))
@@ -487,7 +487,7 @@ def test_another_controller_that_keeps_changing_the_size_is_given_way_to_for_a_w
 
 
 @pytest.mark.parametrize(("current", "limits"), [(1, Limits(4, 9)), (12, Limits(4, 9))])
-def test_whoever_undoes_what_the_limits_ask_for_is_given_way_to_as_well(current: int, limits: Limits) -> None:
+def test_a_controller_that_reverts_the_bounds_suspends_ours_too(current: int, limits: Limits) -> None:
     override_times = tuple(at(moment) for moment in (970, 985, 1000))
     s = situation(current, current, spec=spec(limits=limits), override_times=override_times)
     last = guard(s)[-1]
@@ -499,7 +499,7 @@ def test_whoever_undoes_what_the_limits_ask_for_is_given_way_to_as_well(current:
 @pytest.mark.parametrize(
     ("current", "wanted", "ceiling", "after"),
     [
-        (4, 8, 6, 4),  # 8 partitions on 6 take as many waves as on 4
+        (4, 8, 6, 4),  # 8 partitions take as many waves on 6 as on 4
         (3, 8, 6, 4),
         (4, 8, 8, 8),
         (4, 8, 20, 8),
@@ -508,7 +508,7 @@ def test_whoever_undoes_what_the_limits_ask_for_is_given_way_to_as_well(current:
         (8, 9, 6, 8),
     ],
 )
-def test_a_step_cut_short_by_the_target_does_not_stop_at_a_size_that_adds_nothing(
+def test_a_step_limited_by_the_target_does_not_stop_at_a_size_without_added_capacity(
     current: int, wanted: int, ceiling: int, after: int
 ) -> None:
     s = spec(limits=Limits(0, 10), partitions=8)
@@ -522,10 +522,10 @@ def test_a_step_cut_short_by_the_target_does_not_stop_at_a_size_that_adds_nothin
         )
 
 
-def test_a_useful_size_that_the_target_would_trim_to_a_useless_one_is_not_aimed_at() -> None:
+def test_a_useful_size_that_the_target_would_cut_to_a_useless_one_is_not_requested() -> None:
     s = situation(0, 4, spec=spec(limits=Limits(0, 5), partitions=5), ceiling=Bound(4, "the group ends at 4"))
     verdicts = guard(s)
-    # 4 does no more than 3, and 5 cannot be had.
+    # 4 adds nothing to 3, and 5 is out of reach.
     assert verdicts[-1].after == 3
     assert "with 5 partitions a size of 4 has no more capacity" in verdicts[7].detail
     assert "the group ends at 4" in verdicts[7].detail

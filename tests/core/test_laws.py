@@ -1,4 +1,4 @@
-"""The laws of the decision machine, each held against arbitrary specs and arbitrary histories."""
+"""The laws of the decision machine, each tested against arbitrary specs and arbitrary histories."""
 
 from __future__ import annotations
 
@@ -112,9 +112,10 @@ specs = st.builds(
 
 
 def chosen(*kinds: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """A value of one of these kinds, each as likely as the others.
+    """A value of one of these kinds, all equally likely.
 
-    One draw, where `one_of` takes two or three: a history has hundreds of them, and they are most of a law's time.
+    It takes one draw where `one_of` takes two or three: a history has hundreds of draws, and they take most of the time
+    of a law.
     """
     most = math.lcm(*map(len, kinds))
     return st.sampled_from([value for kind in kinds for value in [*kind] * (most // len(kind))])
@@ -139,7 +140,7 @@ bounds = chosen([None], [None], [Bound(size, "the group says so") for size in ra
 
 
 class Moment:
-    """What the world does between two ticks, drawn by hypothesis."""
+    """The events between two ticks, drawn by hypothesis."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.after = draw(st.sampled_from([15, 15, 15, 15, 1, 0, 200, 4000, -20, -5000]))
@@ -164,7 +165,7 @@ def histories(draw: st.DrawFn) -> list[Moment]:
 
 @dataclass(frozen=True)
 class RangedAsks(Asks):
-    """Knows what its metric can be."""
+    """A policy that knows the range of its metric."""
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -238,7 +239,7 @@ lives = given(specs, histories(), SIZES)
 
 @dataclass(frozen=True)
 class AsksForPartitions:
-    """Asks for as many replicas as there are partitions."""
+    """A policy that asks for as many replicas as there are partitions."""
 
     def evaluate(self, view: View) -> Recommendation:
         partitions = source_partitions(view.spec, view.engine, view.past)
@@ -247,7 +248,7 @@ class AsksForPartitions:
 
 @dataclass(frozen=True)
 class Present:
-    """A policy that does not look back."""
+    """A policy that ignores the past."""
 
     policy: Policy
     lookback: ClassVar[timedelta] = seconds(0)
@@ -299,7 +300,7 @@ def test_law_2_bad_input_never_lowers_the_size(spec: ClusterSpec, history: list[
 
 
 @lives
-def test_law_2_a_reading_outside_what_the_metric_can_be_is_as_good_as_none(
+def test_law_2_a_reading_outside_the_range_of_the_metric_counts_as_missing(
     spec: ClusterSpec, history: list[Moment], start: int
 ) -> None:
     spec = replace(spec, policies=tuple(NamedPolicy(named.name, ranged(named.policy)) for named in spec.policies))
@@ -345,13 +346,13 @@ def test_law_3_a_scale_down_happens_only_with_every_replica_ready_and_the_last_r
             if before.rescale is not None:
                 assert over & {reason for reason, _ in decision.notes}
             assert observation.ready is not None
-            # Replicas that are gone are waited for, up to the deadline of doing so.
+            # Lost replicas are waited for, until their deadline.
             given_up = before.last_missed is not None or after.last_missed is not None or before.desired is None
             assert observation.ready >= decision.current or given_up
 
 
 @lives
-def test_law_3_while_no_replica_is_up_and_they_are_waited_for_more_are_not_requested(
+def test_law_3_while_no_replica_is_ready_and_some_are_waited_for_no_more_are_requested(
     spec: ClusterSpec, history: list[Moment], start: int
 ) -> None:
     for before, observation, _, decision in live(spec, history, start):
@@ -361,10 +362,10 @@ def test_law_3_while_no_replica_is_up_and_they_are_waited_for_more_are_not_reque
             and rescale.cause is not Cause.LOSS
             and (0 in (rescale.before, rescale.to) or rescale.replaced is not None)
         )
-        # What was given up may never come: then one step is tried.
+        # Replicas that missed their deadline may never come: then one step is tried.
         given_up = rescale is None and before.last_missed is not None
         if observation.ready == 0 and observation.desired and not (from_nothing or given_up):
-            # Only the user's own minimum may do that.
+            # Only the user's own minimum may raise the size then.
             assert decision.desired <= max(decision.current, spec.limits.minimum)
 
 
@@ -424,10 +425,10 @@ def test_law_6_a_fresh_daemon_never_scales_down_before_one_window_was_watched(
         if before is not None and trusted:
             watched += max(timedelta(0), observation.at - before)
         before = observation.at
-        # Time counts from the first input that could be trusted.
+        # Time counts from the first trusted input.
         trusted = trusted or not doubtful(spec, observation, decision)
         if watched < spec.down.window and decision.desired < decision.current:
-            # Only the user's own maximum may do that.
+            # Only the user's own maximum may lower the size then.
             assert decision.current > spec.limits.maximum
             assert decision.desired == spec.limits.maximum
 
@@ -480,7 +481,7 @@ def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
     for _, observation, after, decision in live(free, history, start):
         partitions = source_partitions(free, observation.engine, after.past)
         by_user = decision.desired in (free.limits.minimum, free.limits.maximum)
-        # Down to what the target keeps is not paid for.
+        # A scale-down to the target's own minimum has no price.
         by_target = observation.floor is not None and decision.desired == observation.floor.replicas
         if decision.rescale and partitions is not None and not (by_user or by_target):
             slots = free.slots_per_replica
@@ -490,7 +491,7 @@ def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
 
 
 @given(specs, histories(), SIZES, SPANS)
-def test_decisions_are_the_same_where_old_readings_are_not_kept(
+def test_decisions_are_the_same_if_old_readings_are_dropped(
     spec: ClusterSpec, history: list[Moment], start: int, sustained: timedelta
 ) -> None:
     capacity = CapacitySpec(sustained=sustained, saturation="ask", saturated_at=0.01, warmup=seconds(0))

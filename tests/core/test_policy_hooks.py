@@ -1,4 +1,4 @@
-"""What policies may do besides asking for a size: learn, move the bounds, be combined by an expression."""
+"""Optional hooks of policies: learning, moving the bounds, and being combined by an expression."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Learns:
-    """Keeps what `learner` makes of the view, and reports what it has learned."""
+    """Learns the result of `learner` from the view, and reports the learned memory."""
 
     learner: Callable[[View], Answer]
 
@@ -66,7 +66,7 @@ class Learns:
 
 @dataclass(frozen=True)
 class Allows:
-    """Allows what `rule` makes of the bounds, and abstains."""
+    """Allows the bounds that `rule` returns, and abstains."""
 
     rule: Callable[[datetime, Limits], Answer]
 
@@ -80,7 +80,7 @@ class Allows:
 
 @dataclass(frozen=True)
 class Combines:
-    """Combines by a function."""
+    """Combines the sizes by a function."""
 
     how: Callable[[Mapping[str, int | None], int], Answer]
 
@@ -118,10 +118,10 @@ def run(a_spec: ClusterSpec, *observations: Observation, state: ClusterState | N
     return state
 
 
-# bounds that move
+# moved bounds
 
 
-def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
+def test_a_view_with_other_learned_values_keeps_all_else() -> None:
     learned, memory = Learned(memory={"p0": {"ticks": 1.0}}), {"ticks": 1.0}
     view = View(
         now=T0,
@@ -142,7 +142,7 @@ def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
     assert all(getattr(view, item.name) not in (None, {}, ()) for item in fields(View))
 
 
-def test_a_view_accepts_the_former_name_of_when_the_last_disturbance_ended() -> None:
+def test_a_view_accepts_the_former_keyword_of_disturbance_ended_at() -> None:
     view = View(
         now=T0,
         current=3,
@@ -159,21 +159,21 @@ def test_a_view_accepts_the_former_name_of_when_the_last_disturbance_ended() -> 
     assert replace(view, warm_from=None).disturbance_ended_at is None  # type: ignore[call-arg]
 
 
-def test_an_empty_reason_to_change_nothing_is_none() -> None:
+def test_an_empty_exclusion_reason_excludes_nothing() -> None:
     assert allowed(named(within(1, 5, "")), T0, Limits(1, 9))[:2] == (Limits(1, 5), None)
 
 
-def test_policies_move_the_bounds_one_after_the_other() -> None:
+def test_policies_move_the_bounds_in_their_order() -> None:
     doubled = Allows(lambda _, limits: Allowance(Limits(limits.minimum * 2, limits.maximum * 2)))
     assert allowed(named(Asks(), within(3, 4), doubled), T0, Limits(1, 10)) == (Limits(6, 8), None, {})
 
 
-def test_the_first_reason_to_change_nothing_is_explained() -> None:
+def test_the_first_exclusion_reason_is_explained() -> None:
     policies = named(within(1, 5), within(1, 5, "audit"), within(1, 5, "deploy"))
     assert allowed(policies, T0, Limits(1, 10))[1] == "audit"
 
 
-def test_without_a_policy_that_moves_them_the_bounds_are_the_clusters() -> None:
+def test_unless_a_policy_moves_them_the_bounds_are_those_of_the_cluster() -> None:
     limits = Limits(1, 10)
     assert allowed(named(Asks(), Fixed(3)), T0, limits)[0] is limits
 
@@ -187,15 +187,15 @@ def test_bounds_follow_the_time_of_the_observation() -> None:
     assert decision.recommendations[1].inputs == {"min": 5.0, "max": 9.0}
 
 
-def test_a_size_above_bounds_that_have_moved_down_is_lowered_at_once() -> None:
+def test_a_size_above_lowered_bounds_is_lowered_at_once() -> None:
     assert decide(spec(within(1, 4)), seen(0, 8)).desired == 4
 
 
-def test_nothing_is_lowered_to_moved_bounds_on_input_that_cannot_be_trusted() -> None:
+def test_untrusted_input_lowers_no_size_to_moved_bounds() -> None:
     assert decide(spec(within(1, 4), metrics=("lag",)), seen(0, 8)).desired == 8
 
 
-def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() -> None:
+def test_policies_see_the_moved_bounds_also_while_the_target_is_unknown() -> None:
     decision = decide(spec(within(3, 4)), seen(0, None))
     assert decision.current == decision.desired == 3
     assert decision.recommendations[0].inputs == {"min": 3.0, "max": 4.0}
@@ -214,7 +214,9 @@ def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() 
         (lambda *_: Allowance(Limits(1, 2), 5), "gave the reason 5 to change nothing"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_no_other(rule: Any, detail: str) -> None:
+def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_no_other_policy(
+    rule: Any, detail: str
+) -> None:
     a_spec = spec(Allows(rule), Asks(), within(2, 9))
     decision = decide(a_spec, seen(0, 8, 3))
     first, second, third = decision.recommendations
@@ -224,19 +226,19 @@ def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_no_othe
     assert (decision.desired, decision.reason) == (8, Reason.MISSING)
     # raising is not forbidden
     assert decide(a_spec, seen(0, 5, 9)).desired == 9
-    # and it is not asked for a size either
+    # and the policy is not asked for a size either
     assert decide(a_spec, seen(0, None)).recommendations[0].reason is Reason.FAILED
 
 
-def test_a_size_that_moved_bounds_would_have_allowed_stays_when_they_are_unknown() -> None:
+def test_a_size_outside_the_configured_bounds_stays_while_the_moved_bounds_are_unknown() -> None:
     assert decide(spec(Allows(fails), Asks()), seen(0, 25, 25)).desired == 25
 
 
-# times in which nothing changes
+# exclusion windows
 
 
 @pytest.mark.parametrize("ask", [1, 4, 5, 9])
-def test_nothing_changes_while_a_policy_excludes_it(ask: int) -> None:
+def test_an_exclusion_by_a_policy_prevents_every_change(ask: int) -> None:
     decision = decide(spec(Asks(), within(1, 10, "deploy is open until noon")), seen(0, 5, ask))
     assert decision.desired == 5
     if ask == 5:
@@ -247,15 +249,13 @@ def test_nothing_changes_while_a_policy_excludes_it(ask: int) -> None:
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(6, 10), (1, 4)])
-def test_not_even_the_bounds_change_a_size_that_is_excluded_and_the_trail_reports_that(
-    minimum: int, maximum: int
-) -> None:
+def test_an_exclusion_overrides_even_the_bounds_and_the_trail_reports_it(minimum: int, maximum: int) -> None:
     decision = decide(spec(within(minimum, maximum, "deploy")), seen(0, 5))
     assert (decision.desired, decision.reason) == (5, Reason.BOUNDS)
     assert decision.verdicts[-1].detail == "nothing may change: deploy"
 
 
-def test_a_rescale_on_its_way_goes_on_while_changes_are_excluded() -> None:
+def test_a_rescale_in_flight_continues_during_an_exclusion() -> None:
     until = Allows(lambda now, limits: Allowance(limits, "deploy" if now >= at(15) else ""))
     a_spec = spec(Asks(), until)
     state, first = step(a_spec, ClusterState(), seen(0, 2, 6))
@@ -270,7 +270,7 @@ def test_a_rescale_on_its_way_goes_on_while_changes_are_excluded() -> None:
 # learning
 
 
-def test_what_was_learned_is_shown_when_learning_and_when_asked() -> None:
+def test_a_policy_sees_its_memory_when_it_learns_and_when_it_recommends() -> None:
     a_spec = spec(Learns(count))
     state, decision = step(a_spec, ClusterState(), seen(0, 2))
     assert decision.recommendations[0].inputs == {"ticks": 1.0, "seen_at": T0.timestamp()}
@@ -285,12 +285,12 @@ def test_each_policy_has_a_memory_of_its_own() -> None:
     assert state.learned.memory == {"p0": {"a": 2.0}, "p2": {"b": 1.0}}
 
 
-def test_what_a_policy_no_longer_keeps_is_forgotten() -> None:
+def test_values_that_a_policy_no_longer_returns_are_forgotten() -> None:
     state = run(spec(Learns(lambda view: {} if view.memory else {"once": 1.0})), seen(0, 2), seen(15, 2))
     assert state.learned.memory == {"p0": {}}
 
 
-def test_the_memory_of_a_policy_that_is_gone_is_dropped() -> None:
+def test_the_memory_of_a_removed_policy_is_dropped() -> None:
     state = run(spec(Learns(count)), seen(0, 2))
     assert run(spec(Asks()), seen(15, 2, 2), state=state).learned.memory == {}
 
@@ -303,7 +303,7 @@ def test_nothing_is_learned_and_nothing_forgotten_while_the_target_is_unknown() 
     assert decision.recommendations[0].inputs["ticks"] == 1.0
 
 
-def test_memory_stands_beside_what_the_core_learns() -> None:
+def test_memory_is_stored_beside_the_values_that_the_core_learns() -> None:
     table = {2: SizeCapacity(100.0, T0, 3)}
     durations = {Direction.UP: {Phase.READY: (4.0,)}}
     state = ClusterState(learned=Learned(table, durations))
@@ -325,7 +325,7 @@ def test_memory_stands_beside_what_the_core_learns() -> None:
         (lambda _: {f"n{i}": 0.0 for i in range(MOST_LEARNED + 1)}, "kept 1001 numbers, expected at most 1000"),
     ],
 )
-def test_a_policy_that_fails_to_learn_keeps_what_it_knew_lowers_nothing_and_stops_no_other(
+def test_a_policy_that_fails_to_learn_keeps_its_memory_lowers_nothing_and_stops_no_other_policy(
     learner: Any, detail: str
 ) -> None:
     before = run(spec(Learns(count)), seen(0, 8))
@@ -341,7 +341,7 @@ def test_a_policy_that_fails_to_learn_keeps_what_it_knew_lowers_nothing_and_stop
     assert decide(a_spec, seen(15, 8, 9), before).desired == 9
 
 
-def test_as_many_numbers_as_are_allowed_are_kept() -> None:
+def test_memory_holds_up_to_the_allowed_number_of_values() -> None:
     most = {f"n{i}": float(i) for i in range(MOST_LEARNED)}
     assert run(spec(Learns(lambda _: most)), seen(0, 2)).learned.memory == {"p0": most}
 
@@ -354,7 +354,7 @@ def test_as_many_numbers_as_are_allowed_are_kept() -> None:
         OrderedDict(x=0.5, y=2, z=1),
     ],
 )
-def test_other_mappings_and_numbers_are_kept_as_what_can_be_stored(found: Mapping[str, float]) -> None:
+def test_other_mapping_and_number_types_are_stored_as_dict_and_float(found: Mapping[str, float]) -> None:
     memory = run(spec(Learns(lambda _: found)), seen(0, 2)).learned.memory["p0"]
     assert type(memory) is dict
     assert {name: (type(number), number) for name, number in memory.items()} == {
@@ -364,7 +364,7 @@ def test_other_mappings_and_numbers_are_kept_as_what_can_be_stored(found: Mappin
     }
 
 
-def test_a_policy_that_failed_in_both_is_reported_once() -> None:
+def test_a_policy_that_fails_in_both_hooks_is_reported_once() -> None:
     @dataclass(frozen=True)
     class Both(Learns):
         def allow(self, now: datetime, limits: Limits) -> Allowance:
@@ -374,7 +374,7 @@ def test_a_policy_that_failed_in_both_is_reported_once() -> None:
     assert answer.detail == "while learning it raised KeyError: 'broken'"
 
 
-def test_an_attribute_that_is_no_method_is_no_hook() -> None:
+def test_an_attribute_that_is_not_a_method_is_not_a_hook() -> None:
     @dataclass(frozen=True)
     class Odd(Fixed):
         learn: float = 0.5
@@ -387,11 +387,11 @@ def test_an_attribute_that_is_no_method_is_no_hook() -> None:
 # memory over time
 
 
-def test_times_in_the_memory_move_when_the_clock_is_set() -> None:
+def test_times_in_the_memory_move_when_the_clock_is_adjusted() -> None:
     state = run(spec(Learns(count)), seen(100, 2))
     moved = rebase(state, seconds(-40))
     assert moved.learned.memory == {"p0": {"ticks": 1.0, "seen_at": at(60).timestamp()}}
-    # and so they do in a step whose clock went back
+    # and they also move in a step whose clock went back
     kept = spec(Learns(lambda view: dict(view.memory)))
     assert run(kept, seen(60, 2), state=state).learned.memory["p0"] == moved.learned.memory["p0"]
 
@@ -411,7 +411,7 @@ def test_memory_survives_a_restart_bit_by_bit() -> None:
     assert repr(again.learned.memory["p0"]["zero"]) == "-0.0"
 
 
-def test_a_state_of_before_there_was_memory_is_read() -> None:
+def test_a_state_written_before_memory_existed_is_read() -> None:
     text = dump_state(run(spec(Asks()), seen(0, 2, 2))).decode().replace(',"memory":{}', "")
     assert "memory" not in text
     assert load_state(text).learned.memory == {}
@@ -438,7 +438,7 @@ def test_a_restart_between_any_two_steps_changes_nothing(memory: dict[str, float
 
 
 @given(memory=memories, shift=st.integers(-10_000, 10_000))
-def test_a_clock_that_is_set_there_and_back_leaves_what_is_no_time(memory: dict[str, float], shift: int) -> None:
+def test_adjusting_the_clock_changes_only_times_in_the_memory(memory: dict[str, float], shift: int) -> None:
     state = ClusterState(learned=Learned(memory={"p": memory}))
     there = rebase(state, seconds(shift))
     changed = {name for name in memory if there.learned.memory["p"][name] != memory[name]}
@@ -474,7 +474,7 @@ def test_whatever_a_policy_learns_the_memory_is_finite_numbers_by_name(outcomes:
         load_state(dump_state(state))
 
 
-def test_learn_gives_the_memory_of_the_learners_alone() -> None:
+def test_learn_returns_the_memory_of_learning_policies_only() -> None:
     view = View(
         now=T0,
         current=2,
@@ -523,11 +523,11 @@ def test_without_an_expression_the_greatest_size_counts(asked: tuple[int | None,
         (3 + 1e-15, 3),
     ],
 )
-def test_an_expression_says_what_is_proposed_rounded_up(given_size: float | None, expected: int) -> None:
+def test_the_result_of_an_expression_is_proposed_rounded_up(given_size: float | None, expected: int) -> None:
     assert combined_size(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, None)
 
 
-def test_an_expression_is_given_every_size_by_name_and_the_present_one() -> None:
+def test_an_expression_receives_every_size_by_name_and_the_current_size() -> None:
     found: list[object] = []
     combined_size(sizes(3, None), 4, Combines(lambda *sizes_asked: found.append(sizes_asked)))
     assert found == [({"p0": 3, "p1": None}, 4)]
@@ -547,7 +547,7 @@ def test_an_expression_is_given_every_size_by_name_and_the_present_one() -> None
         (lambda *_: (_ for _ in ()).throw(ZeroDivisionError), "ZeroDivisionError"),
     ],
 )
-def test_an_expression_that_fails_lowers_nothing_and_the_greatest_counts(how: Any, problem: str) -> None:
+def test_if_an_expression_fails_nothing_is_lowered_and_the_greatest_size_counts(how: Any, problem: str) -> None:
     proposed, why = combined_size(sizes(3, 7, None), 4, Combines(how))
     assert proposed == 7
     assert why is not None
@@ -562,12 +562,12 @@ def test_an_expression_that_fails_lowers_nothing_and_the_greatest_counts(how: An
     assert "the policies cannot be combined" in explain(seen(0, 4, 6), higher)
 
 
-def test_a_proposal_that_could_not_be_combined_is_not_one_to_stabilize_on() -> None:
+def test_a_proposal_of_a_failed_combination_is_not_used_for_stabilization() -> None:
     state = run(spec(Asks(), combine=Combines(fails)), seen(0, 4, 3))
     assert state.proposals == ()
 
 
-def test_an_expression_may_lower_and_is_held_within_the_bounds() -> None:
+def test_an_expression_may_lower_the_size_and_stays_within_the_bounds() -> None:
     least = Combines(lambda sizes_asked, _: min(size for size in sizes_asked.values() if size is not None))
     a_spec = spec(Asks(), Fixed(6), combine=least)
     lower = decide(a_spec, seen(0, 8, 3))
@@ -576,18 +576,18 @@ def test_an_expression_may_lower_and_is_held_within_the_bounds() -> None:
     assert (beyond.proposed, beyond.desired) == (500, 10)
 
 
-def test_an_expression_on_a_missing_metric_lowers_nothing() -> None:
+def test_an_expression_over_a_missing_metric_lowers_nothing() -> None:
     decision = decide(spec(Asks(), Fixed(2), combine=Combines(lambda sizes_asked, _: sizes_asked["p1"])), seen(0, 8))
     assert (decision.proposed, decision.desired, decision.reason) == (2, 8, Reason.MISSING)
 
 
-def test_how_the_policies_are_combined_is_explained_also_while_the_target_is_unknown() -> None:
+def test_the_combination_of_policies_is_explained_also_while_the_target_is_unknown() -> None:
     sizes_asked = decide(spec(Asks(), combine=Combines(lambda *_: 5)), seen(0, None, 3))
     assert (sizes_asked.proposed, sizes_asked.combined) == (5, "a rule")
     assert decide(spec(Asks()), seen(0, 2, 3)).combined == ""
 
 
-def test_a_reading_with_a_part_that_is_no_number_counts_as_missing() -> None:
+def test_a_reading_with_a_part_that_is_not_a_number_counts_as_missing() -> None:
     def observed(number: float) -> Observation:
         return replace(seen(0, 8), metrics={"ask": Reading(3.0, T0, parts={"map": {"busy": 0.5, "idle": number}})})
 
@@ -636,8 +636,8 @@ def test_whatever_the_hooks_do_a_step_stays_within_its_laws(
     assert load_state(dump_state(state)).learned == state.learned
 
 
-def test_the_past_is_what_windows_look_at_also_with_moved_bounds() -> None:
-    # The night's maximum is gone at 30 s: up at once, since up has no window here.
+def test_stabilization_windows_use_past_proposals_also_with_moved_bounds() -> None:
+    # The night's maximum ends at 30 s: the size rises at once, since `up` has no window here.
     night = Allows(lambda now, _: Allowance(Limits(1, 3 if now < at(30) else 10)))
     a_spec = spec(Asks(), night, down=Behaviour(window=timedelta(minutes=5)))
     state = run(a_spec, seen(0, 3, 8), seen(15, 3, 8))

@@ -1,4 +1,4 @@
-"""A rescale is followed until it is absorbed, and released when it is not."""
+"""A rescale is followed until the job has absorbed it, and given up at its deadline otherwise."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_rescale_goes_through_its_phases_and_each_duration_is_kept() -> None:
     assert notes_of(last)[-1] == (Reason.SETTLED, "the rescale from 2 to 4 has settled after 50 s")
 
 
-def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
+def test_a_scale_down_waits_until_the_replicas_and_slots_are_gone() -> None:
     rescale: Rescale | None = DOWN
     for second, ready, engine, phase in [
         (5, 3, running(4), Phase.REQUESTED),
@@ -127,28 +127,28 @@ def test_each_phase_has_a_deadline_after_which_it_is_reported_and_released(
     assert f" s were not enough until {said}" in text
 
 
-def test_a_phase_that_is_reached_late_is_not_missed() -> None:
+def test_a_phase_that_ends_late_is_not_reported_as_missed() -> None:
     assert now(WATCHED, UP, world(5000, 4, 4, running(4))).settled is not None
 
 
-def test_without_an_engine_and_metrics_ready_replicas_are_all_there_is_to_wait_for() -> None:
+def test_without_engine_and_metrics_a_rescale_only_waits_for_ready_replicas() -> None:
     assert now(spec(), UP, seen(9, 4)).settled is not None
 
 
 @pytest.mark.parametrize("rescale", [UP, DOWN])
-def test_without_a_job_a_rescale_ends_with_its_replicas(rescale: Rescale) -> None:
+def test_without_a_job_a_rescale_ends_when_its_replicas_are_ready(rescale: Rescale) -> None:
     idle = EngineStatus(job=JobState.IDLE)
     assert now(WATCHED, rescale, world(9, rescale.to, rescale.to, idle)).settled is not None
     assert now(WATCHED, rescale, world(9, rescale.to, rescale.before, idle)).settled is None
 
 
-def test_without_a_job_a_loss_stops_none() -> None:
+def test_a_lost_replica_stalls_no_job_if_none_is_running() -> None:
     loss = begin(1, 2, T0, Cause.LOSS)
     assert not stands_still(WATCHED, loss, world(9, 2, 1, EngineStatus(job=JobState.IDLE)))
     assert stands_still(WATCHED, loss, world(9, 2, 1, EngineStatus(job=JobState.STOPPED)))
 
 
-def test_an_engine_that_does_not_tell_its_slots_is_not_waited_for() -> None:
+def test_slots_are_not_waited_for_if_the_engine_does_not_report_them() -> None:
     assert now(WATCHED, UP, world(9, 4, 4, EngineStatus(job=JobState.RUNNING))).settled is not None
 
 
@@ -161,7 +161,7 @@ def test_an_engine_that_does_not_tell_its_slots_is_not_waited_for() -> None:
         ({}, 3, False),
     ],
 )
-def test_no_more_parallelism_is_waited_for_than_the_job_can_use(
+def test_a_rescale_waits_for_no_more_parallelism_than_the_job_can_use(
     more: dict[str, Any], parallelism: int, reached: bool
 ) -> None:
     settling = now(WATCHED, UP, world(9, 4, 4, running(4, parallelism, **more)))
@@ -190,40 +190,40 @@ def test_lag_without_a_throughput_metric_counts_as_caught_up_only_at_zero_or_whe
     assert now(only_lag, UP, seen(9, 4, metrics={"lag": 50.0})).settled is not None
 
 
-def test_a_failed_call_is_dropped_when_the_target_shows_the_old_size() -> None:
+def test_a_failed_request_is_dropped_when_the_target_shows_the_old_size() -> None:
     failed = replace(UP, error="503")
     settling = now(WATCHED, failed, world(5, 2, 2, running(2)))
     assert settling.dropped == failed
     assert notes_of(settling) == ((Reason.UNCONFIRMED, "the target did not accept the change from 2 to 4: 503"),)
 
 
-def test_a_failed_call_after_which_another_size_is_shown_was_overruled_not_refused() -> None:
+def test_a_failed_request_is_overruled_and_not_refused_when_the_target_shows_a_third_size() -> None:
     settling = now(WATCHED, replace(UP, error="timed out"), world(5, 3, 2, running(2)))
     assert settling.dropped is None
     assert settling.rescale is not None
     assert (settling.rescale.cause, settling.rescale.to) == (Cause.EXTERNAL, 3)
 
 
-def test_a_size_that_is_not_confirmed_is_not_ready_whatever_is_up() -> None:
+def test_replicas_do_not_count_as_ready_before_the_target_confirms_the_size() -> None:
     waiting = now(WATCHED, DOWN, world(5, 4, 2, running(2)))
     assert waiting.rescale == DOWN
     assert now(WATCHED, UP, world(60, 2, 2, running(2))).rescale == UP
     assert now(WATCHED, UP, world(61, 2, 2, running(2))).missed == UP
 
 
-def test_a_target_that_does_not_count_its_replicas_is_waited_for() -> None:
+def test_a_target_that_does_not_count_its_replicas_is_waited_for_until_the_deadline() -> None:
     waiting = now(WATCHED, UP, seen(9, 4, ready=None, engine=running(4), metrics={"lag": 0.0}))
     assert waiting.rescale is not None
     assert waiting.rescale.phase is Phase.REQUESTED
 
 
-def test_no_more_is_waited_for_than_the_configured_partitions() -> None:
+def test_a_rescale_waits_for_no_more_slots_than_the_configured_partitions() -> None:
     s = replace(WATCHED, partitions=3)
     assert now(s, UP, world(9, 4, 4, running(4, 3))).settled is not None
     assert now(s, UP, world(9, 4, 4, running(4, 2))).settled is None
 
 
-def test_a_failed_call_that_worked_all_the_same_is_followed() -> None:
+def test_a_request_that_failed_but_took_effect_is_followed() -> None:
     settling = now(WATCHED, replace(UP, error="timed out"), world(5, 4, 2, running(2)))
     assert settling.rescale is not None
     assert settling.rescale.confirmed
@@ -231,7 +231,7 @@ def test_a_failed_call_that_worked_all_the_same_is_followed() -> None:
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_a_size_changed_behind_our_back_supersedes_ours(confirmed: bool) -> None:
+def test_an_external_change_of_size_supersedes_our_rescale(confirmed: bool) -> None:
     settling = now(WATCHED, replace(UP, confirmed=confirmed), world(5, 7, 4, running(4)))
     assert settling.rescale is not None
     assert settling.rescale.cause is Cause.EXTERNAL
@@ -239,7 +239,7 @@ def test_a_size_changed_behind_our_back_supersedes_ours(confirmed: bool) -> None
     assert notes_of(settling) == ((Reason.SUPERSEDED, "the size that was requested, 4, was changed to 7 from outside"),)
 
 
-def test_a_confirmed_size_that_is_put_back_is_superseded_too() -> None:
+def test_a_confirmed_size_that_is_reverted_is_superseded_too() -> None:
     settling = now(WATCHED, replace(UP, confirmed=True), world(5, 2, 4, running(4)))
     assert settling.rescale is not None
     assert settling.rescale.direction is Direction.DOWN
@@ -257,7 +257,7 @@ def lived(*observations: Observation, s: ClusterSpec = STEADY) -> tuple[ClusterS
     return state, notes
 
 
-def test_slots_beyond_those_waited_for_do_not_hold_a_rescale_up() -> None:
+def test_additional_slots_do_not_delay_a_rescale() -> None:
     assert now(WATCHED, UP, world(9, 4, 4, running(5))).settled is not None
     assert now(WATCHED, DOWN, world(9, 2, 2, running(1))).settled is not None
 
@@ -268,14 +268,14 @@ def test_a_target_that_does_not_count_its_replicas_has_lost_none() -> None:
     assert notes == []
 
 
-def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> None:
+def test_lost_replicas_are_followed_until_their_slots_are_back() -> None:
     fine, lost = seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3))
     state, notes = lived(fine, lost)
     assert state.rescale is not None
     assert state.rescale.cause is Cause.LOSS
     still = "1 of 3 replicas are gone; the engine still counts their slots, as for workers that were killed or hang"
     assert notes == [(Reason.SETTLING, still)]
-    # The lost worker's slot is still registered besides the new one: its heartbeat has not run out.
+    # The slot of the lost worker is still registered beside the new one: its heartbeat timeout has not expired.
     zombie, _ = lived(fine, lost, seen(30, 3, engine=running(4, 3)))
     assert zombie.rescale is not None
     assert zombie.rescale.phase is Phase.READY
@@ -285,7 +285,7 @@ def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> Non
     assert notes[-1] == (Reason.SETTLED, "the replacement from 2 to 3 has settled after 15 s")
 
 
-def test_replicas_that_never_come_back_are_given_up_once_and_not_again() -> None:
+def test_replicas_that_never_come_back_are_given_up_once() -> None:
     ticks = [seen(15 * n, 3, ready=3 if n == 0 else 2, engine=running(2)) for n in range(12)]
     state, notes = lived(*ticks)
     assert state.rescale is None
@@ -302,7 +302,7 @@ def test_replicas_that_never_come_back_are_given_up_once_and_not_again() -> None
         EngineStatus(job=JobState.RUNNING, slots=3, parallelism=3, restarts=1),
     ],
 )
-def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine: EngineStatus) -> None:
+def test_a_spontaneous_restart_of_the_job_is_followed_until_the_job_has_caught_up(engine: EngineStatus) -> None:
     metrics = ("lag", "throughput")
     s = spec(Fixed(3), settle=DEADLINES, engine=True, metrics=metrics)
 
@@ -318,7 +318,7 @@ def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine
     assert notes[-1][1] == "the job's recovery on 3 has settled after 15 s"
 
 
-def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None:
+def test_a_restart_during_an_outage_of_the_engines_api_is_followed_too() -> None:
     s = spec(Fixed(3), settle=DEADLINES, engine=True, metrics=("lag", "throughput"))
 
     def tick(second: float, engine: EngineStatus | None, lag: float = 0.0) -> Observation:
@@ -333,7 +333,7 @@ def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None
     again = fate(first, *gone, running(3, restarts=1))
     assert again is not None
     assert (again.cause, again.phase) == (Cause.LOSS, Phase.RUNNING)
-    # A new driver counts its restarts from nought, but it began later.
+    # A new driver counts its restarts from zero, but its start time is later.
     assert fate(first, *gone, running(3, restarts=0, running_since=at(50))) is not None
     assert fate(first, *gone, running(3, restarts=0, running_since=at(-99.5))) is None
     assert fate(first, *gone, running(3, restarts=0, running_since=at(-99))) is None
@@ -341,14 +341,14 @@ def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None
     assert fate(running(3), *gone, running(3, restarts=1, running_since=at(50))) is None
 
 
-def test_a_job_seen_running_for_the_first_time_has_not_restarted() -> None:
+def test_the_first_observation_of_a_running_job_is_not_a_restart() -> None:
     state, _ = lived(
         seen(0, 3, engine=EngineStatus(job=JobState.STARTING, slots=3)), seen(15, 3, engine=running(3, restarts=2))
     )
     assert state.rescale is None
 
 
-def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
+def test_only_requested_rescales_are_used_to_learn_durations() -> None:
     state, _ = lived(
         seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3)), seen(30, 3, engine=running(3))
     )
@@ -366,7 +366,7 @@ def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
         ({"backlog_time": seconds(-1)}, "backlog_time: must not be negative"),
     ],
 )
-def test_deadlines_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
+def test_invalid_deadlines_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SettleSpec(**changes)
 
@@ -381,7 +381,7 @@ def test_a_stopped_worker_and_a_killed_one_are_distinguished_by_their_slots() ->
     assert unknown == [(Reason.SETTLING, "1 of 3 replicas are gone")]
 
 
-def test_a_killed_worker_that_was_replaced_unseen_is_noticed_by_its_slots_and_waited_for() -> None:
+def test_a_killed_worker_that_was_replaced_between_polls_is_noticed_by_its_slots() -> None:
     fine, replaced = seen(0, 3, engine=running(3)), seen(15, 3, engine=replace(running(3), slots=4))
     state, notes = lived(fine, replaced)
     assert state.rescale is not None
@@ -397,7 +397,7 @@ def test_a_killed_worker_that_was_replaced_unseen_is_noticed_by_its_slots_and_wa
     assert (Reason.SETTLED, "the job's recovery on 3 has settled after 15 s") in notes
 
 
-def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_none() -> None:
+def test_a_rolling_update_with_additional_replicas_has_lost_none() -> None:
     fine, surge = seen(0, 3, engine=running(3)), seen(15, 3, ready=4, engine=replace(running(3), slots=4))
     state, notes = lived(fine, surge)
     assert state.rescale is None
@@ -408,7 +408,7 @@ def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_none() -> N
 
 
 @pytest.mark.parametrize("job", [JobState.RUNNING, JobState.RESTARTING, JobState.FAILED, JobState.UNKNOWN])
-def test_slots_that_never_go_are_waited_for_once_at_most(job: JobState) -> None:
+def test_slots_that_never_disappear_are_waited_for_at_most_once(job: JobState) -> None:
     more = [seen(15 * tick, 3, engine=EngineStatus(job=job, slots=4, parallelism=3)) for tick in range(1, 60)]
     state, reported = ClusterState(), []
     s = spec(Fixed(3), engine=True)
@@ -419,7 +419,7 @@ def test_slots_that_never_go_are_waited_for_once_at_most(job: JobState) -> None:
     assert reported == expected
 
 
-def test_slots_that_were_always_more_than_the_replicas_have_lost_none() -> None:
+def test_a_constant_surplus_of_slots_is_not_a_lost_replica() -> None:
     odd = replace(running(3), slots=4)
     state, notes = lived(seen(0, 3, engine=odd), seen(15, 3, engine=odd))
     assert state.rescale is None
@@ -432,7 +432,7 @@ def test_slots_that_were_always_more_than_the_replicas_have_lost_none() -> None:
     ("configured", "reported", "limit"),
     [(None, None, 180), (None, 95, 95), (30, 95, 30), (30, None, 30)],
 )
-def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
+def test_a_deadline_is_configured_or_derived_from_the_engine_or_our_default(
     configured: int | None, reported: int | None, limit: int
 ) -> None:
     s = spec(settle=replace(DEADLINES, absorbed=None if configured is None else seconds(configured)), engine=True)
@@ -440,14 +440,14 @@ def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
     rescale = replace(UP, phase=Phase.REGISTERED, confirmed=True)
     moved = now(s, rescale, world(1, 4, 4, engine)).rescale
     assert moved is not None
-    # What the engine told last holds while it cannot be asked.
+    # The latest setting that the engine reported holds while the engine does not answer.
     assert now(s, moved, world(limit, 4, 4, None)).missed is None
     missed = now(s, moved, world(limit + 1, 4, 4, None))
     assert missed.missed is not None
     assert f"{limit} s were not enough until the job runs at the new parallelism" in notes_of(missed)[-1][1]
 
 
-def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
+def test_the_trail_says_why_replicas_are_not_ready() -> None:
     pending = "2 pods pending: Insufficient cpu"
     waiting = replace(world(5, 4, 2, running(2)), remarks=(pending,))
     state = replace(ClusterState(), rescale=replace(UP, confirmed=True), watched_since=T0)
@@ -459,7 +459,7 @@ def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
     assert pending not in notes_of(now(WATCHED, up, replace(waiting, at=at(61))))[-1][1]
 
 
-def test_a_request_that_the_target_does_not_show_is_reported_as_that() -> None:
+def test_a_request_that_the_target_never_shows_is_reported_as_such() -> None:
     unseen = replace(world(5, 2, 2, running(2)), remarks=("1 pod pending",))
     state = replace(ClusterState(), rescale=UP, watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, unseen)
@@ -482,7 +482,7 @@ def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
     assert decision.verdicts[1].detail == "the job's recovery on 3 is in progress: waiting until the job runs"
 
 
-def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_deadline_or_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="the deadline of absorbed must be above 0s"):
         EngineStatus(job=JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
     with pytest.raises(ValueError, match="'soon' has a deadline and is no phase, expected one of requested, "):
@@ -494,7 +494,7 @@ def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
         Bound(3, "")
 
 
-def test_a_replica_that_has_never_been_up_is_not_reported_as_lost() -> None:
+def test_a_replica_that_was_never_ready_is_not_reported_as_lost() -> None:
     state, notes = lived(seen(0, 3, ready=2, engine=running(2)), seen(15, 3, ready=2, engine=running(2)))
     assert state.rescale is not None
     assert notes == [(Reason.SETTLING, "1 of 3 replicas are not up")]
@@ -503,17 +503,17 @@ def test_a_replica_that_has_never_been_up_is_not_reported_as_lost() -> None:
 @pytest.mark.parametrize(
     ("engine", "ready", "desired"),
     [
-        (running(3), 2, 3),  # the slots of the lost one are still counted
-        (replace(running(3), slots=4), 3, 3),  # and when it is replaced already
+        (running(3), 2, 3),  # the slots of the lost replica are still counted
+        (replace(running(3), slots=4), 3, 3),  # and when it is already replaced
         (replace(running(2), job=JobState.RESTARTING), 3, 3),
         (replace(running(2), job=JobState.FAILED), 2, 3),
-        (running(2), 2, 9),  # given up: the job works with what is left, and may be clearly short
+        (running(2), 2, 9),  # given up: the job runs on the remaining replicas and may be clearly short
         (replace(running(2), slots=None), 2, 9),
         (replace(running(3), job=JobState.UNKNOWN), 2, 9),
         (None, 2, 9),
     ],
 )
-def test_what_piles_up_while_a_loss_keeps_the_job_from_working_is_no_load(
+def test_a_backlog_from_a_lost_replica_that_stalls_the_job_does_not_count_as_load(
     engine: EngineStatus | None, ready: int, desired: int
 ) -> None:
     naive = replace(STEADY, policies=spec(Fixed(9)).policies)

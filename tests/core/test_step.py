@@ -1,4 +1,4 @@
-"""The whole step on small stories."""
+"""Whole steps of the decision machine in short scenarios."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def test_when_no_policy_asks_nothing_changes() -> None:
         ([Recommendation(2, Reason.ABOVE)], Reason.STEADY),
     ],
 )
-def test_a_decision_that_changes_nothing_has_a_reason_too(answers: list[Any], reason: Reason) -> None:
+def test_a_decision_without_a_change_has_a_reason_too(answers: list[Any], reason: Reason) -> None:
     _, decision = decide(spec(*map(Fixed, answers)), seen(0, 2))
     assert decision.reason is reason
 
 
-def test_countless_inputs_of_a_policy_are_cut_to_the_first_thousand() -> None:
+def test_an_endless_iterable_of_inputs_is_cut_to_the_first_thousand() -> None:
     inputs = {f"n{number}": float(number) for number in range(5000)}
     _, decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, inputs))), seen(0, 2))
     assert decision.recommendations[0].inputs == {f"n{number}": float(number) for number in range(1000)}
     assert decision.proposed == 3
 
 
-def test_inputs_of_a_policy_may_have_a_sum_beyond_all_floats() -> None:
+def test_the_sum_of_a_policys_inputs_may_exceed_the_largest_float() -> None:
     inputs = {"lag": 1.7e308, "arrivals": 1.7e308}
     _, decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, inputs))), seen(0, 2))
     assert (decision.proposed, decision.recommendations[0].inputs) == (3, inputs)
@@ -104,14 +104,14 @@ def test_inputs_of_a_policy_may_have_a_sum_beyond_all_floats() -> None:
         (Recommendation(1, Reason.BELOW, {}, None), "gave a detail of type NoneType"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_fails_is_reported_and_blocks_scaling_down(answer: Any, says: str) -> None:
+def test_a_failing_policy_is_reported_and_blocks_scaling_down(answer: Any, says: str) -> None:
     _, decision = decide(spec(Fixed(answer), Fixed(1)), seen(0, 4))
     assert decision.recommendations[0].reason is Reason.FAILED
     assert says in decision.recommendations[0].detail
     assert (decision.desired, decision.reason) == (4, Reason.MISSING)
 
 
-def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
+def test_a_failing_policy_does_not_block_scaling_up() -> None:
     _, decision = decide(spec(Fixed(ValueError("x")), Fixed(6)), seen(0, 4))
     assert decision.desired == 6
 
@@ -131,7 +131,7 @@ def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
         (Reading(math.nan, T0.replace(tzinfo=None)), "not a finite number: nan"),
     ],
 )
-def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(reading: Reading, says: str) -> None:
+def test_an_untrusted_reading_counts_as_missing_and_never_lowers_the_size(reading: Reading, says: str) -> None:
     observation = Observation(at=T0, desired=4, ready=4, metrics={"ask": reading})
     state, decision = step(spec(metrics=("ask",)), ClusterState(), observation)
     assert decision.desired == 4
@@ -141,7 +141,7 @@ def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(rea
 
 @dataclass(frozen=True)
 class Ranged(Asks):
-    """A policy that knows what its metrics can be."""
+    """A policy that declares the ranges of its metrics."""
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -155,17 +155,17 @@ class Ranged(Asks):
         ("ask", (1.0, -500.0, 2.0), "-500, expected 0 to below 2^63"),
         ("ask", 1e308, "1e+308, expected 0 to below 2^63"),
         ("ask", -1.0, "-1, expected 0 to below 2^63"),
-        ("ask", (-1.0, -1.0), "-1, expected 0 to below 2^63"),  # no partition has a committed offset: nothing is known
+        ("ask", (-1.0, -1.0), "-1, expected 0 to below 2^63"),  # no partition has a committed offset: unknown
         ("ask", (-2.0, 1.0), "-2, expected 0 to below 2^63"),
         ("ask", (math.nan, -1.0, 3.0), "not a finite number: (nan, -1.0, 3.0)"),
         ("busy", (0.5, -0.1), "-0.1, expected a share from 0 to 1"),
         ("lag", -1.0, "-1, expected at most 10"),  # by `settle`, and more narrowly by the policy
-        ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy makes no range wider
-        ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # of which nothing is known
-        ("trend", 2.0**63, "9.22337e+18, expected a number of less than 2^63"),  # Java's greatest number: there is none
+        ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy cannot widen a range
+        ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # a metric without a declared range
+        ("trend", 2.0**63, "9.22337e+18, expected a number of less than 2^63"),  # Java's greatest number: no value
     ],
 )
-def test_a_reading_outside_what_the_metric_can_be_is_missing(
+def test_a_reading_outside_the_range_of_the_metric_is_missing(
     name: str, value: float | tuple[float, ...], says: str
 ) -> None:
     observation = Observation(at=T0, desired=4, ready=4, metrics={"ask": Reading(1.0, T0), name: Reading(value, T0)})
@@ -179,7 +179,7 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
     ("numbers", "mean", "says"),
     [
         ((0.5, 1.0), 0.75, None),
-        ((0.5,), 0.75, None),  # of fewer workers than replicas, or of more
+        ((0.5,), 0.75, None),  # from fewer workers than replicas, or from more
         ((0.5,) * 9, 0.75, None),
         ((0.5, 1.0), -0.5, "-0.5, expected a share from 0 to 1"),
         ((0.5, 1.0), math.nan, "not a finite number: (0.5, 1.0)"),
@@ -187,7 +187,7 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
         ((0.5, -0.1), 0.75, "-0.1, expected a share from 0 to 1"),
     ],
 )
-def test_numbers_of_workers_with_their_mean_are_trusted_as_a_whole(
+def test_values_per_worker_and_their_mean_are_trusted_together_or_not_at_all(
     numbers: float | tuple[float, ...], mean: float, says: str | None
 ) -> None:
     reading = Reading(numbers, T0, mean=mean)
@@ -202,12 +202,12 @@ def test_numbers_of_workers_with_their_mean_are_trusted_as_a_whole(
     [
         ((5.0, -1.0, 9.0), (5.0, 0.0, 9.0)),  # exporters show -1 for a partition without a committed offset
         ((0.0, -1.0, 0.0, -1.0), (0.0, 0.0, 0.0, 0.0)),
-        ((5.0, -3.0, 9.0), (5.0, 0.0, 9.0)),  # committed after the end was read
+        ((5.0, -3.0, 9.0), (5.0, 0.0, 9.0)),  # committed after the end offset was read
         (-0.5, 0.0),  # two clocks, or a difference
         ((-0.5, -0.1), (0.0, 0.0)),
     ],
 )
-def test_a_negative_number_that_stands_for_nothing_is_none(
+def test_a_meaningless_negative_number_counts_as_zero(
     value: float | tuple[float, ...], counted: float | tuple[float, ...]
 ) -> None:
     observation = seen(0, 4, metrics={"ask": value})
@@ -219,7 +219,7 @@ def test_a_negative_number_that_stands_for_nothing_is_none(
 
 @dataclass(frozen=True)
 class Overloaded(Asks):
-    """Asks for the size of `busy`, of which it knows nothing, and keeps the views that it is shown."""
+    """Asks for the size of `busy`, declares no range, and keeps the views that it receives."""
 
     metric: str = "busy"
     views: list[View] = field(default_factory=list, compare=False)
@@ -231,14 +231,14 @@ class Overloaded(Asks):
 
 @dataclass(frozen=True)
 class Strict(Overloaded):
-    """The same, which knows that it is a share."""
+    """The same policy, but it declares that `busy` is a share."""
 
     @property
     def ranges(self) -> Mapping[str, Range]:
         return {"busy": SHARE}
 
 
-def test_a_share_above_1_is_missing_for_who_knows_it_as_one_and_lowers_nothing_for_others() -> None:
+def test_a_share_above_1_is_missing_for_a_policy_that_declares_it_and_lowers_nothing_for_others() -> None:
     loose, strict = Overloaded(), Strict()
     s = spec(loose, strict, metrics=("busy",))
     state, before = decide(s, seen(0, 1, metrics={"busy": 1.0}), seen(15, 1, metrics={"busy": 2.5}))
@@ -253,26 +253,26 @@ def test_a_share_above_1_is_missing_for_who_knows_it_as_one_and_lowers_nothing_f
     ]
     assert ["busy" in one.metrics for one in strict.views[-1].past] == [True, False, False]
     assert ["busy" in one.metrics for one in loose.views[-1].past] == [True, True, True]
-    # What is recorded of it is decided in the same way.
+    # Replaying the recorded observation gives the same decision.
     assert step(s, state, after.past[-1])[1] == decision
     assert "busy may raise the size, never lower it: 8, expected a share from 0 to 1." in explain(
         after.past[-1], decision
     )
     _, lower = step(s, after, seen(45, 8, metrics={"busy": 3.0}))
     assert (lower.desired, lower.verdicts[0].reason) == (8, Reason.MISSING)
-    # What the source itself reports as missing is not used by anybody.
+    # No policy uses a reading that the source itself reports as missing.
     _, decision = step(s, state, seen(30, 2, metrics={"busy": 8.0}, missing={"busy": "half an answer"}))
     assert decision.desired == 2
 
 
-def test_capacity_is_not_learned_from_a_saturation_that_is_no_share() -> None:
+def test_capacity_is_not_learned_from_a_saturation_outside_0_to_1() -> None:
     s = spec(Asks("saturation"), capacity=CapacitySpec(warmup=seconds(0), sustained=seconds(0)))
     state, decision = decide(s, seen(0, 4, metrics={"saturation": 9.0, "throughput": 100.0}))
     assert decision.desired == 9
     assert state.learned.capacity == {}
 
 
-def test_what_several_know_of_a_metric_is_what_all_of_them_allow() -> None:
+def test_the_range_of_a_metric_is_the_intersection_of_all_declared_ranges() -> None:
     class Knows(Asks):
         def __init__(self, known: Range) -> None:
             object.__setattr__(self, "metric", "ask")
@@ -286,13 +286,13 @@ def test_what_several_know_of_a_metric_is_what_all_of_them_allow() -> None:
     ("name", "value"),
     [("ask", 0.0), ("ask", 9e18), ("busy", 1.3), ("busy", (0.0, 1.0)), ("trend", -500.0), ("cores", 3.7)],
 )
-def test_a_reading_within_what_the_metric_can_be_is_used(name: str, value: float | tuple[float, ...]) -> None:
+def test_a_reading_within_the_range_of_the_metric_is_used(name: str, value: float | tuple[float, ...]) -> None:
     reading = Reading(value, T0, parts={"a": {"offset": -1.0}})
     state, _ = step(spec(Ranged()), ClusterState(), Observation(at=T0, desired=4, ready=4, metrics={name: reading}))
     assert state.past[-1].metrics == {name: reading}
 
 
-def test_a_part_beyond_all_numbers_makes_the_reading_missing() -> None:
+def test_an_infinite_part_makes_the_reading_missing() -> None:
     reading = Reading(1.0, T0, parts={"map": {"records_in": 1e308}})
     state, _ = step(spec(Ranged()), ClusterState(), Observation(at=T0, desired=4, ready=4, metrics={"ask": reading}))
     assert state.past[-1].missing == {"ask": "a part of it is not a number of less than 2^63"}
@@ -317,13 +317,13 @@ def test_an_unknown_engine_never_lowers_the_size(engine: EngineStatus | None) ->
     assert "engine" in decision.verdicts[0].detail
 
 
-def test_an_engine_reported_missing_is_said_in_its_own_words() -> None:
+def test_the_reason_for_a_missing_engine_is_quoted() -> None:
     _, decision = decide(spec(Fixed(1), engine=True), seen(0, 4, missing={"engine": "refused"}))
     assert decision.verdicts[0].detail == "engine: refused"
 
 
 @pytest.mark.parametrize("observation", [seen(15, None), seen(15, -3), seen(15, 10**400), seen(15, 4, ready=-7)])
-def test_a_size_that_cannot_be_seen_is_not_changed(observation: Observation) -> None:
+def test_an_unknown_size_is_not_changed(observation: Observation) -> None:
     state, decision = decide(spec(Fixed(9)), seen(0, 9), observation)
     assert (decision.current, decision.proposed, decision.desired) == (9, 9, 9)
     assert decision.reason is Reason.MISSING
@@ -339,7 +339,7 @@ def test_a_request_is_remembered_until_the_target_shows_it() -> None:
     assert first.rescale
     assert state.rescale is not None
     assert state.rescale.cause is Cause.REQUEST
-    # The target has not taken it over yet: the size on its way counts, and nothing is asked for twice.
+    # The target does not show the new size yet: the requested size counts, and it is not requested again.
     state, second = step(s, state, seen(15, 2))
     assert (second.current, second.desired) == (5, 5)
     state, third = step(s, state, seen(30, 5))
@@ -347,7 +347,7 @@ def test_a_request_is_remembered_until_the_target_shows_it() -> None:
     assert state.rescale is None
 
 
-def test_a_failed_call_is_asked_for_again_at_the_next_tick_and_counts_once() -> None:
+def test_a_failed_request_is_repeated_at_the_next_tick_and_counts_once() -> None:
     s = spec(Fixed(5))
     state, _ = decide(s, seen(0, 2))
     state = call_failed(state, "503")
@@ -358,13 +358,13 @@ def test_a_failed_call_is_asked_for_again_at_the_next_tick_and_counts_once() -> 
     assert [(event.at, event.change) for event in state.events] == [(at(15), 3)]
 
 
-def test_a_failure_is_noted_only_on_a_request_that_is_not_confirmed() -> None:
+def test_a_failure_is_recorded_only_for_an_unconfirmed_request() -> None:
     assert call_failed(ClusterState(), "x") == ClusterState()
     state, _ = decide(spec(Fixed(5)), seen(0, 2), seen(15, 5, ready=3))
     assert call_failed(state, "x") == state
 
 
-def test_a_request_that_was_withheld_leaves_no_trace() -> None:
+def test_a_withheld_request_leaves_no_trace() -> None:
     state, _ = decide(spec(Fixed(5)), seen(0, 2))
     state = call_withheld(state)
     assert state.rescale is None
@@ -372,14 +372,14 @@ def test_a_request_that_was_withheld_leaves_no_trace() -> None:
     assert call_withheld(state) == state
 
 
-def test_a_clearly_short_rescale_gives_way_to_a_larger_one() -> None:
+def test_a_larger_request_replaces_a_rescale_that_is_clearly_short() -> None:
     s = spec(Asks(), limits=Limits(1, 20))
     _, decision = decide(s, seen(0, 2, 4), seen(15, 4, 9, ready=2))
     assert decision.desired == 9
     assert decision.notes == ((Reason.SUPERSEDED, "the change from 2 to 4 that was requested is replaced by one to 9"),)
 
 
-def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
+def test_an_external_change_of_size_is_followed_like_our_own() -> None:
     s = spec(Asks(), limits=Limits(1, 20))
     state, decision = decide(s, seen(0, 4, 4), seen(15, 8, 4, ready=4))
     assert (decision.current, decision.desired) == (8, 8)
@@ -390,10 +390,10 @@ def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
     assert decision.desired == 4
 
 
-def test_while_no_replica_is_up_more_are_not_requested_until_one_is() -> None:
+def test_while_no_replica_is_ready_no_more_are_requested() -> None:
     s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
     state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 5))
-    # All five crash.
+    # All five replicas crash.
     for n in range(2, 7):
         crashed = replace(seen(15.0 * n, 5, 20, ready=0), remarks=("5 pods are in CrashLoopBackOff",))
         state, decision = step(s, state, crashed)
@@ -407,8 +407,8 @@ def test_while_no_replica_is_up_more_are_not_requested_until_one_is() -> None:
     assert decision.desired == 20
 
 
-def test_where_no_replica_gets_up_for_good_one_step_up_is_tried_in_each_pause() -> None:
-    """They may be too few to get ready under the load."""
+def test_if_no_replica_ever_gets_ready_one_step_up_is_tried_per_pause() -> None:
+    """The replicas may be too few to get ready under the load."""
     s = spec(limits=Limits(1, 100), up=Behaviour(rates=(Rate(RateKind.PERCENT, 100, seconds(15)),)))
     s = replace(s, settle=SettleSpec(ready=seconds(60)))
     state, _ = decide(s, seen(0, 4, 4), seen(15, 4, 4))
@@ -425,21 +425,21 @@ def test_where_no_replica_gets_up_for_good_one_step_up_is_tried_in_each_pause() 
     assert lower.desired == 2
 
 
-def test_a_cluster_that_is_first_seen_with_nothing_up_waits_for_its_first_replica() -> None:
+def test_a_cluster_first_observed_without_ready_replicas_waits_for_the_first_one() -> None:
     state, decision = decide(spec(), seen(0, 2, 8, ready=0))
     assert decision.desired == 2
     _, decision = step(spec(), state, seen(15, 2, 8, ready=1))
     assert decision.desired == 8
 
 
-def test_a_start_from_zero_may_be_corrected_before_its_first_replica_is_up() -> None:
+def test_a_start_from_zero_may_be_corrected_before_its_first_replica_is_ready() -> None:
     state, first = decide(spec(limits=Limits(0, 20)), seen(0, 0, 1))
     state, second = step(spec(limits=Limits(0, 20)), state, seen(15, 1, 4, ready=0))
     _, third = step(spec(limits=Limits(0, 20)), state, seen(30, 4, 9, ready=0))
     assert (first.desired, second.desired, third.desired) == (1, 4, 4)
 
 
-def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() -> None:
+def test_after_a_step_up_without_a_new_ready_replica_the_next_one_waits_as_long_again() -> None:
     s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
     state, decision = decide(s, seen(0, 5, 5), seen(15, 5, 8))
     assert decision.desired == 8
@@ -447,7 +447,7 @@ def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() ->
     for second in range(30, 151, 15):
         state, decision = step(s, state, seen(second, 8, 8 if second < 100 else 9, ready=5))
         sizes[second] = decision.desired
-    # Not up by 75 s, given up at 90 s: the next step is tried 60 s later, as these replicas may never come.
+    # Not ready by 75 s, given up at 90 s: the next step is tried 60 s later, as these replicas may never come.
     assert sizes == {**dict.fromkeys(range(30, 136, 15), 8), 150: 9}
     state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 8), *[seen(15.0 * n, 8, 8, ready=5) for n in range(2, 8)])
     _, waits = step(s, state, seen(120, 8, 9, ready=5))
@@ -456,7 +456,7 @@ def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() ->
         "30 s passed"
     )
     _, decision = step(s, state, seen(120, 8, 9, ready=6))
-    assert decision.desired == 9  # something of it came up
+    assert decision.desired == 9  # a part of the step is ready
     _, decision = step(s, state, seen(120, 8, 2, ready=5))
     assert decision.desired == 2
 
@@ -464,14 +464,14 @@ def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() ->
 @pytest.mark.parametrize(
     ("given_up", "then"),
     [
-        # Down, and complete but for a replica that is lost meanwhile.
+        # A scale-down that is complete except for a replica that was lost meanwhile.
         ([seen(0, 8, 4), seen(15, 4, 4, ready=4, engine=running(8))], seen(105, 4, 6, ready=3, engine=running(8))),
-        # Up and ready, but not registered.
+        # Ready, but not registered.
         ([seen(0, 4, 8), seen(15, 8, 8, ready=8, engine=running(4))], seen(105, 8, 12, ready=4, engine=running(4))),
     ],
     ids=["down", "registered"],
 )
-def test_only_a_step_up_of_which_no_replica_came_up_holds_the_next_one(
+def test_only_a_step_up_without_a_new_ready_replica_delays_the_next_one(
     given_up: list[Observation], then: Observation
 ) -> None:
     s = spec(limits=Limits(1, 20), engine=True, settle=SettleSpec(ready=seconds(60), registered=seconds(60)))
@@ -482,17 +482,17 @@ def test_only_a_step_up_of_which_no_replica_came_up_holds_the_next_one(
     assert decision.desired == then.metrics["ask"].value
 
 
-def test_what_came_up_of_a_step_is_counted_from_when_it_was_requested() -> None:
+def test_the_new_ready_replicas_of_a_step_are_counted_from_its_request() -> None:
     s = spec(limits=Limits(1, 40), settle=SettleSpec(ready=seconds(60)))
     ticks = [seen(0, 4, 8), seen(15, 8, 16, ready=4), *[seen(15.0 * n, 16, 16, ready=7) for n in range(2, 7)]]
     state, given_up = decide(s, *ticks)
     assert given_up.notes[0][0] is Reason.DEADLINE
     _, decision = step(s, state, seen(105, 16, 24, ready=7))
-    assert decision.desired == 24  # three have come up
+    assert decision.desired == 24  # three are ready
 
 
 def grow(s: ClusterSpec, ups: Mapping[int, int]) -> dict[int, int]:
-    """What is requested when twice the size is asked for at every tick, and so many are up from that second on."""
+    """The requested sizes if each tick asks for twice the size; `ups`: the ready replicas from each second on."""
     state, requested, size, ready = ClusterState(), {}, 5, 0
     for second in range(0, 300, 15):
         ready = ups.get(second, ready)
@@ -502,12 +502,12 @@ def grow(s: ClusterSpec, ups: Mapping[int, int]) -> dict[int, int]:
     return requested
 
 
-def test_steps_in_a_row_of_which_nothing_comes_up_stop_at_the_deadline_of_the_first() -> None:
+def test_consecutive_steps_without_new_ready_replicas_stop_at_the_deadline_of_the_first() -> None:
     s = spec(limits=Limits(1, 10**6), settle=SettleSpec(ready=seconds(60)))
     requested = grow(s, {0: 5, 15: 3})
-    # The last is given up at 135 s, and another tried 60 s later, from which on it starts anew.
+    # The last step is given up at 135 s; another is tried 60 s later, and a new series begins.
     assert list(requested) == [0, 15, 30, 45, 60, 195, 210, 225, 240, 255]
-    # While something comes up they go on.
+    # While new replicas get ready, the steps continue.
     ups = {second: 5 + second // 45 for second in range(0, 300, 45)}
     assert list(grow(s, ups)) == list(range(0, 300, 15))
     state = ClusterState()
@@ -519,12 +519,12 @@ def test_steps_in_a_row_of_which_nothing_comes_up_stop_at_the_deadline_of_the_fi
     )
 
 
-def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outside() -> None:
+def test_a_request_that_the_target_shows_late_is_not_reported_as_an_external_change() -> None:
     s = spec(limits=Limits(1, 20))
     state, first = decide(s, seen(0, 3, 5))
     state, second = step(s, state, seen(15, 3, 8))  # the target still shows the size from before the first request
     assert (first.desired, second.desired) == (5, 8)
-    # It shows the first request, then the second; the third is refused meanwhile.
+    # It shows the first request, then the second; meanwhile the third is refused.
     state, late = step(s, state, seen(30, 5, 8, ready=3))
     assert late.notes == ()
     assert late.desired == 8
@@ -533,29 +533,29 @@ def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outsi
     state, refused = step(s, call_failed(state, "no"), seen(60, 8, 8, ready=3))
     assert [reason for reason, _ in refused.notes] == [Reason.UNCONFIRMED]
     assert (refused.current, refused.desired, state.override_times) == (8, 8, ())
-    # A size that was never requested here is another one's.
+    # A size that this daemon never requested is an external change.
     state, _ = decide(s, seen(0, 3, 5), seen(15, 3, 8))
     _, foreign = step(s, state, seen(30, 4, 8, ready=3))
     assert foreign.notes[0] == (Reason.SUPERSEDED, "the size that was requested, 8, was changed to 4 from outside")
 
 
-def test_a_request_that_is_on_its_way_still_is_when_a_later_one_is_refused() -> None:
+def test_an_earlier_request_is_still_followed_when_a_later_one_is_refused() -> None:
     s = spec(limits=Limits(1, 20))
     state, first = decide(s, seen(0, 4, 6))
     state, second = step(s, state, seen(15, 4, 10))
     state, third = step(s, call_failed(state, "503"), seen(30, 4, 10))
     assert (first.desired, second.desired, third.desired) == (6, 10, 10)
-    # The first is shown at last.
+    # At last the target shows the first request.
     state, late = step(s, state, seen(45, 6, 10, ready=4))
     assert late.notes == ()
     assert (late.desired, state.override_times) == (10, ())
-    # Without a third request the first is waited for.
+    # Without a third request the daemon waits for the first one.
     state, _ = decide(s, seen(0, 4, 6), seen(15, 4, 10))
     state, less = step(s, call_failed(state, "503"), seen(30, 4, 5))
     assert (less.current, less.desired) == (6, 6)
 
 
-def test_only_a_few_requests_that_were_replaced_are_remembered() -> None:
+def test_only_a_few_replaced_requests_are_remembered() -> None:
     s = spec(limits=Limits(1, 1000), settle=SettleSpec(short=0.0))
     state, _ = decide(s, *[seen(float(n), 4, 5 + n) for n in range(200)])
     depth, rescale = 0, state.rescale
@@ -564,7 +564,7 @@ def test_only_a_few_requests_that_were_replaced_are_remembered() -> None:
     assert depth <= 9
 
 
-def test_scale_events_survive_and_hold_the_rate_limit() -> None:
+def test_scale_events_survive_a_restart_and_count_for_the_rate_limit() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 3, seconds(60)),))
     s = spec(Fixed(10), up=up)
     state, first = decide(s, seen(0, 2))
@@ -574,7 +574,7 @@ def test_scale_events_survive_and_hold_the_rate_limit() -> None:
     assert [event.at for event in state.events] == [at(60)]
 
 
-def test_a_gap_hides_a_window_and_starts_watching_anew() -> None:
+def test_a_gap_in_the_observations_restarts_the_window() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(100)))
     ticks = [seen(15.0 * n, 4) for n in range(7)]
     _, before = decide(s, *ticks)
@@ -586,7 +586,7 @@ def test_a_gap_hides_a_window_and_starts_watching_anew() -> None:
 
 
 @pytest.mark.parametrize("bad", [seen(0, 4, missing={"lag": "refused"}), seen(0, None, missing={"target": "refused"})])
-def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation) -> None:
+def test_ticks_without_any_trusted_input_do_not_count_as_observed_time(bad: Observation) -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(100)))
     blind = [replace(bad, at=at(15.0 * n)) for n in range(20)]
     _, at_first = decide(s, *blind, seen(300, 4))
@@ -596,12 +596,12 @@ def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation
     assert (after_an_outage.desired, after_an_outage.reason) == (4, Reason.LEARNING)
     _, watched = decide(s, *before, *blind, *[seen(300 + 15.0 * n, 4) for n in range(8)])
     assert watched.desired == 2
-    # A tick without a reading hides nothing.
+    # A tick without a reading does not hide anything.
     _, seamless = decide(s, *before, *blind[:1], seen(15, 4))
     assert seamless.desired == 2
 
 
-def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
+def test_a_window_with_an_unobserved_half_does_not_count_as_observed() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(300)))
     before = [seen(15.0 * n, 4) for n in range(20)]
     for second in (300, 322):
@@ -615,7 +615,9 @@ def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
 
 
 @pytest.mark.parametrize(("window", "hiccup"), [(300, 30), (60, 6)])
-def test_a_gap_that_no_reading_is_too_old_for_is_none_however_short_the_interval(window: int, hiccup: int) -> None:
+def test_a_pause_that_no_reading_is_too_old_for_is_not_a_gap_however_short_the_interval(
+    window: int, hiccup: int
+) -> None:
     s = spec(Fixed(2), interval=seconds(1), down=Behaviour(window=seconds(window)))
     ticks = [seen(float(n), 4) for n in range(window - hiccup + 1)]
     _, after = decide(s, *ticks, seen(window, 4))
@@ -624,13 +626,13 @@ def test_a_gap_that_no_reading_is_too_old_for_is_none_however_short_the_interval
     assert (later.desired, later.reason) == (4, Reason.LEARNING)
 
 
-def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
+def test_ticks_slower_than_a_short_window_still_allow_a_scale_down() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(10)))
     _, decision = decide(s, seen(0, 4), seen(15, 4))
     assert decision.desired == 2
 
 
-def test_a_clock_that_goes_back_lowers_nothing_and_keeps_every_age() -> None:
+def test_a_clock_that_goes_back_lowers_nothing_and_preserves_every_age() -> None:
     s = spec(Asks(), down=Behaviour(window=seconds(30)))
     ticks = [seen(1000 + 15.0 * n, 4, 4) for n in range(3)]
     state, decision = decide(s, *ticks, seen(0, 4, 2))
@@ -642,7 +644,7 @@ def test_a_clock_that_goes_back_lowers_nothing_and_keeps_every_age() -> None:
     assert later.desired == 2
 
 
-def test_rebase_moves_every_time_there_is() -> None:
+def test_rebase_moves_every_time_of_the_state() -> None:
     s = spec(
         Fixed(5), capacity=CapacitySpec(warmup=seconds(0), sustained=seconds(0)), metrics=("throughput", "saturation")
     )
@@ -657,7 +659,7 @@ def test_rebase_moves_every_time_there_is() -> None:
 @pytest.mark.parametrize(
     ("job", "size"), [(JobState.IDLE, 0), (JobState.RUNNING, 0), (JobState.STOPPED, 3), (JobState.UNKNOWN, 3)]
 )
-def test_a_cluster_without_a_job_may_go_to_0_but_not_one_whose_job_is_down(job: JobState, size: int) -> None:
+def test_a_cluster_without_a_job_may_go_to_0_but_not_while_its_job_is_down(job: JobState, size: int) -> None:
     idle = EngineStatus(job=job)
     state, decision = decide(spec(Fixed(0), limits=Limits(0, 5), engine=True), seen(0, 3, engine=idle))
     assert decision.desired == size
@@ -691,20 +693,22 @@ def test_a_cluster_without_a_job_may_go_to_0_but_not_one_whose_job_is_down(job: 
         (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=running(2)), True),
     ],
 )
-def test_capacity_is_learned_only_when_saturated_whole_and_known(observation: Observation, learns: bool) -> None:
+def test_capacity_is_learned_only_while_the_job_is_saturated_complete_and_known(
+    observation: Observation, learns: bool
+) -> None:
     state, _ = decide(spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(0))), observation)
     assert bool(state.learned.capacity) is learns
 
 
 @pytest.mark.parametrize(("mean", "learns"), [(0.97, True), (0.5, False)])
-def test_a_job_is_saturated_by_the_mean_of_its_workers_where_that_is_known(mean: float, learns: bool) -> None:
+def test_saturation_is_judged_by_the_mean_of_the_workers_if_it_is_known(mean: float, learns: bool) -> None:
     busy = {"throughput": Reading(90.0, T0), "saturation": Reading((1.0, 0.9), T0, mean=mean)}
     observation = replace(seen(0, 2), metrics=busy)
     state, _ = decide(spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(0))), observation)
     assert bool(state.learned.capacity) is learns
 
 
-def test_capacity_is_learned_only_when_the_job_has_been_saturated_for_a_while() -> None:
+def test_capacity_is_learned_only_after_a_period_of_saturation() -> None:
     def tick(second: float, saturation: float) -> Observation:
         return seen(second, 2, metrics={"throughput": 90.0, "saturation": saturation})
 
@@ -715,7 +719,7 @@ def test_capacity_is_learned_only_when_the_job_has_been_saturated_for_a_while() 
     assert decide(s, *rising, tick(45, 1.0))[0].learned.capacity[2].rate == 90
 
 
-def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() -> None:
+def test_capacity_is_not_learned_from_a_transient_nor_before_the_job_has_warmed_up() -> None:
     full = {"throughput": 90.0, "saturation": 1.0, "lag": 5000.0}
     s = spec(
         Fixed(3),
@@ -736,13 +740,13 @@ def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() 
     assert state.learned.capacity == {}
     state, _ = decide(s, *catching_up, seen(60, 3, metrics=full, engine=three))
     assert state.learned.capacity[3].rate == 90
-    # The end of catching up is no new disturbance.
+    # The end of catching up is not a new disturbance.
     state, _ = decide(s, *catching_up, seen(60, 3, metrics={**full, "lag": 0.0}, engine=three))
     assert state.rescale is None
     assert state.disturbance_ended_at == at(30)
 
 
-def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
+def test_policies_see_the_trusted_past_and_the_mean_number_of_replicas() -> None:
     views: list[View] = []
 
     class Watcher:
@@ -759,7 +763,7 @@ def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
     assert (last.now, last.current, last.ready) == (at(60), 2, 2)
 
 
-def test_readings_that_nothing_looks_at_are_dropped_from_the_past_but_not_the_partitions_they_came_from() -> None:
+def test_past_readings_that_no_policy_needs_are_dropped_but_their_partitions_are_kept() -> None:
     @dataclass(frozen=True)
     class Present(Asks):
         lookback: ClassVar[timedelta] = seconds(0)
@@ -776,7 +780,7 @@ def test_readings_that_nothing_looks_at_are_dropped_from_the_past_but_not_the_pa
     ]
     # Capacity is learned from the last 30 s.
     assert [set(observation.metrics) for observation in kept] == [{"lag"}] * 3 + [{"lag", "saturation"}] * 3
-    # One policy that may look back is enough to keep all, and a state of that time loses them at the next step.
+    # One policy that may look back keeps all of them; a state of that time loses them at the next step.
     whole, _ = decide(spec(Present(), Asks()), *ticks[:5])
     assert whole.past == tuple(ticks[:5])
     assert step(spec(Present()), whole, ticks[5])[0].past == kept
@@ -793,25 +797,25 @@ def test_readings_that_nothing_looks_at_are_dropped_from_the_past_but_not_the_pa
         ({"lookback": seconds(-1)}, "lookback"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_an_invalid_spec_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         spec(**changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Stabilizes(Asks):
-    """Evaluates the past itself."""
+    """A policy that evaluates the past itself."""
 
     stabilizes: ClassVar[bool] = True
 
 
-def test_there_is_a_window_down_unless_all_policies_stabilize_themselves_or_it_is_given() -> None:
+def test_the_default_down_window_is_zero_only_if_all_policies_stabilize_themselves() -> None:
     assert spec(Asks(), Stabilizes(), down=DOWN).down.window == seconds(300)
     assert spec(Stabilizes(), Stabilizes(), down=DOWN).down.window == seconds(0)
     assert spec(Stabilizes(), down=Behaviour(window=seconds(300))).down.window == seconds(300)
 
 
-def test_a_spec_with_other_limits_is_otherwise_the_same() -> None:
+def test_a_spec_with_other_limits_is_otherwise_unchanged() -> None:
     s = spec(Ranged(), slots_per_replica=2)
     other = s.with_limits(Limits(2, 3))
     assert other == replace(s, limits=Limits(2, 3))
@@ -826,17 +830,17 @@ def test_capacity_spec_refuses_negative_spans(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["slots", "parallelism", "max_parallelism", "partitions", "restarts"])
-def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
+def test_an_engine_status_refuses_negative_numbers(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: must be 0 or more, not -1"):
         EngineStatus(job=JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
 
 
-def test_there_are_at_most_25_reasons() -> None:
+def test_there_are_at_most_25_reason_codes() -> None:
     assert len(Reason) <= 25
 
 
-def test_a_size_that_is_changed_from_outside_repeatedly_makes_us_back_off() -> None:
-    """Another controller puts 2 back whenever we ask for 6."""
+def test_repeated_external_changes_of_the_size_make_the_daemon_back_off() -> None:
+    """Another controller sets 2 again whenever we ask for 6."""
     s = spec(Fixed(6))
     state, second, requests, notes = ClusterState(), 0, [], []
     while second < 3600:
@@ -846,14 +850,14 @@ def test_a_size_that_is_changed_from_outside_repeatedly_makes_us_back_off() -> N
             requests.append(second)
             state, _ = step(s, state, seen(second + 5, 6))
         second += 15
-    # Three attempts, then one for each pause, for as long as it goes on.
+    # Three attempts, then one per pause, as long as the conflict lasts.
     assert requests == [0, 15, 30, 945, 1860, 2775]
     assert "changed from outside: 6 to 2" in notes[0]
     assert len(state.override_times) == 3
 
 
-def test_another_controller_that_is_faster_than_our_polls_is_given_way_to_as_well() -> None:
-    """It has put 2 back before we have ever seen our 6."""
+def test_a_controller_that_reverts_us_between_two_polls_makes_the_daemon_back_off_too() -> None:
+    """It sets 2 again before we ever observe our 6."""
     s = spec(Fixed(6), settle=SettleSpec(ready=seconds(60)))
     state, second, requests, notes = ClusterState(), 0, [], []
     while second < 3600:
@@ -869,7 +873,7 @@ def test_another_controller_that_is_faster_than_our_polls_is_given_way_to_as_wel
     )
 
 
-def test_limits_that_another_controller_undoes_are_not_fought_for_at_every_tick() -> None:
+def test_bounds_that_another_controller_reverts_are_not_requested_at_every_tick() -> None:
     s = spec(Fixed(2), limits=Limits(2, 6))
     state, requests = ClusterState(), []
     for second in range(0, 900, 15):
@@ -880,18 +884,18 @@ def test_limits_that_another_controller_undoes_are_not_fought_for_at_every_tick(
     assert requests == [0, 15, 30]
 
 
-def test_a_request_that_was_refused_is_not_one_that_another_controller_undid() -> None:
+def test_a_refused_request_is_not_one_that_another_controller_reverted() -> None:
     s = spec(Fixed(6))
     state = ClusterState()
     for second in range(0, 600, 15):
-        # Somebody changes the size again and again; none of our requests has ever arrived.
+        # Another actor changes the size again and again; none of our requests has ever taken effect.
         state, decision = step(s, state, seen(second, 2 + second // 30 % 2))
         if decision.rescale:
             state = call_failed(state, "not allowed")
     assert state.override_times == ()
 
 
-def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> None:
+def test_a_rescale_in_flight_is_still_followed_when_a_larger_request_is_refused() -> None:
     """Otherwise the size might be lowered while the job absorbs the change."""
     s = spec(Asks(), limits=Limits(1, 40), engine=True, metrics=("ask",))
     state = ClusterState()
@@ -902,7 +906,7 @@ def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> Non
     under_way = state.rescale
     state, decision = step(s, state, seen(30, 8, 16, engine=running(4)))
     assert decision.desired == 16
-    # Nor does a clock that is set lose it.
+    # Adjusting the clock does not lose the rescale either.
     assert state.rescale is not None
     assert state.rescale.replaced == under_way
     moved = rebase(state, seconds(5)).rescale
@@ -920,7 +924,7 @@ def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> Non
     assert (Reason.SETTLED, "the rescale from 4 to 8 has settled after 75 s") in decision.notes
 
 
-def test_in_a_dry_run_a_change_from_outside_is_followed_on_though_more_is_wanted() -> None:
+def test_in_a_dry_run_an_external_change_is_followed_although_more_is_proposed() -> None:
     s = spec(Fixed(12), limits=Limits(1, 20))
     state, notes = ClusterState(), []
     for observation in [seen(0, 4), *(seen(15 * tick, 8, ready=4) for tick in range(1, 8)), seen(120, 8)]:
@@ -931,7 +935,7 @@ def test_in_a_dry_run_a_change_from_outside_is_followed_on_though_more_is_wanted
     assert not any("are gone" in text for text in notes)
 
 
-def test_people_may_change_the_size_as_often_as_they_like() -> None:
+def test_changes_by_people_never_make_the_daemon_back_off() -> None:
     s = spec(Fixed(6), limits=Limits(1, 6))
     state, _ = step(s, ClusterState(), seen(0, 6))
     for number, size in enumerate((2, 3, 4, 5, 2)):
@@ -944,23 +948,23 @@ def test_people_may_change_the_size_as_often_as_they_like() -> None:
     assert call_withheld(state).requested is None
 
 
-def test_the_caps_know_the_partitions_of_the_log_that_a_metric_was_read_from() -> None:
+def test_the_caps_use_the_partitions_of_the_log_that_a_metric_was_read_from() -> None:
     s = spec(Fixed(10), limits=Limits(1, 20), metrics=("lag",))
     first = replace(seen(0, 2), metrics={"lag": Reading(5.0, at(0), 4)})
     _, decision = decide(s, first)
     assert decision.desired == 4
-    # They are still there when the lag cannot be read for once.
+    # They are still known while the lag is briefly unreadable.
     _, decision = decide(s, first, replace(seen(15, 2), missing={"lag": "no broker"}))
     assert decision.desired == 4
 
 
-def test_a_reading_of_no_partition_is_none() -> None:
+def test_a_reading_without_a_partition_is_missing() -> None:
     _, decision = decide(spec(Fixed(1), metrics=("lag",)), replace(seen(0, 2), metrics={"lag": Reading(5.0, at(0), 0)}))
     assert decision.desired == 2
     assert "not a reading: 0 partitions" in decision.verdicts[0].detail
 
 
-def test_what_a_policys_metrics_can_be_must_be_ranges_by_name() -> None:
+def test_the_metric_ranges_of_a_policy_must_be_a_mapping_of_names_to_ranges() -> None:
     class Odd(Asks):
         ranges = ("lag",)
 

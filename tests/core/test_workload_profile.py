@@ -1,4 +1,4 @@
-"""What a profile says at a time."""
+"""The values of a profile at a given time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_week_begins_on_monday() -> None:
     assert seasonal_value(week, MONDAY_S - 0.5 * DAY) == 60
 
 
-def test_between_the_middles_of_two_slots_it_is_in_between_also_over_the_end_of_the_week() -> None:
+def test_values_are_interpolated_between_the_middles_of_two_slots_also_over_the_end_of_the_week() -> None:
     week = tuple(float(10 * day) for day in range(7))
     assert seasonal_value(week, MONDAY_S + 2 * DAY) == pytest.approx(15)
     assert seasonal_value(week, MONDAY_S) == pytest.approx(30)  # Sunday's 60 and Monday's 0
@@ -48,7 +48,7 @@ def test_it_stays_between_the_least_and_the_most(week: list[float], at: float) -
     assert min(week) * (1 - 1e-9) <= seasonal_value(tuple(week), at) <= max(week) * (1 + 1e-9)
 
 
-def test_a_reading_has_now_and_each_of_the_next_minutes() -> None:
+def test_a_reading_has_the_current_and_each_of_the_next_minutes() -> None:
     week = tuple(float(minute) for minute in range(7 * 24 * 60))
     profile = Profile(
         cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=Season(week, week, week)
@@ -60,7 +60,7 @@ def test_a_reading_has_now_and_each_of_the_next_minutes() -> None:
     assert found.finite()
 
 
-def test_what_else_is_known_is_among_its_parts() -> None:
+def test_the_other_parts_of_a_profile_are_parts_of_its_reading() -> None:
     times = {Direction.DOWN: {"stall": Spread(8.0, 6.0, 11.0, 9)}}
     profile = Profile(
         cluster="c",
@@ -79,7 +79,7 @@ def test_what_else_is_known_is_among_its_parts() -> None:
     }
 
 
-def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
+def test_a_profile_is_as_old_as_its_latest_part() -> None:
     profile = Profile(cluster="c", made_at=MONDAY + timedelta(days=30), begin=MONDAY, end=MONDAY, observations=1)
     assert not is_stale(profile, MONDAY + timedelta(days=14), timedelta(days=14))
     assert is_stale(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))
@@ -92,7 +92,9 @@ def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
         ("America/New_York", datetime(2026, 10, 26, 13, tzinfo=UTC), datetime(2026, 11, 2, 14, tzinfo=UTC)),
     ],
 )
-def test_a_season_of_a_time_zone_moves_with_its_clocks(zone: str, before: datetime, after: datetime) -> None:
+def test_a_season_with_a_time_zone_follows_its_daylight_saving_time(
+    zone: str, before: datetime, after: datetime
+) -> None:
     week = tuple(float(minute) for minute in range(7 * 24 * 60))
     season = Season(week, week, week, time_zone=zone)
     profile = Profile(cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=season)
@@ -100,7 +102,7 @@ def test_a_season_of_a_time_zone_moves_with_its_clocks(zone: str, before: dateti
         assert reading(profile, at + timedelta(seconds=30)).value == tuple(float(9 * 60 + each) for each in range(31))
 
 
-def test_the_next_minutes_are_beyond_a_change_of_the_clocks() -> None:
+def test_the_next_minutes_skip_the_hour_that_a_clock_change_skips() -> None:
     week = tuple(float(minute) for minute in range(7 * 24 * 60))
     season = Season(week, week, week, time_zone="Europe/Berlin")
     profile = Profile(cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=season)
@@ -111,6 +113,6 @@ def test_the_next_minutes_are_beyond_a_change_of_the_clocks() -> None:
 
 
 @pytest.mark.parametrize("name", ["Europe/Nowhere", "Europe", "", "../etc/passwd"])
-def test_what_is_no_time_zone_is_refused(name: str) -> None:
+def test_an_invalid_time_zone_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not the name of a time zone"):
         local_seconds(0.0, name)

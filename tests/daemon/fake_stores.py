@@ -59,7 +59,7 @@ class FakeStore(_Refusing):
         return self.states.get(cluster)
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
-        """Keep both."""
+        """Save the state and the record."""
         self._answer()
         self.states[cluster] = state
         self.journal.append(("save", cluster))
@@ -79,7 +79,7 @@ class FakeStore(_Refusing):
         return self.members.get(fleet, {})
 
     async def save_members(self, fleet: str, members: Mapping[str, Member]) -> None:
-        """Keep them."""
+        """Save the members."""
         self._answer()
         self.members[fleet] = members
 
@@ -94,7 +94,7 @@ class FakeStore(_Refusing):
         return [*self.controls]
 
     async def add_control(self, stored: StoredControl, audit: AuditEntry) -> StoredControl:
-        """Keep both."""
+        """Save the control and the audit entry."""
         self._answer()
         stored = replace(stored, id=len(self.controls) + 1)
         self.controls.append(stored)
@@ -102,7 +102,7 @@ class FakeStore(_Refusing):
         return stored
 
     async def add_audit(self, entry: AuditEntry) -> None:
-        """Keep it."""
+        """Save the entry."""
         self._answer()
         self.entries.append(entry)
 
@@ -112,7 +112,7 @@ class FakeStore(_Refusing):
         return [entry for entry in reversed(self.entries) if until is None or entry.at <= until][:limit]
 
     async def write(self, record: Record) -> None:
-        """Be a decision sink too."""
+        """Accept a decision, as a sink does."""
         self.journal.append(("write", record.decision.cluster))
 
 
@@ -183,11 +183,11 @@ class FakeSharedStore(_Refusing):
         await self.shared.states.forget_clusters(before, keep)
 
     async def write(self, record: Record) -> None:
-        """Be a decision sink too."""
+        """Accept a decision, as a sink does."""
         await self.shared.states.write(record)
 
     async def renew(self, name: str, url: str) -> Leases:
-        """Renew this copy's row."""
+        """Renew the registration of this copy."""
         self._answer()
         del name, url
         now = asyncio.get_running_loop().time()

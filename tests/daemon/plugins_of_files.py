@@ -23,7 +23,7 @@ class WaveQuery:
     """One wave.
 
     Attributes:
-        phase: where it begins, in seconds.
+        phase: its start, in seconds.
     """
 
     phase: float = 0.0
@@ -31,7 +31,7 @@ class WaveQuery:
 
 @dataclass(frozen=True)
 class Wave:
-    """A load that goes up and down between 100 and 900 within `period` seconds; one reading in ten fails.
+    """A load between 100 and 900 that rises and falls within `period` seconds; one reading in ten fails.
 
     Attributes:
         period: seconds of a wave. Default 3.
@@ -63,10 +63,10 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A size in a file. New replicas are up after 0.25 s; one call in seven fails, half of those take effect.
+    """A size in a file. New replicas are ready after 0.25 s; one call in seven fails, half of those take effect.
 
     Attributes:
-        path: the file; calls are added to the same path with `.calls`.
+        path: the file; calls are appended to the same path with `.calls`.
         takes: seconds a call takes. Default 0.
     """
 
@@ -80,7 +80,7 @@ class File:
         yield self
 
     async def describe(self) -> TargetStatus:
-        """What the file says."""
+        """Return the content of the file."""
         try:
             held = json.loads(Path(self.path).read_text())
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class File:
         return TargetStatus(held["desired"], ready)
 
     async def scale(self, replicas: int) -> None:
-        """Write it to the file, whole or not at all."""
+        """Write the size to the file, completely or not at all."""
         before = (await self.describe()).desired
         luck = int(time.time() * 1000) % 14
         with Path(f"{self.path}.calls").open("a") as calls:
@@ -108,10 +108,10 @@ class Counting:
     """Counts the ticks at each size, and remembers when it began. It recommends no size."""
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """One more."""
+        """Count this tick."""
         name = f"size.{view.current}.ticks"
         return {"began_at": view.now.timestamp(), **view.memory, name: view.memory.get(name, 0.0) + 1}
 
     def evaluate(self, view: View) -> Recommendation:
-        """Shows what it knows."""
+        """Report the memory."""
         return Recommendation(None, Reason.ABSTAINED, dict(view.memory), "it only counts")

@@ -57,7 +57,7 @@ def test_a_configmap_that_changes_while_the_daemon_starts_is_loaded(place: Place
     assert daemon.wait(PATIENCE) == 0
 
 
-def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_process(place: Place) -> None:
+def test_a_changed_configmap_is_reloaded_and_an_invalid_one_is_refused_without_a_restart(place: Place) -> None:
     configure(place, "..1", "a")
     daemon = place.start()
     url = place.url()
@@ -81,7 +81,7 @@ def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_pr
     eventually(lambda: place.lines()[-1]["message"] == "stopped", place.log.read_text)
 
 
-async def test_a_certificate_that_is_mounted_anew_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renewed_certificate_of_a_mount_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONFIG_POLL", 0.01)
     link = tmp_path / "tls.crt"
     link.symlink_to("first")
@@ -97,7 +97,7 @@ async def test_a_certificate_that_is_mounted_anew_is_loaded(tmp_path: Path, monk
     (tmp_path / "new").symlink_to("second")
     (tmp_path / "new").rename(link)
     async with asyncio.timeout(PATIENCE):
-        while not reloads:  # noqa: ASYNC110 - it polls
+        while not reloads:  # noqa: ASYNC110 - polls
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     following.cancel()

@@ -39,7 +39,7 @@ from .conftest import World, make_cluster
 HUGE = 5_000_000
 
 
-class Unspeakable(Exception):  # noqa: N818 - what it says is the point
+class Unspeakable(Exception):  # noqa: N818 - the text is the point
     def __str__(self) -> str:
         raise SystemExit("not even its text")
 
@@ -62,7 +62,7 @@ class Raising:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["source", "target", "scale", "connect", "shared", "policy"])
-def test_whatever_a_plug_in_raises_affects_its_cluster_alone(
+def test_an_exception_of_a_plug_in_affects_only_its_cluster(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -137,7 +137,7 @@ class FailsToConnect:
         yield live
 
 
-def test_one_defect_is_logged_once_whatever_its_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_defect_is_logged_once_even_if_its_text_varies(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         number = 0
@@ -159,7 +159,7 @@ def test_one_defect_is_logged_once_whatever_its_text(caplog: pytest.LogCaptureFi
     assert [record.message for record in caplog.records].count("plug-in raised an unexpected error") == 1
 
 
-def test_a_defect_that_shows_at_times_is_logged_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_intermittent_defect_is_logged_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -210,7 +210,7 @@ class Nowhere(tzinfo):
         ("engine", {"restarts": 2.5}, "no EngineStatus: restarts is 2.5 (float), expected a whole number"),
         (
             "engine",
-            {"last_checkpoint": datetime(2026, 1, 1)},  # noqa: DTZ001 - the zone that lacks is the point
+            {"last_checkpoint": datetime(2026, 1, 1)},  # noqa: DTZ001 - the missing zone is the point
             "no EngineStatus: last_checkpoint is 2026-01-01 00:00:00 (datetime), expected a time with its zone",
         ),
         (
@@ -224,7 +224,7 @@ class Nowhere(tzinfo):
         ("load", {"parts": None}, "no Reading: parts is None (NoneType), expected a mapping"),
     ],
 )
-def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_nothing(
+def test_a_value_that_could_not_be_restored_after_a_restart_is_missing_and_lowers_nothing(
     where: str, fields: dict[str, Any], problem: str
 ) -> None:
     async def main() -> None:
@@ -263,7 +263,7 @@ def test_what_could_not_be_read_again_after_a_restart_is_missing_and_lowers_noth
     virtual_time.run(main())
 
 
-def test_what_means_a_whole_number_or_a_state_is_taken_for_it() -> None:
+def test_values_that_convert_to_an_integer_or_a_state_are_accepted() -> None:
     class Index:
         def __index__(self) -> int:
             return 5
@@ -297,7 +297,7 @@ def test_what_means_a_whole_number_or_a_state_is_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("where", ["target", "remark"])
-def test_half_of_a_surrogate_pair_in_a_text_ends_no_tick(where: str) -> None:
+def test_a_lone_surrogate_in_a_text_ends_no_tick(where: str) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -315,7 +315,7 @@ def test_half_of_a_surrogate_pair_in_a_text_ends_no_tick(where: str) -> None:
     virtual_time.run(main())
 
 
-def test_what_a_target_says_is_kept_within_limits() -> None:
+def test_texts_of_a_target_are_limited_in_size() -> None:
     async def main() -> None:
         world = World("a")
         remarks: Any = ("x" * HUGE, Unspeakable(), *(str(number) for number in range(1000)))
@@ -337,7 +337,7 @@ def test_what_a_target_says_is_kept_within_limits() -> None:
 
 
 @pytest.mark.parametrize("many", ["value", "parts", "a part", "text"])
-def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: str) -> None:
+def test_a_reading_of_too_many_values_is_missing_and_memory_stays_flat(many: str) -> None:
     async def main() -> None:
         world = World("a")
 
@@ -368,7 +368,7 @@ def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: st
         tracemalloc.stop()
 
 
-def test_the_number_of_values_is_a_setting_of_the_cluster() -> None:
+def test_the_maximum_number_of_values_is_a_setting_of_the_cluster() -> None:
     async def main() -> None:
         world = World("a")
         world.clusters["a"] = replace(world.clusters["a"], max_values=3)
@@ -383,7 +383,7 @@ def test_the_number_of_values_is_a_setting_of_the_cluster() -> None:
     virtual_time.run(main())
 
 
-def test_of_too_many_workers_whose_mean_is_known_the_mean_is_read() -> None:
+def test_with_too_many_workers_and_a_known_mean_the_mean_is_used() -> None:
     async def main() -> None:
         world = World("a")
         world.clusters["a"] = replace(world.clusters["a"], max_values=3)
@@ -402,7 +402,7 @@ def test_of_too_many_workers_whose_mean_is_known_the_mean_is_read() -> None:
     virtual_time.run(main())
 
 
-def test_our_own_errors_are_cut_too() -> None:
+def test_errors_of_built_in_plug_ins_are_truncated_too() -> None:
     async def main() -> None:
         world = World("a")
         world.source.failures["load"] = EdgeError("z" * HUGE)
@@ -414,7 +414,7 @@ def test_our_own_errors_are_cut_too() -> None:
     virtual_time.run(main())
 
 
-def test_reasons_are_still_those_of_the_core() -> None:
+def test_a_system_exit_of_a_policy_is_recorded_as_a_failed_policy() -> None:
     async def main() -> None:
         world = World("a")
         spec = world.clusters["a"].spec
@@ -429,7 +429,9 @@ def test_reasons_are_still_those_of_the_core() -> None:
     virtual_time.run(main())
 
 
-def test_plug_ins_that_cannot_be_compared_are_different_which_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_plug_ins_that_cannot_be_compared_count_as_different_and_this_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Incomparable:
         def __eq__(self, other: object) -> bool:
             raise RuntimeError("an array has no truth value")

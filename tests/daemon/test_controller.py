@@ -44,7 +44,7 @@ def test_the_splay_is_stable_and_spreads_evenly() -> None:
     assert all(60 <= count <= 140 for count in tenths)
 
 
-def test_a_tick_that_is_asked_for_leaves_the_others_where_they_are() -> None:
+def test_a_requested_tick_does_not_move_the_other_ticks() -> None:
     async def main() -> list[float]:
         world = World("a")
         await world.start()
@@ -60,7 +60,7 @@ def test_a_tick_that_is_asked_for_leaves_the_others_where_they_are() -> None:
     assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in (0, 10, 20, 24, 30, 40)]
 
 
-def test_ticks_that_are_asked_for_all_the_time_are_a_second_apart() -> None:
+def test_constantly_requested_ticks_are_a_second_apart() -> None:
     async def main() -> list[float]:
         world = World("a")
         await world.start()
@@ -74,7 +74,7 @@ def test_ticks_that_are_asked_for_all_the_time_are_a_second_apart() -> None:
     assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in range(10)]
 
 
-def test_who_asks_during_a_tick_gets_the_next_one() -> None:
+def test_a_request_during_a_tick_gets_the_next_one() -> None:
     async def main() -> list[float]:
         world = World("a")
         world.targets["a"].delay = 2.0
@@ -88,7 +88,7 @@ def test_who_asks_during_a_tick_gets_the_next_one() -> None:
     assert virtual_time.run(main()) == [pytest.approx(splay("a", 10.0) + at) for at in (2, 4)]
 
 
-def test_a_tick_that_is_asked_for_and_takes_longer_than_the_next_is_due_skips_that_one() -> None:
+def test_a_requested_tick_that_outlasts_the_next_regular_one_skips_it() -> None:
     async def main() -> tuple[list[float], int]:
         world = World("a")
         await world.start()
@@ -104,7 +104,7 @@ def test_a_tick_that_is_asked_for_and_takes_longer_than_the_next_is_due_skips_th
     assert skipped == 1
 
 
-def test_who_waits_for_a_tick_is_released_when_the_controller_ends() -> None:
+def test_whoever_waits_for_a_tick_is_released_when_the_controller_ends() -> None:
     async def main() -> None:
         world = World("a")
         world.targets["a"].delay = 3.0
@@ -122,7 +122,7 @@ def test_who_waits_for_a_tick_is_released_when_the_controller_ends() -> None:
     virtual_time.run(main())
 
 
-def test_ticks_do_not_drift_in_hours() -> None:
+def test_ticks_do_not_drift_over_hours() -> None:
     async def main() -> list[float]:
         world = World("a")
         world.targets["a"].delay = 1.7
@@ -139,7 +139,7 @@ def test_ticks_do_not_drift_in_hours() -> None:
     assert all(at == pytest.approx(first + 10 * number) for number, at in enumerate(ticks))
 
 
-def test_missed_ticks_are_skipped_not_bunched() -> None:
+def test_missed_ticks_are_skipped_and_not_made_up_for() -> None:
     async def main() -> list[float]:
         world = World("a")
         # The tick's time-out does not apply to scale calls: this one takes two and a half intervals.
@@ -156,7 +156,7 @@ def test_missed_ticks_are_skipped_not_bunched() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["slow", "hanging", "failing", "broken"])
-def test_a_bad_cluster_does_not_delay_another(trouble: str) -> None:
+def test_a_failing_cluster_does_not_delay_another(trouble: str) -> None:
     async def main() -> None:
         world = World("good", "bad")
         bad = world.targets["bad"]
@@ -178,7 +178,7 @@ def test_a_bad_cluster_does_not_delay_another(trouble: str) -> None:
     virtual_time.run(main())
 
 
-def test_a_plugin_that_ignores_cancellation_holds_one_task_only() -> None:
+def test_a_plugin_that_ignores_cancellation_holds_only_one_task() -> None:
     async def main() -> None:
         world = World("a")
         asked = 0
@@ -207,7 +207,7 @@ def test_a_plugin_that_ignores_cancellation_holds_one_task_only() -> None:
     virtual_time.run(main())
 
 
-def test_everything_is_asked_at_once_within_the_timeout() -> None:
+def test_all_plug_ins_are_called_concurrently_within_the_timeout() -> None:
     async def main() -> None:
         world = World("a", engine=True)
         world.targets["a"].delay = world.source.delay = world.engines["a"].delay = 3.0
@@ -220,7 +220,7 @@ def test_everything_is_asked_at_once_within_the_timeout() -> None:
     virtual_time.run(main())
 
 
-def test_what_cannot_be_read_is_missing_with_its_reason() -> None:
+def test_unreadable_values_are_missing_with_a_reason() -> None:
     async def main() -> None:
         world = World("a", engine=True)
         world.targets["a"].failure = RefusedError("the target says no")
@@ -242,7 +242,7 @@ def test_what_cannot_be_read_is_missing_with_its_reason() -> None:
     virtual_time.run(main())
 
 
-def test_an_unexpected_error_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         world.source.failures["load"] = KeyError("surprise")
@@ -258,7 +258,7 @@ def test_an_unexpected_error_is_logged_with_its_traceback_once(caplog: pytest.Lo
     assert len([record for record in caplog.records if record.message == "reading is missing"]) == 1
 
 
-def test_state_is_kept_before_the_target_is_called() -> None:
+def test_state_is_saved_before_the_target_is_called() -> None:
     async def main() -> None:
         world = World("a")
         target, store = world.targets["a"], world.store
@@ -308,7 +308,7 @@ def test_a_request_does_not_wait_for_the_history() -> None:
     virtual_time.run(main())
 
 
-def test_a_rescale_is_requested_once_and_followed_until_it_has_settled() -> None:
+def test_a_rescale_is_requested_once_and_followed_until_it_is_settled() -> None:
     async def main() -> None:
         world = World("a", engine=True)
         target, engine = world.targets["a"], world.engines["a"]
@@ -330,7 +330,7 @@ def test_a_rescale_is_requested_once_and_followed_until_it_has_settled() -> None
     virtual_time.run(main())
 
 
-def test_a_failed_call_that_took_no_effect_is_tried_again() -> None:
+def test_a_failed_call_without_effect_is_repeated() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -353,7 +353,7 @@ def test_a_failed_call_that_took_no_effect_is_tried_again() -> None:
     virtual_time.run(main())
 
 
-def test_a_failed_call_that_took_effect_is_confirmed_by_what_the_target_shows() -> None:
+def test_a_failed_call_that_took_effect_is_confirmed_by_the_observed_size() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -367,7 +367,7 @@ def test_a_failed_call_that_took_effect_is_confirmed_by_what_the_target_shows() 
     virtual_time.run(main())
 
 
-def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
+def test_a_scale_call_without_an_answer_ends_at_its_own_time_out() -> None:
     async def main() -> None:
         world = World("a")
         world.targets["a"].scale_delay = 1e9
@@ -385,7 +385,7 @@ def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
     virtual_time.run(main())
 
 
-def test_a_time_out_of_a_plug_in_in_a_scale_call_is_not_taken_for_ours() -> None:
+def test_a_timeout_error_of_a_plug_in_is_not_taken_for_the_time_out_of_the_call() -> None:
     async def main() -> None:
         world = World("a")
         world.targets["a"].scale_failure = TimeoutError("no answer of the group within 2 s")
@@ -400,7 +400,7 @@ def test_a_time_out_of_a_plug_in_in_a_scale_call_is_not_taken_for_ours() -> None
     virtual_time.run(main())
 
 
-def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterwards(
+def test_no_call_is_made_while_state_cannot_be_persisted_and_calls_resume_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -427,7 +427,7 @@ def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterw
 
 
 @pytest.mark.parametrize(("method", "what"), [("load", "read"), ("save", "persist")])
-def test_a_store_that_does_not_answer_is_said_while_it_is_waited_for(
+def test_a_store_that_does_not_answer_is_logged_while_the_controller_waits(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str, what: str
 ) -> None:
     async def main() -> None:
@@ -455,7 +455,7 @@ def test_a_store_that_does_not_answer_is_said_while_it_is_waited_for(
     assert messages(caplog)[:2] == [f"decision skipped: cannot {what} state", "decisions resumed"]
 
 
-def test_a_decision_is_not_acted_on_after_the_store_has_not_answered_for_long(
+def test_a_decision_is_dropped_if_the_store_takes_too_long_to_save_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -483,7 +483,7 @@ def test_a_decision_is_not_acted_on_after_the_store_has_not_answered_for_long(
     assert "too old" in failed.__dict__["error"]
 
 
-def test_a_state_that_cannot_be_read_is_not_reported_as_one_that_cannot_be_persisted(
+def test_an_unreadable_state_is_not_reported_as_one_that_cannot_be_persisted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -498,7 +498,7 @@ def test_a_state_that_cannot_be_read_is_not_reported_as_one_that_cannot_be_persi
     assert messages(caplog) == ["decision skipped: cannot read state"]
 
 
-def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
+def test_a_dry_run_saves_everything_and_calls_nothing() -> None:
     async def main() -> None:
         world = World("a", dry_run=True)
         world.source.values["load"] = 300.0
@@ -517,7 +517,7 @@ def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
 
 
 @pytest.mark.parametrize("workers", [None, 4])
-def test_advice_that_nobody_follows_does_not_add_up(workers: int | None) -> None:
+def test_advice_that_nobody_follows_does_not_accumulate(workers: int | None) -> None:
     async def main() -> None:
         world = World("a")
         tracking = NamedPolicy("cpu", load(Kind.POLICY, "target-tracking")(metric="load", target=0.7))
@@ -562,7 +562,7 @@ def test_a_clock_jump_neither_stops_the_ticks_nor_scales_down(jump: timedelta) -
     virtual_time.run(main())
 
 
-def test_after_a_kill_between_keeping_and_calling_the_request_is_made_again() -> None:
+def test_after_a_kill_between_saving_and_calling_the_request_is_repeated() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -588,7 +588,9 @@ def test_after_a_kill_between_keeping_and_calling_the_request_is_made_again() ->
     virtual_time.run(main())
 
 
-def test_a_request_in_place_of_one_before_the_start_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_replaces_one_from_before_the_start_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -615,7 +617,7 @@ def test_a_request_in_place_of_one_before_the_start_is_logged_with_its_reason(ca
     assert messages(caplog) == [f"the target did not accept the change from 1 to 3: {why}", "rescale"]
 
 
-def test_a_defect_of_ours_in_one_cluster_does_not_end_it_or_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_defect_in_one_cluster_ends_neither_it_nor_others(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", "b")
         await world.start()
@@ -636,7 +638,7 @@ def test_a_defect_of_ours_in_one_cluster_does_not_end_it_or_others(caplog: pytes
     assert any("tick failed" in record.message for record in caplog.records)
 
 
-def test_a_scale_call_that_cancels_itself_is_a_failed_call_and_no_end() -> None:
+def test_a_scale_call_that_cancels_itself_is_a_failed_call_and_does_not_end_the_controller() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -670,7 +672,7 @@ def test_a_steady_state_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert messages(caplog) == ["decision"]
 
 
-def test_a_reading_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_intermittent_reading_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         await world.start()
@@ -690,7 +692,7 @@ def test_a_reading_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize(("startup", "lines"), [(0.0, []), (35.0, ["the rescale from 1 to 3 has settled after 40 s"])])
-def test_a_rescale_is_one_line_and_another_when_it_has_taken_a_while(
+def test_a_rescale_is_logged_once_and_again_when_it_takes_long(
     startup: float, lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -711,7 +713,7 @@ def test_a_rescale_is_one_line_and_another_when_it_has_taken_a_while(
     assert len(caplog.records) <= 1 + 2 * len(lines)
 
 
-def test_a_target_that_refuses_every_call_with_another_text_does_not_fill_the_log(
+def test_a_target_that_refuses_every_call_with_another_text_does_not_flood_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -737,7 +739,9 @@ def test_a_target_that_refuses_every_call_with_another_text_does_not_fill_the_lo
     assert messages(caplog).count("scale call failed") == 1
 
 
-def test_a_target_that_answers_at_times_does_not_fill_the_log_with_remarks(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_that_answers_intermittently_does_not_flood_the_log_with_remarks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -757,7 +761,7 @@ def test_a_target_that_answers_at_times_does_not_fill_the_log_with_remarks(caplo
     assert messages(caplog).count("target or annotation reports a condition") == 2
 
 
-def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_that_refuses_repeatedly_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -783,7 +787,7 @@ def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.L
     ]
 
 
-def test_refused_calls_are_remembered_from_the_first_on_across_a_reload_and_until_one_succeeds() -> None:
+def test_the_first_of_consecutive_refused_calls_is_remembered_across_a_reload_until_one_succeeds() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -810,7 +814,7 @@ def test_refused_calls_are_remembered_from_the_first_on_across_a_reload_and_unti
     virtual_time.run(main())
 
 
-def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
+def test_refused_calls_for_the_minimum_are_a_problem_too() -> None:
     async def main() -> None:
         world = World("a", limits=Limits(3, 10))
         world.targets["a"].scale_failure = RefusedError("no")
@@ -826,7 +830,7 @@ def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
     virtual_time.run(main())
 
 
-def test_a_refused_call_is_over_when_somebody_else_sets_the_size() -> None:
+def test_a_refused_call_is_over_when_the_size_is_changed_externally() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -864,7 +868,7 @@ class Picky(FakeTarget):
 
 
 class Stubborn(Picky):
-    """A target that is not always able to take the engine."""
+    """A target that sometimes refuses the engine."""
 
     ripe = False
 
@@ -903,7 +907,7 @@ class Counted(Staffed):
         (None, "the cluster has no engine that could name its workers"),
     ],
 )
-def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine | None, seen: str) -> None:
+def test_a_target_that_selects_workers_receives_the_engine_once(engine: FakeEngine | None, seen: str) -> None:
     async def main() -> None:
         world = World("a")
         target = Picky()
@@ -919,7 +923,7 @@ def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine
     virtual_time.run(main())
 
 
-def test_what_the_target_allows_and_reports_is_observed_and_kept() -> None:
+def test_limits_and_remarks_of_the_target_are_observed_and_saved() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -940,7 +944,7 @@ def test_what_the_target_allows_and_reports_is_observed_and_kept() -> None:
     virtual_time.run(main())
 
 
-def test_what_a_target_reports_again_and_again_is_kept_once() -> None:
+def test_a_repeated_remark_of_a_target_is_saved_once() -> None:
     async def main() -> None:
         world = World("a")
         world.targets["a"].remarks = ("1 pod pending", 5)  # type: ignore[assignment]
@@ -953,7 +957,7 @@ def test_what_a_target_reports_again_and_again_is_kept_once() -> None:
     virtual_time.run(main())
 
 
-def test_a_maximum_beyond_what_the_job_can_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_maximum_beyond_the_usable_size_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", engine=True)
         world.engines["a"].status = EngineStatus(job=JobState.RUNNING, slots=1, parallelism=1, max_parallelism=4)
@@ -968,7 +972,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_reported_once(caplog: pytest.L
     ]
 
 
-def test_stages_of_another_width_with_every_batch_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_of_changing_width_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", engine=True)
         await world.start()
@@ -989,7 +993,7 @@ def test_stages_of_another_width_with_every_batch_do_not_fill_the_log(caplog: py
     ]
 
 
-def test_a_target_that_cannot_take_the_engine_is_missing_with_its_reason_and_asked_again() -> None:
+def test_a_target_that_refuses_the_engine_is_missing_with_a_reason_and_retried() -> None:
     async def main() -> None:
         world = World("a")
         target = Stubborn()
@@ -1006,7 +1010,7 @@ def test_a_target_that_cannot_take_the_engine_is_missing_with_its_reason_and_ask
     virtual_time.run(main())
 
 
-def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
+def test_a_reload_with_another_engine_gives_it_to_the_target() -> None:
     async def main() -> None:
         world = World("a")
         target = Picky()
@@ -1029,7 +1033,7 @@ def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
 
 
 @pytest.mark.parametrize(("desired", "missing", "over"), [(2, {}, True), (3, {}, False), (2, {"load": "gone"}, False)])
-def test_refused_calls_are_over_when_the_size_that_there_is_is_decided(
+def test_refused_calls_are_over_when_the_decision_is_the_present_size(
     desired: int, missing: dict[str, str], *, over: bool
 ) -> None:
     """This holds whatever keeps it there: a tolerance, a cap, or the minimum of a policy that does not know it."""

@@ -66,7 +66,7 @@ def stored(
         (["pause a", "resume *", "hold a"], "a", None, ["hold"]),
     ],
 )
-def test_it_is_for_the_clusters_and_fleets_that_it_names_until_they_are_resumed(
+def test_a_control_holds_for_the_named_clusters_and_fleets_until_they_are_resumed(
     orders: list[str], cluster: str, fleet: str | None, found: list[str]
 ) -> None:
     parts = [order.partition(" --fleet ") for order in orders]
@@ -74,7 +74,7 @@ def test_it_is_for_the_clusters_and_fleets_that_it_names_until_they_are_resumed(
     assert [each.kind for each in in_force(stored_for(listed, cluster, fleet), NOON)] == found
 
 
-def test_the_newest_of_a_kind_is_in_force_and_after_it_an_older_one_that_has_not_expired() -> None:
+def test_the_newest_control_of_a_kind_counts_and_after_it_an_older_one_that_has_not_expired() -> None:
     older = replace(stored(1, "hold", "a"), control=control("hold", replicas=3))
     newer = replace(stored(2, "hold", "*", until=NOON + HOUR), control=control("hold", replicas=9))
     for after, size in ((timedelta(0), 9), (HOUR, 3)):
@@ -82,7 +82,7 @@ def test_the_newest_of_a_kind_is_in_force_and_after_it_an_older_one_that_has_not
         assert found.replicas == size
 
 
-def test_what_can_never_be_in_force_again_is_not_needed() -> None:
+def test_controls_that_can_never_be_in_force_again_are_deleted() -> None:
     soon, late = NOON + HOUR, NOON + 2 * HOUR
     first = stored(1, "pause", "a", until=soon)
     assert unneeded([first], NOON) == []
@@ -114,7 +114,7 @@ orders = st.lists(
 
 
 @given(orders, st.sampled_from([0, 1, 2]))
-def test_without_what_is_not_needed_the_same_is_in_force_at_any_later_time(
+def test_deleting_expired_controls_changes_nothing_at_any_later_time(
     listed: list[tuple[str, str, str, datetime | None]], hours: int
 ) -> None:
     whole = [
@@ -133,7 +133,7 @@ def test_without_what_is_not_needed_the_same_is_in_force_at_any_later_time(
 
 @dataclass(frozen=True, eq=False)
 class Annotated(Fake[Any]):
-    """A discovery whose members say in their values at which size they are held."""
+    """A discovery whose members set a hold by their values."""
 
     def controls(self, member: Member) -> tuple[tuple[Control, ...], tuple[str, ...]]:
         size = str(member.values.get("hold", ""))
@@ -184,7 +184,7 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler")
 
 
-def test_a_hold_is_reached_at_once_and_ends_by_itself_and_is_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hold_is_reached_at_once_expires_and_logs_each_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Ordering("a", "b")
         world.source.values["load"] = 300.0
@@ -211,7 +211,7 @@ def test_a_hold_is_reached_at_once_and_ends_by_itself_and_is_logged_once_each(ca
     virtual_time.run(main())
 
 
-def test_a_pause_survives_a_restart_and_is_over_at_the_same_time() -> None:
+def test_a_pause_survives_a_restart_and_ends_at_the_same_time() -> None:
     async def main() -> None:
         world = Ordering("a")
         await world.start()
@@ -230,7 +230,7 @@ def test_a_pause_survives_a_restart_and_is_over_at_the_same_time() -> None:
     virtual_time.run(main())
 
 
-def test_a_fleet_is_held_with_the_members_that_join_it_later_and_resumed_in_part() -> None:
+def test_a_held_fleet_includes_members_that_join_later_and_can_be_resumed_in_part() -> None:
     async def main() -> None:
         world = Ordering("own")
         world.find("ab")
@@ -259,7 +259,7 @@ def test_a_fleet_is_held_with_the_members_that_join_it_later_and_resumed_in_part
     virtual_time.run(main())
 
 
-def test_what_is_ordered_on_a_member_is_in_force_without_another_controller_also_after_a_restart(
+def test_a_control_in_the_values_of_a_member_works_without_a_new_controller_also_after_a_restart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -300,7 +300,9 @@ def test_what_is_ordered_on_a_member_is_in_force_without_another_controller_also
     ]
 
 
-def test_what_a_target_shows_is_in_force_and_less_than_a_newer_command(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_control_shown_by_a_target_is_in_force_but_a_newer_command_takes_precedence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = Ordering("a")
         target = world.targets["a"]
@@ -326,7 +328,7 @@ def test_what_a_target_shows_is_in_force_and_less_than_a_newer_command(caplog: p
     virtual_time.run(main())
 
 
-async def test_an_order_that_is_added_while_others_are_read_stays_in_force() -> None:
+async def test_a_control_added_during_a_refresh_stays_in_force() -> None:
     class Slow(FakeStore):
         async def load_controls(self) -> list[StoredControl]:
             found = await super().load_controls()
@@ -345,7 +347,7 @@ async def test_an_order_that_is_added_while_others_are_read_stays_in_force() -> 
     assert controls.in_force("a", None, NOON)
 
 
-def test_what_another_daemon_has_written_is_known_after_a_refresh_and_stays_while_the_store_is_away(
+def test_a_control_of_another_daemon_is_known_after_a_refresh_and_kept_while_the_store_is_unavailable(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -372,7 +374,7 @@ def test_what_another_daemon_has_written_is_known_after_a_refresh_and_stays_whil
     ]
 
 
-async def test_sqlite_keeps_orders_and_audit_together_and_deletes_what_is_not_needed(tmp_path: Path) -> None:
+async def test_sqlite_saves_controls_and_audit_together_and_deletes_expired_ones(tmp_path: Path) -> None:
     now = NOON
     async with open_state_store(tmp_path, decisions=5) as store:
         controls = Controls(store, lambda: now)
@@ -419,7 +421,7 @@ async def test_the_last_entries_of_the_audit_are_kept(tmp_path: Path, monkeypatc
         assert [each.by for each in await store.audit(10)] == ["4", "3", "2"]
 
 
-async def test_a_file_of_before_there_were_controls_is_read_and_damage_is_named(tmp_path: Path) -> None:
+async def test_a_state_file_without_controls_is_read_and_damage_is_reported(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=5) as store:
         await in_writer(store, lambda connection: connection.executescript("DROP TABLE control; DROP TABLE audit"))
     async with open_state_store(tmp_path, decisions=5) as store:
@@ -436,7 +438,7 @@ async def test_a_file_of_before_there_were_controls_is_read_and_damage_is_named(
             await store.audit(1)
 
 
-async def test_a_store_in_memory_is_one_like_the_others() -> None:
+async def test_the_in_memory_store_behaves_like_the_others() -> None:
     store = FakeStore()
     entry = AuditEntry(at=NOON, by="alice", action="decide", scope="clusters a")
     await store.add_audit(entry)

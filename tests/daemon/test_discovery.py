@@ -31,7 +31,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, object]]:
-    """The fields of the lines with this message."""
+    """The fields of the log lines with this message."""
     return [vars(record) for record in caplog.records if record.message == message]
 
 
@@ -40,7 +40,7 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler")
 
 
-def test_members_come_and_go_without_a_reload_and_without_disturbing_the_others(
+def test_members_join_and_leave_without_a_reload_and_without_disturbing_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -74,7 +74,7 @@ def test_members_come_and_go_without_a_reload_and_without_disturbing_the_others(
     assert [line["member"] for line in said(caplog, "member left")] == ["id-c"]
 
 
-def test_what_was_learned_survives_the_return_of_a_member() -> None:
+def test_learned_values_survive_the_return_of_a_member() -> None:
     async def main() -> None:
         world = Fleets()
         world.of_members = {"policies": (NamedPolicy("remembers", Remembers()),)}
@@ -98,7 +98,7 @@ def test_what_was_learned_survives_the_return_of_a_member() -> None:
     run(main)
 
 
-def test_what_was_learned_of_a_cluster_is_forgotten_long_after_it_has_left(
+def test_learned_values_are_forgotten_long_after_a_cluster_has_left(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = 240.0  # instead of 86,400 seconds: a month of polls takes long in virtual time too
@@ -146,7 +146,7 @@ def test_what_was_learned_of_a_cluster_is_forgotten_long_after_it_has_left(
         ("defect", "config.yaml:7: fleets.f[id-b].name: RuntimeError: the plug-in cannot stand this"),
     ],
 )
-def test_one_bad_member_is_in_trouble_alone_with_the_path_that_is_wrong(
+def test_one_invalid_member_fails_alone_with_the_path_of_the_error(
     maximum: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -173,7 +173,9 @@ def test_one_bad_member_is_in_trouble_alone_with_the_path_that_is_wrong(
     run(main)
 
 
-def test_a_member_whose_values_become_wrong_goes_on_as_before_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_whose_values_become_invalid_continues_unchanged_and_reports_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = Fleets()
         world.find("a", max="8")
@@ -206,7 +208,7 @@ def test_a_member_whose_values_become_wrong_goes_on_as_before_and_says_so(caplog
     run(main)
 
 
-def test_a_discovery_that_fails_removes_nobody_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_discovery_removes_no_member_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets()
         world.find("abcd")
@@ -231,7 +233,7 @@ def test_a_discovery_that_fails_removes_nobody_and_is_logged_once(caplog: pytest
     run(main)
 
 
-def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_lasted(
+def test_a_loss_of_half_the_members_removes_none_until_it_has_lasted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -247,7 +249,7 @@ def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_laste
         world.discovery.failure = UnavailableError("away")
         await world.until(350)
         world.discovery.failure = None
-        # c is back once.
+        # c returns once.
         world.find("abc")
         await world.until(361)
         world.find("ab")
@@ -267,7 +269,9 @@ def test_a_discovery_that_shows_half_as_many_removes_nobody_until_that_has_laste
 _HELD = "many members are missing: kept until each has been missing for the fleet's confirm time"
 
 
-def test_a_restart_while_the_discovery_is_down_goes_on_with_the_last_members(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_while_the_discovery_is_down_continues_with_the_last_members(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = Fleets("static")
         world.find("abc")
@@ -292,7 +296,7 @@ def test_a_restart_while_the_discovery_is_down_goes_on_with_the_last_members(cap
     run(main)
 
 
-def test_a_member_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None:
+def test_a_member_removed_during_a_scale_call_delays_no_other() -> None:
     async def main() -> None:
         world = Fleets()
         world.find("abc")
@@ -320,7 +324,7 @@ def test_a_member_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None:
     run(main)
 
 
-def test_of_two_members_with_one_name_the_first_keeps_it_and_the_other_follows_it(
+def test_of_two_members_with_one_name_the_first_keeps_it_and_the_other_gets_it_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -347,7 +351,7 @@ def test_of_two_members_with_one_name_the_first_keeps_it_and_the_other_follows_i
     run(main)
 
 
-def test_a_new_member_takes_the_name_or_the_target_of_one_that_is_missing_at_once(
+def test_a_new_member_immediately_takes_the_name_or_target_of_a_missing_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -374,7 +378,7 @@ def test_a_new_member_takes_the_name_or_the_target_of_one_that_is_missing_at_onc
     assert said(caplog, "member refused") == []
 
 
-def test_a_member_that_was_refused_for_another_takes_its_place_once_that_one_is_missing() -> None:
+def test_a_refused_duplicate_takes_over_when_the_first_member_is_missing() -> None:
     async def main() -> None:
         world = Fleets()
         old, new = Member("job-1", {"name": "orders"}), Member("job-2", {"name": "orders"})
@@ -391,7 +395,7 @@ def test_a_member_that_was_refused_for_another_takes_its_place_once_that_one_is_
     run(main)
 
 
-def test_a_member_that_moves_to_another_fleet_is_under_control_there_at_once() -> None:
+def test_a_member_that_moves_to_another_fleet_is_controlled_there_at_once() -> None:
     async def main() -> None:
         world = Fleets()
         other = FakeDiscovery()
@@ -413,7 +417,7 @@ def test_a_member_that_moves_to_another_fleet_is_under_control_there_at_once() -
     run(main)
 
 
-def test_members_with_equal_targets_do_not_fight_over_it() -> None:
+def test_of_members_with_equal_targets_only_one_controls_it() -> None:
     async def main() -> None:
         world = Fleets()
         world.discovery.found = [Member(key, {"name": key, "target": "shared"}) for key in "ab"]
@@ -426,7 +430,7 @@ def test_members_with_equal_targets_do_not_fight_over_it() -> None:
     run(main)
 
 
-def test_a_reload_with_a_changed_template_changes_only_what_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_of_a_template_changes_only_the_affected_clusters(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets("static")
         world.find("ab")
@@ -452,7 +456,7 @@ def test_a_reload_with_a_changed_template_changes_only_what_it_changes(caplog: p
     assert not said(caplog, "member left")
 
 
-def test_a_reload_asks_the_discovery_at_once_and_another_one_keeps_the_members() -> None:
+def test_a_reload_polls_the_discovery_at_once_and_keeps_the_members_of_a_replaced_one() -> None:
     async def main() -> None:
         world = Fleets()
         world.specs["f"] = replace(world.specs["f"], interval=timedelta(hours=1))
@@ -492,7 +496,7 @@ def test_a_reload_adds_and_removes_fleets_with_their_members() -> None:
     run(main)
 
 
-def test_a_member_that_the_changed_template_does_not_fit_goes_on_unless_its_source_is_gone() -> None:
+def test_a_member_that_does_not_fit_the_changed_template_continues_unless_its_source_is_gone() -> None:
     async def main() -> None:
         world = Fleets("static")
         world.sources["other"] = Fake(world.source)
@@ -523,7 +527,7 @@ def test_a_member_that_the_changed_template_does_not_fit_goes_on_unless_its_sour
     run(main)
 
 
-def test_a_discovery_that_hangs_is_timed_out_and_delays_nobody() -> None:
+def test_a_discovery_that_hangs_times_out_and_delays_nothing_else() -> None:
     async def main() -> None:
         world = Fleets("static")
         world.find("a")
@@ -544,7 +548,7 @@ def test_a_discovery_that_hangs_is_timed_out_and_delays_nobody() -> None:
     run(main)
 
 
-def test_a_discovery_that_cannot_be_cancelled_is_not_asked_again_before_it_has_ended() -> None:
+def test_a_discovery_that_cannot_be_cancelled_is_not_called_again_before_it_has_ended() -> None:
     async def main() -> None:
         world = Fleets()
         asked = 0
@@ -599,7 +603,7 @@ def test_a_defect_of_a_discovery_is_logged_once_with_its_traceback(
     assert line["exc_info"]
 
 
-def test_a_discovery_that_cancels_itself_is_one_that_fails() -> None:
+def test_a_discovery_that_cancels_itself_counts_as_failed() -> None:
     async def main() -> None:
         world = Fleets()
         world.discovery.failure = asyncio.CancelledError()
@@ -612,7 +616,7 @@ def test_a_discovery_that_cancels_itself_is_one_that_fails() -> None:
 
 
 @pytest.mark.parametrize("found", [["prod/a"], [Member(7, {})]])  # type: ignore[arg-type]  # such are refused
-def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
+def test_an_answer_with_an_invalid_member_is_refused_as_a_whole(found: list[Any]) -> None:
     async def main() -> None:
         world = Fleets()
         world.find("a")
@@ -627,7 +631,7 @@ def test_what_is_no_member_is_refused_as_a_whole(found: list[Any]) -> None:
     run(main)
 
 
-def test_that_members_cannot_be_persisted_is_logged_once_and_made_up_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_to_persist_members_is_logged_once_and_made_up_for(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets()
         world.store.failure = "the disk is full"
@@ -646,7 +650,7 @@ def test_that_members_cannot_be_persisted_is_logged_once_and_made_up_for(caplog:
     assert len(said(caplog, "cannot persist members")) == 1
 
 
-def test_secrets_of_members_are_hidden_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_members_are_masked_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = Mask()
     monkeypatch.setattr(discovery, "mask", mask)
 
@@ -666,7 +670,7 @@ class Unhashable(Fake[FakeEngine]):
         raise RuntimeError("no hash")
 
 
-def test_a_change_that_failed_is_tried_at_every_answer_and_shown() -> None:
+def test_a_failed_change_is_retried_at_every_answer_and_shown() -> None:
     async def main() -> None:
         world = Fleets("static")
         world.of_members = {"engine": Unhashable(FakeEngine())}
@@ -688,7 +692,7 @@ def test_a_change_that_failed_is_tried_at_every_answer_and_shown() -> None:
     run(main)
 
 
-def test_a_fleet_without_members_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fleet_without_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets()
         await world.start()
@@ -701,7 +705,9 @@ def test_a_fleet_without_members_says_so_once(caplog: pytest.LogCaptureFixture) 
     assert len(said(caplog, "no member was found")) == 1
 
 
-def test_many_members_that_join_leave_or_are_refused_are_counted_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_joining_leaving_or_refused_members_are_logged_in_one_line_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         world = Fleets()
         names = [f"m{number:03}" for number in range(100)]
@@ -739,7 +745,7 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
     world.discovery.found = [Member(f"m{number}", {"name": f"m{number}"}) for number in range(10_000)]
     at = time.thread_time()
     await world.discoveries.apply(world.config)
-    while len(world.discoveries.members) < 10_000 or not world.tick_times.late:  # noqa: ASYNC110 - nothing says so
+    while len(world.discoveries.members) < 10_000 or not world.tick_times.late:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.1)
     gc.enable()
     watching.cancel()
@@ -749,7 +755,7 @@ async def test_ten_thousand_members_at_once_make_no_tick_of_others_late() -> Non
     await world.fleet.cancel()
 
 
-def test_a_probable_mistake_of_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probable_mistake_in_members_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets()
         world.discovery.found = [Member(name, {"name": name, "warn": "config.yaml:9: odd"}) for name in "ab"]
@@ -764,7 +770,7 @@ def test_a_probable_mistake_of_members_is_logged_once(caplog: pytest.LogCaptureF
     assert line["warning"] == "config.yaml:9: odd"
 
 
-def test_a_defect_while_members_are_restored_is_no_end_of_the_fleet(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_while_members_are_restored_does_not_end_the_fleet(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Fleets()
         world.find("a")

@@ -24,7 +24,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Dns:
-    """A resolver that hangs for every name of `hang.test` until the test ends."""
+    """A resolver that hangs for every name under `hang.test` until the test ends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.release = threading.Event()
@@ -62,7 +62,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Any:
     found.release.set()
 
 
-def test_names_that_hang_stop_neither_another_name_nor_a_call_in_a_thread_nor_the_end(dns: Dns) -> None:
+def test_hanging_lookups_delay_no_other_lookup_no_call_in_a_thread_and_no_shutdown(dns: Dns) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         hanging = [asyncio.create_task(Plugin().resolve(f"{number}.hang.test")) for number in range(50)]
@@ -78,7 +78,7 @@ def test_names_that_hang_stop_neither_another_name_nor_a_call_in_a_thread_nor_th
     assert not dns.release.is_set()
 
 
-def test_a_name_that_hangs_holds_one_thread_however_often_it_is_asked_for(dns: Dns) -> None:
+def test_repeated_lookups_of_a_hanging_name_occupy_one_thread(dns: Dns) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for _ in range(20):
@@ -101,7 +101,7 @@ async def started(*tasks: asyncio.Task[Any]) -> None:
     assert not any(task.done() for task in tasks)
 
 
-def test_names_of_one_plug_in_that_hang_hold_up_its_next_ones_alone(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_lookups_of_one_plug_in_delay_only_its_own_next_ones(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "MAX_LOOKUPS_OF_ONE", 2)
 
     async def main() -> None:
@@ -128,7 +128,7 @@ def test_names_of_one_plug_in_that_hang_hold_up_its_next_ones_alone(dns: Dns, mo
     run(main())
 
 
-def test_who_waited_for_a_turn_does_not_ask_again_what_another_one_asks_meanwhile(
+def test_a_lookup_that_waited_for_a_slot_joins_a_running_one_for_the_same_name(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "MAX_LOOKUPS_OF_ONE", 1)
@@ -151,7 +151,7 @@ def test_who_waited_for_a_turn_does_not_ask_again_what_another_one_asks_meanwhil
     run(main())
 
 
-def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor_of_the_daemon(
+def test_calls_that_never_return_exhaust_no_threads_of_other_plug_ins_or_of_the_daemon(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "MAX_CALLS_OF_ONE", 2)
@@ -185,7 +185,7 @@ def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor
     run(main())
 
 
-def test_what_a_call_in_a_thread_raises_is_raised_where_it_is_awaited() -> None:
+def test_an_exception_of_a_call_in_a_thread_is_raised_where_it_is_awaited() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             await asyncio.to_thread(int, "x")
@@ -194,7 +194,7 @@ def test_what_a_call_in_a_thread_raises_is_raised_where_it_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_task_that_tries_to_end_the_process_ends_alone(
+def test_a_task_that_tries_to_end_the_process_ends_only_itself(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> str:
@@ -225,8 +225,8 @@ def test_the_main_task_may_end_the_process() -> None:
         run(main())
 
 
-def test_ctrl_c_ends_it_where_the_daemon_does_not_handle_it() -> None:
-    """After it has given its handlers back, while it closes."""
+def test_ctrl_c_ends_the_loop_while_the_daemon_does_not_handle_it() -> None:
+    """During shutdown, after it has restored the signal handlers."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -51,7 +51,7 @@ class Listening:
             return (await self._content.readline()).decode()
 
     async def event(self) -> tuple[str, Any]:
-        """The next event; comments are skipped."""
+        """Return the next event; comments are skipped."""
         name = ""
         while True:
             line = await self.line()
@@ -71,7 +71,7 @@ class Listening:
 async def listening(
     session: aiohttp.ClientSession, url: str | None, token: str | None = WRITE, **headers: str
 ) -> AsyncIterator[tuple[Listening, Mapping[str, Any]]]:
-    """A client, and its greeting."""
+    """A connected client and its greeting."""
     given = {**({"Authorization": f"Bearer {token}"} if token else {}), **headers}
     async with session.get(f"{url}/api/v1/events", headers=given) as response:
         assert response.status == 200, await response.text()
@@ -82,7 +82,7 @@ async def listening(
         yield client, hello
 
 
-async def test_the_greeting_says_what_the_token_may_do(house: House) -> None:
+async def test_the_greeting_has_the_rights_of_the_token(house: House) -> None:
     for token, by, writable in (
         (WRITE, "alice", True),
         (READ, "grafana", False),
@@ -127,7 +127,7 @@ async def test_only_rows_that_have_changed_are_sent(house: House) -> None:
         assert [(row["name"], row["severity"]) for row in data["clusters"]] == [("a", 1)]
 
 
-async def test_what_was_read_before_the_greeting_is_sent_to_nobody_and_what_came_after_to_all(house: House) -> None:
+async def test_rows_read_before_the_greeting_are_sent_to_nobody_and_later_ones_to_all(house: House) -> None:
     async with (
         listening(house.session, house.daemon.url) as (first, _),
         listening(house.session, house.daemon.url) as (second, _),
@@ -136,25 +136,25 @@ async def test_what_was_read_before_the_greeting_is_sent_to_nobody_and_what_came
         assert await first.event() == await second.event()
 
 
-async def test_clusters_that_are_gone_are_named(house: House) -> None:
+async def test_removed_clusters_are_named(house: House) -> None:
     async with listening(house.session, house.daemon.url) as (client, _):
         clusters = {"a": house.config.clusters["a"]}
         await house.reload(replace(house.config, clusters=clusters))
         assert await client.event() == ("rows", {"clusters": [], "gone": ["b"]})
 
 
-async def test_silence_is_broken_by_comments(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_comments_are_sent_while_nothing_changes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT", 0.1)
     async with listening(house.session, house.daemon.url) as (client, _):
         lines = [await client.line() for _ in range(3)]
         assert ":\n" in lines
 
 
-async def test_rows_are_made_only_while_anybody_listens(house: House) -> None:
+async def test_rows_are_made_only_while_a_client_listens(house: House) -> None:
     async with listening(house.session, house.daemon.url):
         assert [task for task in asyncio.all_tasks() if task.get_name() == "events"]
     async with asyncio.timeout(PATIENCE):
-        while [task for task in asyncio.all_tasks() if task.get_name() == "events"]:  # noqa: ASYNC110 - nothing tells
+        while [task for task in asyncio.all_tasks() if task.get_name() == "events"]:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
     async with listening(house.session, house.daemon.url) as (client, _):
         await house.ask("POST", "/api/v1/clusters/a/decide")
@@ -170,7 +170,7 @@ async def test_rows_are_made_only_while_anybody_listens(house: House) -> None:
         (READ, {"Host": "elsewhere.example"}, 421),
     ],
 )
-async def test_events_are_behind_the_same_rules_as_all_else(
+async def test_events_follow_the_same_access_rules_as_everything_else(
     tmp_path: Path, token: str | None, headers: dict[str, str], status: int
 ) -> None:
     async with running(tmp_path, read_needs_token=True) as house:
@@ -179,7 +179,7 @@ async def test_events_are_behind_the_same_rules_as_all_else(
             pass
 
 
-async def test_one_listener_too_many_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_listener_too_many_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     async with running(tmp_path) as house:
         opened = [await house.session.get(f"{house.daemon.url}/api/v1/events") for _ in range(32)]
@@ -195,7 +195,7 @@ async def test_one_listener_too_many_is_told_so(tmp_path: Path, monkeypatch: pyt
             each.close()
 
 
-async def test_the_connection_of_a_listener_too_many_counts_like_others(
+async def test_the_connection_of_a_refused_listener_counts_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_LISTENERS", 1)
@@ -207,7 +207,7 @@ async def test_the_connection_of_a_listener_too_many_counts_like_others(
         assert len(connections._idle) == 1
 
 
-async def test_a_slow_reader_is_cut_off_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_is_disconnected_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "SYSTEM_BUFFER", 2048)
     monkeypatch.setattr(events, "MAX_UNREAD", 2048)
     served = events.Events()
@@ -238,7 +238,7 @@ async def test_a_stop_does_not_wait_for_listeners(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 5
 
 
-async def test_a_failure_ends_the_connections_so_that_clients_ask_anew(
+async def test_a_failure_ends_the_connections_so_that_clients_reconnect(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listening(house.session, house.daemon.url) as (client, _):

@@ -75,7 +75,7 @@ class SharesUnconnectable(Fake[FakeSource]):
 
 
 @pytest.mark.parametrize("hanging", ["source", "target", "connect", "shared"])
-def test_neither_a_stop_nor_a_reload_waits_for_what_hangs_in_an_observation(hanging: str) -> None:
+def test_neither_a_stop_nor_a_reload_waits_for_a_hanging_observation(hanging: str) -> None:
     async def main() -> None:
         world = World("a")
         if hanging == "source":
@@ -98,7 +98,7 @@ def test_neither_a_stop_nor_a_reload_waits_for_what_hangs_in_an_observation(hang
     virtual_time.run(main())
 
 
-def test_a_reload_adds_removes_and_changes_without_disturbing_the_others() -> None:
+def test_a_reload_adds_removes_and_changes_clusters_without_disturbing_the_others() -> None:
     async def main() -> None:
         world = World("same", "gone", "changed")
         await world.start()
@@ -151,7 +151,7 @@ class Unhashable(Fake[FakeTarget]):
         raise RuntimeError("no hash")
 
 
-def test_a_change_that_a_defect_of_a_plug_in_ended_is_made_up_for_by_the_next() -> None:
+def test_a_change_interrupted_by_a_defect_of_a_plug_in_is_completed_by_the_next_one() -> None:
     async def main() -> None:
         world = World("a", "changed", "gone")
         await world.start()
@@ -197,7 +197,7 @@ def test_a_plugin_that_cannot_connect_fails_only_its_clusters_and_is_retried() -
     virtual_time.run(main())
 
 
-def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> None:
+def test_a_plugin_that_hangs_while_connecting_is_abandoned_and_retried() -> None:
     async def main() -> None:
         attempts = 0
 
@@ -221,7 +221,7 @@ def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> N
     virtual_time.run(main())
 
 
-def test_a_plug_in_that_lacks_something_says_what_without_the_name_of_a_class() -> None:
+def test_a_plug_in_with_a_missing_dependency_reports_it_without_a_class_name() -> None:
     async def main() -> None:
         fake: Fake[str] = Fake("live", failures=[PluginError("no credentials: give kubeconfig")])
         connections = Connections()
@@ -233,7 +233,7 @@ def test_a_plug_in_that_lacks_something_says_what_without_the_name_of_a_class() 
     virtual_time.run(main())
 
 
-def test_a_time_out_of_a_plug_in_while_connecting_is_not_taken_for_ours() -> None:
+def test_a_timeout_error_of_a_plug_in_while_connecting_is_not_taken_for_our_time_out() -> None:
     async def main() -> None:
         fake: Fake[str] = Fake("live", failures=[TimeoutError("no greeting after 5 s")])
         connections = Connections()
@@ -268,7 +268,7 @@ async def _client(url: str) -> AsyncIterator[object]:
     _clients.append(f"close {url}")
 
 
-def test_equal_plugins_are_connected_once_and_what_plugins_share_is_opened_once() -> None:
+def test_equal_plugins_are_connected_once_and_shared_clients_are_opened_once() -> None:
     async def main() -> None:
         _clients.clear()
         connections = Connections()
@@ -285,7 +285,7 @@ def test_equal_plugins_are_connected_once_and_what_plugins_share_is_opened_once(
     virtual_time.run(main())
 
 
-def test_a_shared_client_that_fails_to_open_is_tried_anew_by_the_next() -> None:
+def test_a_shared_client_that_fails_to_open_is_retried_by_the_next_user() -> None:
     async def main() -> None:
         connections = Connections()
         for _ in range(2):
@@ -343,7 +343,7 @@ def test_a_changed_source_changes_the_clusters_that_use_it() -> None:
     virtual_time.run(main())
 
 
-def test_a_plugin_that_does_not_let_go_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_that_hangs_while_closing_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     class Clinging:
         @asynccontextmanager
         async def connect(self, _: Shared) -> AsyncIterator[str]:
@@ -387,7 +387,7 @@ def test_at_a_reload_no_cluster_waits_for_the_scale_call_of_another() -> None:
     virtual_time.run(main())
 
 
-def test_a_plug_in_that_cancels_itself_while_connecting_is_tried_again() -> None:
+def test_a_plug_in_that_cancels_itself_while_connecting_is_retried() -> None:
     async def main() -> None:
         world = World("a")
         world.plugins["a"].failures.append(asyncio.CancelledError())
@@ -415,7 +415,7 @@ def test_a_plug_in_that_cancels_itself_while_connecting_is_tried_again() -> None
     virtual_time.run(main())
 
 
-def test_a_shared_client_that_does_not_let_go_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shared_client_that_hangs_while_closing_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         @asynccontextmanager
         async def client() -> AsyncIterator[str]:
@@ -432,7 +432,7 @@ def test_a_shared_client_that_does_not_let_go_is_left_behind(caplog: pytest.LogC
     assert vars(caplog.records[-1])["client"] == "str"
 
 
-def test_the_first_observation_waits_for_what_is_being_connected() -> None:
+def test_the_first_observation_waits_for_plug_ins_that_are_connecting() -> None:
     async def main() -> None:
         class Slow:
             @asynccontextmanager
@@ -452,7 +452,7 @@ def test_the_first_observation_waits_for_what_is_being_connected() -> None:
     virtual_time.run(main())
 
 
-def test_a_scale_call_that_will_not_be_cancelled_does_not_hold_up_the_end() -> None:
+def test_a_scale_call_that_ignores_cancellation_does_not_delay_the_shutdown() -> None:
     async def main() -> None:
         world = World("a")
 
@@ -498,7 +498,7 @@ def test_what_a_reload_removes_is_freed_without_the_garbage_collector() -> None:
     virtual_time.run(main())
 
 
-def test_a_cluster_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None:
+def test_a_cluster_removed_during_a_scale_call_delays_no_other() -> None:
     async def main() -> None:
         world = World("slow", "other")
         world.targets["slow"].scale_delay = 25.0
@@ -528,7 +528,7 @@ def test_a_cluster_removed_in_the_middle_of_a_scale_call_delays_nobody() -> None
 
 
 @pytest.mark.parametrize("changes", ["back", "changed", "changed twice", "changed and gone", "gone and stopped"])
-def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_configured_last(changes: str) -> None:
+def test_a_cluster_reconfigured_twice_during_its_scale_call_gets_the_last_configuration(changes: str) -> None:
     async def main() -> None:
         world = World("a")
         world.targets["a"].scale_delay = 25.0
@@ -577,7 +577,7 @@ def test_a_cluster_that_changes_again_while_its_scale_call_lasts_is_as_it_was_co
     virtual_time.run(main())
 
 
-async def test_ten_thousand_clusters_that_appear_at_once_do_not_keep_the_loop() -> None:
+async def test_ten_thousand_new_clusters_do_not_block_the_loop() -> None:
     world = World(*(f"c{number}" for number in range(10_000)), interval=timedelta(hours=1))
     longest, at = 0.0, time.thread_time()
 

@@ -69,7 +69,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         await history.close()
 
 
-async def test_without_any_cluster_it_is_alive_and_ready_once_the_discovery_has_answered(house: House) -> None:
+async def test_without_any_cluster_it_is_alive_and_it_is_ready_once_the_discovery_has_answered(house: House) -> None:
     body = await house.until("/readyz", lambda _, body: body["fleets"] == {"f": "away"})
     assert body["ok"] is False
     assert await house.ask("/healthz") == (200, {"ok": True, "clusters": 0, "overdue": []})
@@ -88,7 +88,7 @@ async def test_without_any_cluster_it_is_alive_and_ready_once_the_discovery_has_
     assert (await house.ask("/healthz"))[1]["clusters"] == 1
 
 
-async def test_members_whose_names_have_slashes_are_found_by_them_encoded_or_not(house: House) -> None:
+async def test_members_with_slashes_in_their_names_are_found_encoded_or_not(house: House) -> None:
     house.world.discovery.failure = None
     names = ["prod/orders", "prod/orders/decisions"]
     house.world.discovery.found = [Member(name, {"name": name}) for name in names]
@@ -106,7 +106,7 @@ async def test_members_whose_names_have_slashes_are_found_by_them_encoded_or_not
         assert f"cluster {name}" in body["decisions"][0]["explanation"]
 
 
-async def test_what_is_wrong_with_a_fleet_and_its_members_is_shown(house: House) -> None:
+async def test_problems_of_a_fleet_and_its_members_are_shown(house: House) -> None:
     house.world.discovery.failure = None
     good = [Member(name, {"name": name}) for name in "abc"]
     bad = Member("bad", {"name": "bad", "max": "lots"})
@@ -144,7 +144,7 @@ async def test_what_is_wrong_with_a_fleet_and_its_members_is_shown(house: House)
         assert line in text
 
 
-async def test_one_bad_member_does_not_make_the_daemon_unready_and_is_named(house: House) -> None:
+async def test_one_invalid_member_does_not_make_the_daemon_unready_and_is_named(house: House) -> None:
     house.world.discovery.failure = None
     house.world.find("abc")
     await house.until("/readyz", lambda status, _: status == 200 and len(house.daemon.members) == 3)
@@ -156,7 +156,7 @@ async def test_one_bad_member_does_not_make_the_daemon_unready_and_is_named(hous
     assert "[bad].template.max" in body["fleets"]["f"]
     assert (await house.ask("/readyz"))[0] == 200
     assert body["ok"] is True
-    # A member that has just come.
+    # A member that has just joined.
     house.world.find("abcd")
     house.world.plugins["d"] = Fake(FakeTarget())
     house.world.plugins["d"].live.failure = UnavailableError("not there yet")
@@ -176,7 +176,7 @@ async def test_a_fleet_whose_members_are_all_refused_makes_the_daemon_unready(ho
     assert (body["ok"], body["problems"], body["not_observed"]) == (False, {}, [])
 
 
-async def test_a_reload_goes_through_the_fleets(house: House) -> None:
+async def test_a_reload_updates_the_fleets(house: House) -> None:
     house.world.discovery.failure = None
     house.world.find("a")
     await house.until("/readyz", lambda status, _: status == 200 and "a" in house.daemon.members)

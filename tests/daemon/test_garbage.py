@@ -36,7 +36,7 @@ def while_it_runs(blocks: list[int], test: Coroutine[Any, Any, None]) -> None:
     virtual_time.run(main())
 
 
-def test_all_objects_are_looked_through_only_when_there_are_many_more(collections: list[str]) -> None:
+def test_a_full_collection_needs_many_more_objects(collections: list[str]) -> None:
     blocks = [1000]
 
     async def test() -> None:
@@ -51,7 +51,7 @@ def test_all_objects_are_looked_through_only_when_there_are_many_more(collection
     while_it_runs(blocks, test())
 
 
-def test_pythons_own_full_collections_do_not_begin(collections: list[str]) -> None:
+def test_pythons_own_full_collections_do_not_run(collections: list[str]) -> None:
     young, middle, _ = gc.get_threshold()
 
     async def test() -> None:
@@ -61,7 +61,7 @@ def test_pythons_own_full_collections_do_not_begin(collections: list[str]) -> No
     assert collections
 
 
-def test_pythons_own_full_collections_go_on_where_memory_is_not_known(collections: list[str]) -> None:
+def test_pythons_own_full_collections_run_if_memory_usage_is_unknown(collections: list[str]) -> None:
     before = gc.get_threshold()
 
     async def test() -> None:
@@ -72,7 +72,7 @@ def test_pythons_own_full_collections_go_on_where_memory_is_not_known(collection
     while_it_runs([0], test())
 
 
-def test_large_objects_count_as_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_objects_count_by_their_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, before = used_memory()
     large = bytearray(b"x" * 50_000_000)
     _, after = used_memory()
@@ -82,7 +82,7 @@ def test_large_objects_count_as_memory(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (blocks > 0, pages) == (True, 0)
 
 
-def test_small_objects_count_although_their_memory_is_not_given_back() -> None:
+def test_small_objects_count_although_their_memory_is_not_returned() -> None:
     before, _ = used_memory()
     small = [object() for _ in range(100_000)]
     during, _ = used_memory()

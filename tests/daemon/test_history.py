@@ -1,4 +1,4 @@
-"""The history files: a file for each hour, whole lines, nothing kept for too long."""
+"""The history files: one per hour, with whole lines, deleted after their retention."""
 
 # ruff: noqa: ASYNC240 - looking at small local files
 
@@ -32,7 +32,7 @@ from .test_state_store import a_record
 AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
 
 
-async def test_each_hour_has_its_file(tmp_path: Path) -> None:
+async def test_each_hour_has_its_own_file(tmp_path: Path) -> None:
     history = History(tmp_path / "history", timedelta(days=7))
     await history.start()
     records = [a_record(AT + timedelta(seconds=seconds)) for seconds in range(4)]
@@ -54,7 +54,7 @@ async def test_hours_are_those_of_utc(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["2026-01-31T17.jsonl"]
 
 
-async def test_a_disk_that_hangs_delays_a_decision_once_and_the_end_for_a_moment(
+async def test_a_hanging_disk_delays_one_decision_and_the_shutdown_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -88,10 +88,10 @@ async def test_a_disk_that_hangs_delays_a_decision_once_and_the_end_for_a_moment
         caplog.clear()
         await history.close()
     assert [line.message for line in caplog.records] == ["history is not closed: its disk hangs"]
-    os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))  # lets the writer's thread end
+    os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))  # lets the writer thread end
 
 
-async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp_path: Path) -> None:
+async def test_old_files_are_deleted_when_an_hour_begins_and_other_files_are_kept(tmp_path: Path) -> None:
     others = ["2020-01-01.jsonl", "notes.txt"]
     for name in (*(f"2026-01-31T{hour:02}.jsonl" for hour in range(17)), *others):
         (tmp_path / name).touch()
@@ -103,7 +103,7 @@ async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp
     assert left == sorted([*(f"2026-01-31T{hour}.jsonl" for hour in (15, 16, 17)), *others])
 
 
-async def test_a_clock_that_jumps_ahead_does_not_take_the_history_away(tmp_path: Path) -> None:
+async def test_a_clock_that_jumps_ahead_deletes_no_history(tmp_path: Path) -> None:
     hours = [AT - timedelta(hours=number) for number in range(24, 0, -1)]
     history = History(tmp_path, timedelta(days=1))
     await history.start()
@@ -115,7 +115,7 @@ async def test_a_clock_that_jumps_ahead_does_not_take_the_history_away(tmp_path:
     assert len(list(tmp_path.iterdir())) == 26
 
 
-async def test_a_file_that_cannot_be_removed_costs_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_cannot_be_deleted_costs_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("2026-01-01T00.jsonl", "2026-01-31T15.jsonl", "2026-01-31T16.jsonl"):
         (tmp_path / name).touch()
     history = History(tmp_path, timedelta(hours=1))
@@ -129,7 +129,7 @@ async def test_a_file_that_cannot_be_removed_costs_no_line(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("torn", [b'{"observation":{"at"', b"x" * 200_000, b""])
-async def test_a_torn_last_line_is_removed_at_the_start(tmp_path: Path, torn: bytes) -> None:
+async def test_an_incomplete_last_line_is_removed_at_the_start(tmp_path: Path, torn: bytes) -> None:
     whole = dump_record(a_record(AT)) + b"\n"
     (tmp_path / "2026-01-31T17.jsonl").write_bytes(whole + torn)
     (tmp_path / "2026-01-31T16.jsonl").write_bytes(torn)
@@ -140,7 +140,7 @@ async def test_a_torn_last_line_is_removed_at_the_start(tmp_path: Path, torn: by
     assert list(read(tmp_path)) == [a_record(AT)] * 2
 
 
-def test_removing_a_line_reports_how_much_was_lost(tmp_path: Path) -> None:
+def test_removing_a_line_reports_its_size(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo\nthr")
     assert remove_incomplete_line(path) == 3
@@ -148,7 +148,7 @@ def test_removing_a_line_reports_how_much_was_lost(tmp_path: Path) -> None:
     assert path.read_bytes() == b"one\ntwo\n"
 
 
-async def test_a_full_disk_leaves_whole_lines_and_it_continues_when_there_is_space(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_whole_lines_and_writing_resumes_when_there_is_space(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     await history.write(a_record(AT))
@@ -166,7 +166,7 @@ async def test_a_full_disk_leaves_whole_lines_and_it_continues_when_there_is_spa
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond `size`: a full disk without one."""
+    """Limit the size of files of this process: like a full disk, without filling one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -177,7 +177,7 @@ def largest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     history = History(tmp_path / "file" / "history", timedelta(days=2))
     with pytest.raises(StoreError, match="cannot be used for history: Not a directory"):
@@ -202,7 +202,7 @@ def named(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-async def test_an_hour_that_is_over_is_compressed(tmp_path: Path) -> None:
+async def test_a_finished_hour_is_compressed(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     records = [a_record(AT - timedelta(minutes=number)) for number in (2, 1, 0)] + [a_record(LATER)]
@@ -215,7 +215,7 @@ async def test_an_hour_that_is_over_is_compressed(tmp_path: Path) -> None:
     assert list(read(tmp_path)) == records
 
 
-async def test_what_was_observed_before_the_end_of_an_hour_may_be_decided_after_it(tmp_path: Path) -> None:
+async def test_an_observation_of_the_last_hour_may_be_decided_in_the_next(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     early, late = AT, LATER - timedelta(seconds=2)
@@ -249,7 +249,7 @@ async def test_a_compressed_file_never_changes_when_the_clock_is_set_back(tmp_pa
     ]
 
 
-async def test_what_a_kill_has_left_is_compressed_after_the_next_start(tmp_path: Path) -> None:
+async def test_files_left_by_a_kill_are_compressed_after_the_next_start(tmp_path: Path) -> None:
     line = dump_record(a_record(AT - 3 * HOUR)) + b"\n"
     (tmp_path / "2026-01-31T14.jsonl").write_bytes(line + b"torn")
     (tmp_path / ".2026-01-31T14.jsonl.gz.part").write_bytes(b"half")
@@ -272,7 +272,7 @@ async def test_what_a_kill_has_left_is_compressed_after_the_next_start(tmp_path:
     assert (tmp_path / "2026-01-31T13.jsonl.gz").read_bytes() == b"no gzip"
 
 
-async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Path) -> None:
+async def test_compression_delays_neither_decisions_nor_a_stop(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     slow = tmp_path / "2026-01-31T12.jsonl"
@@ -301,7 +301,7 @@ async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Pa
     assert named(tmp_path) == [f"2026-01-31T{hour}.jsonl" for hour in (12, 17, 18, 19)]
 
 
-async def test_a_full_disk_keeps_the_plain_file_and_is_reported_once(
+async def test_a_full_disk_keeps_the_uncompressed_file_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for hour in (13, 14, 15):
@@ -319,7 +319,7 @@ async def test_a_full_disk_keeps_the_plain_file_and_is_reported_once(
     assert [record.message for record in caplog.records][1:] == ["history is compressed again"]
 
 
-async def test_compressed_files_are_forgotten_like_plain_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
+async def test_compressed_files_expire_like_uncompressed_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
     kept = ["2026-01-31T15.1.jsonl.gz", "2026-01-31T15.jsonl.gz", "2026-01-31T16.jsonl.gz", "2026-01-31T17.jsonl"]
     for name in (*kept[:3], "2026-01-31T14.1.jsonl.gz", "2026-01-31T14.jsonl.gz", "2026-01-31T13.jsonl"):
         (tmp_path / name).touch()
@@ -329,7 +329,7 @@ async def test_compressed_files_are_forgotten_like_plain_ones_and_an_hour_counts
     await history.close()
 
 
-async def test_packing_can_be_left_out(tmp_path: Path) -> None:
+async def test_compression_can_be_disabled(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2), compress=False)
     await history.start()
     await history.write(a_record(AT))
@@ -338,7 +338,7 @@ async def test_packing_can_be_left_out(tmp_path: Path) -> None:
     assert named(tmp_path) == ["2026-01-31T17.jsonl", "2026-01-31T18.jsonl"]
 
 
-def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) -> None:
+def test_an_aborted_compression_keeps_the_uncompressed_file(tmp_path: Path) -> None:
     path = tmp_path / "2026-01-31T17.jsonl"
     path.write_bytes(b"line\n")
     ending = threading.Event()
@@ -347,7 +347,7 @@ def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) ->
     assert named(tmp_path) == [path.name]
 
 
-async def test_a_cluster_that_writes_too_much_is_left_out_until_the_next_hour_and_no_other_one(
+async def test_a_cluster_that_writes_too_much_is_skipped_until_the_next_hour_and_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin = AT.replace(minute=0, second=0)
@@ -367,7 +367,7 @@ async def test_a_cluster_that_writes_too_much_is_left_out_until_the_next_hour_an
     ]
 
 
-async def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
+async def test_a_deleted_directory_is_created_again(tmp_path: Path) -> None:
     directory = tmp_path / "var" / "history"
     history = History(directory, timedelta(days=7))
     await history.start()

@@ -91,7 +91,7 @@ class House:
 
     async def until(self, seen: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(PATIENCE):
-            while not await seen():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
+            while not await seen():  # noqa: ASYNC110 - the condition is on the other side of HTTP
                 await asyncio.sleep(0.01)
 
     async def samples(self, path: str = "/metrics") -> dict[tuple[str, ...], float]:
@@ -160,7 +160,7 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
     }
 
 
-async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_does_not_trigger_a_restart(house: House) -> None:
+async def test_one_cluster_with_stuck_ticks_is_named_and_does_not_trigger_a_restart(house: House) -> None:
     await house.ready()
 
     def broken(*_: object) -> Any:
@@ -175,7 +175,7 @@ async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_does_not_trigg
     await house.until(named)
 
 
-async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
+async def test_it_is_healthy_while_ticks_finish(house: House) -> None:
     await house.ready()
 
     async def well() -> bool:
@@ -217,7 +217,7 @@ async def test_clusters_are_shown_with_their_last_decision(house: House) -> None
     assert "per-replica asked for 3" in one["explanation"]
 
 
-async def test_clusters_are_shown_with_the_bounds_that_hold(house: House) -> None:
+async def test_clusters_are_shown_with_the_bounds_in_force(house: House) -> None:
     controller = house.daemon.controllers["a"]
     policies = (*controller.cluster.spec.policies, NamedPolicy("calendar", Moves(Limits(2, 7))))
     controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
@@ -231,7 +231,7 @@ async def test_clusters_are_shown_with_the_bounds_that_hold(house: House) -> Non
         assert samples["autoscaler_max_replicas", cluster] == most
 
 
-async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:
+async def test_decisions_are_listed_newest_first_with_their_explanation(house: House) -> None:
     await house.ready()
 
     async def decided() -> bool:
@@ -264,14 +264,14 @@ async def test_errors_are_json(house: House, path: str, status: int, text: str) 
     assert text in (await house.get(path, status))["error"]
 
 
-async def test_only_reading_is_allowed(house: House) -> None:
+async def test_other_methods_than_reading_are_refused(house: House) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         async with house.session.request(method, house.url + "/api/v1/clusters") as response:
             assert response.status == 405
             assert "error" in await response.json()
 
 
-async def test_what_people_order_is_shown_at_once_and_ends_by_itself(house: House) -> None:
+async def test_manual_controls_are_shown_at_once_and_until_they_expire(house: House) -> None:
     await house.ready()
     until = house.daemon.utc() + timedelta(seconds=1)
     hold = Control(kind=ControlKind.HOLD, replicas=5, by="x")
@@ -304,7 +304,7 @@ async def test_what_people_order_is_shown_at_once_and_ends_by_itself(house: Hous
     assert ("autoscaler_control_until_timestamp_seconds", "a", "hold", "bob") not in samples
 
 
-async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: House) -> None:
+async def test_metrics_follow_the_conventions_and_have_all_known_values(house: House) -> None:
     await house.ready()
 
     async def settled() -> bool:
@@ -381,7 +381,7 @@ async def remembered(house: House) -> bool:
     return samples.get(("autoscaler_learned", "a", 'say "when"', "seen"), 0) >= 3
 
 
-async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
+async def test_metrics_have_every_learned_number(house: House) -> None:
     await house.ready()
     learning(house)
     await house.until(lambda: remembered(house))
@@ -401,7 +401,7 @@ async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
     assert not {labels[0] for labels in samples} & {labels[0] for labels in await house.samples()}
 
 
-async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: House) -> None:
+async def test_metrics_have_the_learned_capacity_and_durations(house: House) -> None:
     await house.ready()
     daemon = house.daemon
     capacity = {2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7), 12: SizeCapacity(1e9, daemon.utc(), 1)}
@@ -422,7 +422,7 @@ async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: H
     assert samples[("autoscaler_learned_restart_seconds", "a", "down")] == 6.5
 
 
-async def test_metrics_are_not_broken_by_a_policy_with_odd_inputs(house: House) -> None:
+async def test_metrics_survive_a_policy_with_odd_inputs(house: House) -> None:
     await house.ready()
     odd = 'a\\"b\nc'
     inputs: Any = {7: 1, odd: True}
@@ -436,7 +436,7 @@ async def test_metrics_are_not_broken_by_a_policy_with_odd_inputs(house: House) 
     assert shown == {odd: 1, "7": 1}
 
 
-async def test_the_api_reports_what_was_learned(house: House) -> None:
+async def test_the_api_reports_learned_values(house: House) -> None:
     await house.ready()
     assert (await house.get("/api/v1/clusters/b"))["learned"]["memory"] == {}
     learning(house)
@@ -468,9 +468,7 @@ async def shown(house: House, capsys: pytest.CaptureFixture[str], *options: str)
     return capsys.readouterr().out
 
 
-async def test_status_of_one_cluster_shows_all_that_was_learned(
-    house: House, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_status_of_one_cluster_shows_all_learned_values(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     await house.ready()
     await house.until(lambda: settled_at(house, 3))
     learning(house)
@@ -523,7 +521,7 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     assert answer["decision"]["recommendations"][0]["inputs"] == {"load": 300}
 
 
-async def test_status_shows_the_clusters_that_are_asked_for(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_shows_the_requested_clusters(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     await house.ready()
     house.targets["b"].failure = UnavailableError("gone")
 
@@ -560,9 +558,7 @@ async def settled_at(house: House, size: int) -> bool:
     return state is not None and state.desired == size and state.rescale is None
 
 
-async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
-    house: House, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_status_of_a_cluster_without_data_reports_that(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     await house.ready()
     await house.daemon.fleet.stop()
     controller = house.daemon.controllers["a"]
@@ -642,7 +638,7 @@ async def test_refused_scale_calls_are_a_problem_until_one_succeeds_or_none_is_n
     assert house.targets["a"].desired == 5
 
 
-async def test_refused_scale_calls_are_no_problem_any_more_when_the_present_size_is_right(house: House) -> None:
+async def test_refused_scale_calls_are_no_longer_a_problem_when_the_present_size_is_right(house: House) -> None:
     await house.ready()
     await house.until(lambda: settled_at(house, 3))
     house.targets["a"].scale_failure = RefusedError("no")
@@ -667,7 +663,7 @@ async def test_refused_scale_calls_are_no_problem_any_more_when_the_present_size
     assert house.targets["a"].desired == 3
 
 
-async def test_a_target_that_cannot_be_asked_is_a_problem(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_target_that_does_not_answer_is_a_problem(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     await house.ready()
     house.targets["a"].failure = UnavailableError("404: there is no Deployment jobs/taskmanager")
 
@@ -693,14 +689,14 @@ async def test_a_refused_reload_is_shown(house: House) -> None:
     assert (await house.samples())[("autoscaler_last_reload_successful",)] == 0
 
 
-async def test_a_taken_port_is_a_clear_error(house: House) -> None:
+async def test_a_port_in_use_gives_a_clear_error(house: House) -> None:
     taken = house.url.removeprefix("http://")
     with pytest.raises(ListenError, match=f"cannot listen on {taken}"):
         async with serve(house.daemon, taken):
             pass
 
 
-async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> None:
+async def test_a_stop_before_the_first_observation_is_clean(tmp_path: Path) -> None:
     config = make_config({}, Fake(FakeSource()), tmp_path)
     async with open_state_store(tmp_path, decisions=100) as store:
         history = History(tmp_path / "history", timedelta(days=1))
@@ -710,7 +706,7 @@ async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> 
         await history.close()
 
 
-def test_addresses_are_taken_apart() -> None:
+def test_addresses_are_parsed() -> None:
     assert split_address("127.0.0.1:8765") == ("127.0.0.1", 8765)
     assert split_address("[::1]:0") == ("::1", 0)
     for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
@@ -718,7 +714,7 @@ def test_addresses_are_taken_apart() -> None:
             split_address(bad)
 
 
-async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
+async def test_invalid_http_is_refused_and_does_not_flood_the_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = int(house.url.rpartition(":")[2])
@@ -737,7 +733,7 @@ async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.exc_info]
 
 
-async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuration(
+async def test_a_reload_with_an_unexpected_exception_keeps_the_old_configuration(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     await house.ready()
@@ -756,7 +752,7 @@ async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuratio
     assert any("the previous one stays" in record.message for record in caplog.records)
 
 
-async def test_a_configuration_that_hangs_while_it_is_read_is_given_up_and_the_next_reload_is_made(
+async def test_loading_a_configuration_that_hangs_is_abandoned_and_the_next_reload_succeeds(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await house.ready()
@@ -791,7 +787,7 @@ async def test_a_configuration_that_hangs_while_it_is_read_is_given_up_and_the_n
     assert set(house.daemon.clusters) == {"a", "b"}
 
 
-async def test_a_plug_in_that_cannot_be_compared_is_another_one_after_a_reload(house: House) -> None:
+async def test_a_plug_in_that_cannot_be_compared_counts_as_changed_at_a_reload(house: House) -> None:
     @dataclass(frozen=True, eq=False)
     class Incomparable(Fake[FakeTarget]):
         def __eq__(self, other: object) -> bool:
@@ -849,7 +845,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: local"])
-async def test_a_client_that_sends_nothing_more_is_disconnected(
+async def test_a_client_that_stops_sending_is_disconnected(
     house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
@@ -858,7 +854,7 @@ async def test_a_client_that_sends_nothing_more_is_disconnected(
     writer.close()
 
 
-async def test_a_client_may_keep_its_connection_for_longer_than_for_its_first_request(
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connections, "KEEP_ALIVE", 0.2)
@@ -885,7 +881,7 @@ async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected(
     writer.close()
 
 
-async def test_a_client_that_does_not_read_its_answer_is_disconnected(
+async def test_a_client_that_does_not_read_its_response_is_disconnected(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections = Connections()
@@ -911,7 +907,7 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected(
         writer.close()
 
 
-async def test_clients_that_do_nothing_do_not_keep_others_out(
+async def test_idle_clients_do_not_block_others(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
@@ -933,7 +929,7 @@ async def test_clients_that_do_nothing_do_not_keep_others_out(
     assert [record.message for record in caplog.records].count("too many HTTP connections: idle ones are closed") == 1
 
 
-async def test_metrics_are_rendered_in_another_thread_once_for_all_that_wait(
+async def test_metrics_are_rendered_once_in_another_thread_for_all_waiting_clients(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, go = [], threading.Event()
@@ -960,7 +956,7 @@ async def test_metrics_are_rendered_in_another_thread_once_for_all_that_wait(
     assert threading.main_thread() not in threads
 
 
-async def test_decisions_are_read_and_sent_some_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decisions_are_read_and_sent_in_batches(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.ready()
 
     async def decided() -> bool:
@@ -977,7 +973,7 @@ async def test_decisions_are_read_and_sent_some_at_a_time(house: House, monkeypa
     assert (await house.get("/api/v1/clusters/a/decisions?until=2000-01-01"))["decisions"] == []
 
 
-async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_one(
+async def test_an_incomplete_response_is_not_taken_for_a_complete_one(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await house.ready()
@@ -1033,7 +1029,7 @@ async def test_a_client_that_leaves_in_the_middle_is_not_logged(
         ("", 421),
     ],
 )
-async def test_a_name_that_is_not_ours_is_refused(house: House, host: str, status: int) -> None:
+async def test_an_unknown_host_name_is_refused(house: House, host: str, status: int) -> None:
     async with (
         serve_http(
             house.daemon, house.daemon.registry, house.daemon.access, "127.0.0.1:0", hosts=("scaler.example.com",)
@@ -1045,13 +1041,13 @@ async def test_a_name_that_is_not_ours_is_refused(house: House, host: str, statu
             assert "add it to daemon.hosts" in (await response.json())["error"]
 
 
-async def test_a_client_of_before_there_were_names_is_answered(house: House) -> None:
+async def test_an_http_1_0_client_without_a_host_name_is_answered(house: House) -> None:
     reader, writer = await connected(house, b"GET /healthz HTTP/1.0\r\n\r\n")
     assert b" 200 " in await reader.readline()
     writer.close()
 
 
-async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tmp_path: Path) -> None:
+async def test_an_unreadable_state_is_reported_from_the_first_tick_on(tmp_path: Path) -> None:
     target = FakeTarget()
     cluster = make_cluster("a", Fake(target), interval=TICK, timeout=TIMEOUT)
     config = make_config({"a": cluster}, Fake(FakeSource({"load": 300.0})), tmp_path)
@@ -1077,9 +1073,7 @@ async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tm
         await history.close()
 
 
-async def test_a_snapshot_of_many_clusters_lets_others_run_in_between(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_snapshot_of_many_clusters_lets_other_tasks_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "SLICE", 0.0)
     await house.ready()
     ran: list[int] = []

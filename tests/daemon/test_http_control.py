@@ -102,7 +102,7 @@ async def running(
         daemon = Daemon(config, load, store, history, utc=utc)
         work = asyncio.create_task(daemon.run())
         async with asyncio.timeout(PATIENCE):
-            while len(daemon.controllers) < len(clusters):  # noqa: ASYNC110 - nothing tells
+            while len(daemon.controllers) < len(clusters):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
         yield House(daemon, config, session, source, targets)
         daemon.stop()
@@ -116,7 +116,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield found
 
 
-async def test_an_order_is_in_force_at_the_next_decision_listed_and_audited(house: House) -> None:
+async def test_a_control_is_in_force_at_the_next_decision_listed_and_audited(house: House) -> None:
     before = house.daemon.utc()
     answer = await house.order(action="hold", clusters=["a"], replicas=7, reason="  load test ", **{"for": "2h"})
     until = datetime.fromisoformat(answer["until"])
@@ -152,7 +152,7 @@ async def test_a_control_is_refused_while_the_clock_has_not_been_set(tmp_path: P
         ("Content-Length: 50", b"{"),
     ],
 )
-async def test_a_body_that_cannot_be_read_is_no_defect_of_ours(
+async def test_an_unreadable_body_is_not_an_internal_error(
     house: House, caplog: pytest.LogCaptureFixture, headers: str, body: bytes
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", int((house.daemon.url or "").rpartition(":")[2]))
@@ -170,14 +170,14 @@ async def test_a_body_that_cannot_be_read_is_no_defect_of_ours(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_hold_says_which_clusters_their_bounds_hold_at_another_size(house: House) -> None:
+async def test_a_hold_reports_the_clusters_whose_bounds_keep_them_at_another_size(house: House) -> None:
     assert (await house.order(action="hold", clusters=["*"], replicas=10))["held_at"] == {}
     assert (await house.order(action="hold", clusters=["*"], replicas=50))["held_at"] == {"a": 10, "b": 10}
     assert (await house.order(action="hold", clusters=["a"], replicas=0))["held_at"] == {"a": 1}
     assert (await house.order(action="limit", clusters=["a"], max=50))["held_at"] == {}
 
 
-async def test_what_is_set_names_what_is_in_force_and_counts_before_it(house: House) -> None:
+async def test_the_response_names_controls_in_force_that_take_precedence(house: House) -> None:
     assert (await house.order(action="limit", clusters=["*"], max=9))["preceded_by"] == {}
     assert (await house.order(action="hold", clusters=["*"], replicas=7))["preceded_by"] == {}
     paused = await house.order(action="pause", clusters=["a"], up=True, reason="upgrade")
@@ -192,7 +192,7 @@ async def test_what_is_set_names_what_is_in_force_and_counts_before_it(house: Ho
     assert (await house.order(action="resume", clusters=["a"]))["preceded_by"] == {}
 
 
-async def test_what_counts_before_is_found_between_the_ticks(house: House) -> None:
+async def test_controls_that_take_precedence_are_found_without_blocking_the_loop(house: House) -> None:
     await house.order(action="pause", clusters=["*"])
     hold = Control(kind=ControlKind.HOLD, by="alice", replicas=7)
     names = [f"cluster-{number}" for number in range(1000)]
@@ -205,7 +205,7 @@ async def test_what_counts_before_is_found_between_the_ticks(house: House) -> No
     assert turns >= 5
 
 
-async def test_a_resume_ends_what_was_ordered(house: House) -> None:
+async def test_a_resume_ends_the_controls(house: House) -> None:
     await house.order(action="hold", clusters=["*"], replicas=7)
     assert (await house.order(action="resume", clusters=["a"]))["until"] is None
     for name in ("a", "b"):
@@ -213,7 +213,7 @@ async def test_a_resume_ends_what_was_ordered(house: House) -> None:
     assert (house.targets["a"].desired, house.targets["b"].desired) == (3, 7)
 
 
-async def test_only_orders_that_are_in_force_somewhere_are_listed_with_where(house: House) -> None:
+async def test_only_controls_that_are_in_force_somewhere_are_listed_with_their_clusters(house: House) -> None:
     async def listed() -> list[tuple[str, list[str]]]:
         answer = await house.ask("GET", "/api/v1/controls")
         return [(each["kind"], each["in_force"]) for each in answer["controls"]]
@@ -232,7 +232,7 @@ async def test_only_orders_that_are_in_force_somewhere_are_listed_with_where(hou
     ("sent", "directions"),
     [({}, (True, True)), ({"up": True}, (True, False)), ({"down": True, "up": False}, (False, True))],
 )
-async def test_a_pause_is_for_both_directions_unless_it_says(
+async def test_by_default_a_pause_is_for_both_directions(
     house: House, sent: dict[str, bool], directions: tuple[bool, bool]
 ) -> None:
     answer = await house.order(action="pause", clusters=["*"], until_resumed=True, **sent)
@@ -241,7 +241,7 @@ async def test_a_pause_is_for_both_directions_unless_it_says(
     assert (control.kind, (control.up, control.down)) == (ControlKind.PAUSE, directions)
 
 
-async def test_an_order_lasts_an_hour_unless_it_says(house: House) -> None:
+async def test_by_default_a_control_lasts_an_hour(house: House) -> None:
     before = house.daemon.utc()
     answer = await house.order(action="limit", clusters=["a"], max=5)
     assert timedelta(0) <= datetime.fromisoformat(answer["until"]) - before - timedelta(hours=1) < timedelta(minutes=1)
@@ -284,7 +284,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "problem"), WRONG, ids=lambda value: str(value)[:60])
-async def test_a_body_that_cannot_be_meant_changes_nothing(house: House, body: dict[str, Any], problem: str) -> None:
+async def test_an_invalid_body_changes_nothing(house: House, body: dict[str, Any], problem: str) -> None:
     assert problem in (await house.order(400, **body))["error"]
     assert house.daemon.controls.listing(house.daemon.utc()) == ()
     assert await house.audit() == []
@@ -303,7 +303,9 @@ async def test_a_reason_of_several_lines_is_kept_on_one(house: House) -> None:
         ({"clusters": ["a"], "fleets": ["f"]}, "no fleet matches 'f'; there are: none"),
     ],
 )
-async def test_an_order_for_what_there_is_not_changes_nothing(house: House, body: dict[str, Any], problem: str) -> None:
+async def test_a_control_for_an_unknown_cluster_changes_nothing(
+    house: House, body: dict[str, Any], problem: str
+) -> None:
     assert (await house.order(404, action="pause", **body))["error"] == problem
     assert house.daemon.controls.listing(house.daemon.utc()) == ()
 
@@ -322,14 +324,16 @@ async def test_an_order_for_what_there_is_not_changes_nothing(house: House, body
         (b'{"reason": "' + b"x" * http_api.MAX_BODY + b'"}', "application/json", 413),
     ],
 )
-async def test_what_is_no_short_json_is_refused(house: House, data: bytes, content_type: str, status: int) -> None:
+async def test_a_body_that_is_not_short_json_is_refused(
+    house: House, data: bytes, content_type: str, status: int
+) -> None:
     headers = {"Content-Type": content_type}
     answer = await house.ask("POST", "/api/v1/controls", status=status, data=data, headers=headers)
     assert answer["error"]
     assert await house.audit() == []
 
 
-async def test_a_decision_that_is_asked_for_is_made_now_and_answered(house: House) -> None:
+async def test_a_requested_decision_is_made_now_and_returned(house: House) -> None:
     assert house.daemon.controllers["a"].decision is None
     answer = await house.ask("POST", "/api/v1/clusters/a/decide", json={"reason": "a deployment"})
     assert (answer["cluster"], answer["decision"]["desired"], house.targets["a"].desired) == ("a", 3, 3)
@@ -340,7 +344,7 @@ async def test_a_decision_that_is_asked_for_is_made_now_and_answered(house: Hous
     assert "when" in (await house.ask("POST", "/api/v1/clusters/a/decide", status=400, json={"when": "now"}))["error"]
 
 
-async def test_all_who_ask_before_a_tick_begins_share_it_and_others_wait_for_the_next(tmp_path: Path) -> None:
+async def test_all_requests_before_a_tick_begins_share_it_and_later_ones_get_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         path = "/api/v1/clusters/a/decide"
         answers = await asyncio.gather(*(house.ask("POST", path) for _ in range(5)))
@@ -351,7 +355,7 @@ async def test_all_who_ask_before_a_tick_begins_share_it_and_others_wait_for_the
         assert len(kept) <= 3
 
 
-async def test_a_decision_that_cannot_be_stored_is_said(house: House) -> None:
+async def test_a_decision_that_cannot_be_stored_is_reported(house: House) -> None:
     await house.ask("POST", "/api/v1/clusters/a/decide")
     house.daemon.controllers["a"]._store = _Full()  # type: ignore[assignment]
     answer = await house.ask("POST", "/api/v1/clusters/a/decide", status=503)
@@ -365,19 +369,19 @@ class _Full:
         raise StoreError("the disk is full")
 
 
-async def test_who_waits_for_a_decision_when_the_cluster_is_removed_is_answered(tmp_path: Path) -> None:
+async def test_a_request_for_a_decision_is_answered_when_its_cluster_is_removed(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         house.targets["a"].delay = PATIENCE
         waiting = asyncio.create_task(house.ask("POST", "/api/v1/clusters/a/decide", status=503))
         async with asyncio.timeout(PATIENCE):
-            while house.daemon.controllers["a"]._observing is None:  # noqa: ASYNC110 - nothing tells
+            while house.daemon.controllers["a"]._observing is None:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
         await house.reload(replace(house.config, clusters={"b": house.config.clusters["b"]}))
         assert "the cluster was reconfigured, removed or handed over, or the daemon stops" in (await waiting)["error"]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/controls", "/api/v1/clusters/a/decide"])
-async def test_without_tokens_nothing_can_be_changed_and_the_answer_says_what_to_configure(
+async def test_without_tokens_nothing_can_be_changed_and_the_response_says_what_to_configure(
     tmp_path: Path, path: str
 ) -> None:
     async with running(tmp_path, tokens=()) as house:
@@ -388,7 +392,9 @@ async def test_without_tokens_nothing_can_be_changed_and_the_answer_says_what_to
         assert (await house.ask("GET", "/api/v1/controls", None))["controls"] == []
 
 
-async def test_only_a_token_that_may_write_changes_something(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_a_token_with_the_write_right_changes_something(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {"action": "pause", "clusters": ["a"]}
     assert "send it as Authorization: Bearer" in (await house.order(401, None, **body))["error"]
     wrong = "x" * 32
@@ -410,12 +416,12 @@ async def test_only_a_token_that_may_write_changes_something(house: House, caplo
 @pytest.mark.parametrize(
     "header", ["Basic eDp5", "Bearer", "Bearer  ", WRITE, f"Bearer {WRITE}x", f"Bearer {WRITE[1:]}"]
 )
-async def test_what_is_not_exactly_a_token_is_none(house: House, header: str) -> None:
+async def test_only_an_exact_token_is_accepted(house: House, header: str) -> None:
     body = {"action": "pause", "clusters": ["a"]}
     await house.ask("POST", "/api/v1/controls", None, 401, json=body, headers={"Authorization": header})
 
 
-async def test_guessing_tokens_fills_neither_the_log_nor_the_audit(
+async def test_guessing_tokens_floods_neither_the_log_nor_the_audit(
     house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3 * http_access.MAX_REFUSALS):
@@ -429,7 +435,9 @@ async def test_guessing_tokens_fills_neither_the_log_nor_the_audit(
     assert f"{2 * http_access.MAX_REFUSALS} more were refused before" in last["detail"]
 
 
-async def test_a_refusal_that_cannot_be_audited_is_a_refusal(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_that_cannot_be_audited_is_still_a_refusal(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     async def full(_: object) -> None:
         from autoscaler.ports import StoreError  # noqa: PLC0415
 
@@ -440,7 +448,7 @@ async def test_a_refusal_that_cannot_be_audited_is_a_refusal(house: House, caplo
     assert "refused HTTP request not audited" in caplog.text
 
 
-async def test_reading_needs_a_token_where_that_is_configured_except_for_the_health(tmp_path: Path) -> None:
+async def test_reading_needs_a_token_if_configured_except_for_the_health(tmp_path: Path) -> None:
     async with running(tmp_path, read_needs_token=True) as house:
         for path in ("/readyz", "/api/v1/clusters", "/api/v1/controls", "/api/v1/audit", "/api/v1/openapi.json"):
             await house.ask("GET", path, None, 401)
@@ -482,7 +490,7 @@ async def test_a_page_of_another_site_is_refused(
     await house.ask(method, "/api/v1/controls", status=status, headers=sent, json=body)
 
 
-async def test_a_refused_page_is_audited_with_the_token_that_it_has(house: House) -> None:
+async def test_a_refused_page_is_audited_with_its_token(house: House) -> None:
     headers = {"Origin": "https://evil.example"}
     body = {"action": "resume", "clusters": ["a"]}
     await house.ask("POST", "/api/v1/controls", status=403, headers=headers, json=body)
@@ -493,14 +501,14 @@ async def test_a_refused_page_is_audited_with_the_token_that_it_has(house: House
     ]
 
 
-async def test_a_link_to_us_on_another_site_can_be_followed_and_changes_nothing(house: House) -> None:
+async def test_a_link_from_another_site_may_be_opened_but_changes_nothing(house: House) -> None:
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     await house.ask("GET", "/api/v1/clusters", None, headers=headers)
     body = {"action": "resume", "clusters": ["a"]}
     await house.ask("POST", "/api/v1/controls", status=403, json=body, headers=headers)
 
 
-async def test_tokens_are_those_of_the_configuration_that_was_loaded_last(house: House) -> None:
+async def test_the_valid_tokens_are_those_of_the_last_loaded_configuration(house: House) -> None:
     new = TokenSpec(name="bob", rights=Rights.WRITE, token=Secret("b" * 32))
     daemon = replace(house.config.daemon, tokens=(new,), read_needs_token=True)
     await house.reload(replace(house.config, daemon=daemon))
@@ -512,7 +520,7 @@ async def test_tokens_are_those_of_the_configuration_that_was_loaded_last(house:
 EXPIRED = "the token of alice has expired, at 2027-03-31 16:00:00 UTC"
 
 
-async def test_a_token_is_refused_from_its_expiry_on_and_the_answer_says_since_when(tmp_path: Path) -> None:
+async def test_an_expired_token_is_refused_and_the_response_says_since_when(tmp_path: Path) -> None:
     expires = datetime.fromisoformat("2027-03-31T18:00:00+02:00")
     tokens = (replace(TOKENS[0], expires=expires), TOKENS[1])
     async with running(tmp_path, tokens=tokens, read_needs_token=True) as house:
@@ -529,7 +537,7 @@ async def test_a_token_is_refused_from_its_expiry_on_and_the_answer_says_since_w
         assert refused["detail"].endswith(EXPIRED)
 
 
-async def test_a_token_that_expires_is_logged_once_and_stops_nothing(
+async def test_an_expired_token_is_logged_once_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expires = datetime.fromisoformat("2027-03-31T16:00:00Z")
@@ -579,7 +587,7 @@ async def serial(house: House) -> int:
     return int(found, 16)
 
 
-async def test_with_a_certificate_it_speaks_tls_and_uses_a_new_one_after_a_reload(
+async def test_with_a_certificate_it_serves_tls_and_uses_a_new_one_after_a_reload(
     tmp_path: Path, ca: trustme.CA
 ) -> None:
     async with running(tmp_path, tls=certificate(ca, tmp_path)) as house:
@@ -598,7 +606,7 @@ async def test_with_a_certificate_it_speaks_tls_and_uses_a_new_one_after_a_reloa
         await house.ask("GET", "/api/v1/clusters")
 
 
-async def test_connections_that_do_not_end_their_handshake_count_and_a_probe_gets_its_answer(
+async def test_unfinished_handshakes_count_as_connections_and_a_probe_is_still_answered(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections = Connections()
@@ -620,7 +628,7 @@ async def test_connections_that_do_not_end_their_handshake_count_and_a_probe_get
             writer.close()
 
 
-async def test_a_handshake_that_fails_or_takes_too_long_ends_its_connection_alone(
+async def test_a_handshake_that_fails_or_takes_too_long_ends_only_its_connection(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_connections, "HANDSHAKE_TIMEOUT", 0.2)
@@ -640,7 +648,7 @@ async def test_a_handshake_that_fails_or_takes_too_long_ends_its_connection_alon
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_request_that_comes_in_pieces_or_with_the_handshake_is_answered_over_tls(
+async def test_a_request_in_pieces_or_together_with_the_handshake_is_answered_over_tls(
     tmp_path: Path, ca: trustme.CA
 ) -> None:
     async with running(tmp_path, tls=certificate(ca, tmp_path)) as house:
@@ -658,7 +666,7 @@ async def test_a_request_that_comes_in_pieces_or_with_the_handshake_is_answered_
             writer.close()
 
 
-async def test_tokens_that_a_reload_would_send_in_clear_text_wait_for_the_restart(
+async def test_tokens_that_a_reload_would_expose_in_clear_text_wait_for_the_restart(
     tmp_path: Path, ca: trustme.CA
 ) -> None:
     async with running(tmp_path, tokens=(), listen="0.0.0.0:0") as house:
@@ -668,7 +676,7 @@ async def test_tokens_that_a_reload_would_send_in_clear_text_wait_for_the_restar
         assert "no daemon.tokens" in (await house.order(403, action="pause", clusters=["a"]))["error"]
 
 
-async def test_every_path_is_in_the_openapi_document_and_answers_are_as_it_says(house: House) -> None:
+async def test_every_path_is_in_the_openapi_document_and_responses_match_it(house: House) -> None:
     document = await house.ask("GET", "/api/v1/openapi.json")
     app = http_api.application(house.daemon, house.daemon.registry, house.daemon.access, ())
     served = {

@@ -12,6 +12,6 @@ print(*sorted(name for name in sys.modules if name.startswith(seldom)))
 """
 
 
-def test_the_simulator_and_the_client_of_postgresql_are_loaded_when_they_are_first_needed() -> None:
+def test_the_simulator_and_the_postgresql_client_are_loaded_when_they_are_first_needed() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

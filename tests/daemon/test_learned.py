@@ -33,7 +33,7 @@ def profile(*usual: float) -> Profile:
     return Profile(cluster="a", made_at=NOW, begin=NOW - timedelta(days=28), end=NOW, observations=1, season=season)
 
 
-def test_the_capacity_is_that_of_sizes_spread_over_all_allowed_and_of_those_seen() -> None:
+def test_capacities_are_those_of_allowed_sizes_and_of_observed_ones() -> None:
     state = ClusterState(learned=Learned(capacity={2: SizeCapacity(200.0, NOW, 5)}))
     found = shown(state, limits=Limits(0, 4))
     assert found["capacity_by_size"] == [(1, 100.0, 1), (2, 200.0, 6), (3, 300.0, 1), (4, 400.0, 1)]
@@ -42,7 +42,7 @@ def test_the_capacity_is_that_of_sizes_spread_over_all_allowed_and_of_those_seen
     assert {1, 2, 1000} <= {*sizes}
 
 
-def test_nothing_is_drawn_of_what_is_not_known() -> None:
+def test_unknown_values_are_not_drawn() -> None:
     found = shown()
     assert (found["capacity_by_size"], found["week"], found["rescale_seconds"]) == ([], None, [[2, 4, 31.5]])
     assert shown(capacity=CapacitySpec(per_replica=10.0), limits=Limits(1, 2))["capacity_by_size"] == [
@@ -51,7 +51,7 @@ def test_nothing_is_drawn_of_what_is_not_known() -> None:
     ]
 
 
-def test_the_usual_week_has_each_hour_in_relation_to_the_mean() -> None:
+def test_the_usual_week_has_each_hour_relative_to_the_mean() -> None:
     week = shown(profile=profile(*(100.0 + 50.0 * math.sin(hour / 24 * math.tau) for hour in range(168))))["week"]
     assert [hour for hour, _ in week] == list(range(168))
     assert week[0][1] == pytest.approx(1.0)
@@ -91,7 +91,7 @@ def test_a_profile_comes_from_any_source_that_has_one() -> None:
     run(story())
 
 
-async def test_the_cluster_has_what_can_be_drawn(tmp_path: Path) -> None:
+async def test_the_endpoint_returns_the_values_to_draw(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         await house.ask("POST", "/api/v1/clusters/a/decide")
         learned = (await house.ask("GET", "/api/v1/clusters/a"))["learned"]

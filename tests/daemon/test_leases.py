@@ -40,7 +40,7 @@ def shares(names: list[str], copies: set[UUID]) -> dict[str, UUID]:
 
 
 @given(copies=copies_of)
-def test_every_cluster_is_the_share_of_one_copy_whatever_their_order(copies: set[UUID]) -> None:
+def test_every_cluster_belongs_to_exactly_one_copy_whatever_their_order(copies: set[UUID]) -> None:
     forward, backward = sorted(copies), sorted(copies, reverse=True)
     assert [share(name, forward) for name in NAMES] == [share(name, backward) for name in NAMES]
     assert set(shares(NAMES, copies).values()) <= copies
@@ -54,7 +54,7 @@ def test_shares_are_balanced(copies: set[UUID]) -> None:
 
 
 @given(copies=copies_of, data=st.data())
-def test_when_a_copy_goes_only_its_own_clusters_move(copies: set[UUID], data: st.DataObject) -> None:
+def test_when_a_copy_leaves_only_its_own_clusters_move(copies: set[UUID], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(copies)))
     before = shares(NAMES, copies)
     after = shares(NAMES, copies - {gone} or {UUID(int=0)})
@@ -65,7 +65,7 @@ def test_when_a_copy_goes_only_its_own_clusters_move(copies: set[UUID], data: st
 
 
 @given(copies=copies_of, new=st.uuids())
-def test_when_a_copy_comes_clusters_move_to_it_alone(copies: set[UUID], new: UUID) -> None:
+def test_when_a_copy_joins_clusters_move_only_to_it(copies: set[UUID], new: UUID) -> None:
     before, after = shares(NAMES, copies), shares(NAMES, copies | {new})
     assert {after[name] for name in NAMES if before[name] != after[name]} <= {new}
 
@@ -81,7 +81,7 @@ def test_when_a_copy_comes_clusters_move_to_it_alone(copies: set[UUID], new: UUI
         pytest.param("", "ab", "", "ab", id="the end"),
     ],
 )
-def test_what_to_take_and_what_to_let_go(mine: str, owned: str, take: str, let_go: str) -> None:
+def test_which_leases_to_take_and_to_release(mine: str, owned: str, take: str, let_go: str) -> None:
     assert plan(mine, owned) == Plan(frozenset(take), frozenset(let_go))
 
 
@@ -196,7 +196,7 @@ def test_one_copy_takes_all_clusters_at_once() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_a_copy_that_comes_gets_its_share_and_no_tick_is_lost() -> None:
+def test_a_new_copy_gets_its_share_and_no_tick_is_lost() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A)
         await copies.world.until(100)
@@ -211,7 +211,7 @@ def test_a_copy_that_comes_gets_its_share_and_no_tick_is_lost() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_at_its_stop_a_copy_hands_over_at_once() -> None:
+def test_a_stopping_copy_hands_over_at_once() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A, B)
         await copies.world.until(100)
@@ -227,7 +227,7 @@ def test_at_its_stop_a_copy_hands_over_at_once() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_a_cluster_that_is_taken_is_decided_about_soon_however_long_its_interval() -> None:
+def test_a_taken_over_cluster_is_decided_soon_however_long_its_interval() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.world.until(
             3605
@@ -245,7 +245,7 @@ def test_a_cluster_that_is_taken_is_decided_about_soon_however_long_its_interval
     run(*FEW, scenario=scenario, interval=timedelta(hours=1))
 
 
-def test_the_clusters_of_a_killed_copy_are_taken_when_its_lease_expires() -> None:
+def test_the_clusters_of_a_killed_copy_are_taken_over_when_its_lease_expires() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A, B, C)
         await copies.world.until(100)
@@ -262,7 +262,7 @@ def test_the_clusters_of_a_killed_copy_are_taken_when_its_lease_expires() -> Non
     run(*FEW, scenario=scenario)
 
 
-def test_a_new_owner_goes_on_with_windows_and_an_unanswered_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_owner_continues_with_windows_and_an_unanswered_call(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -285,7 +285,7 @@ def test_a_new_owner_goes_on_with_windows_and_an_unanswered_call(caplog: pytest.
     run("c0", scenario=scenario, down=Behaviour(window=timedelta(minutes=5)))
 
 
-def test_a_copy_that_was_stopped_asks_first_and_drops_what_it_has_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_copy_that_was_suspended_checks_first_and_drops_lost_leases(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A, B)
@@ -310,7 +310,7 @@ def test_a_copy_that_was_stopped_asks_first_and_drops_what_it_has_lost(caplog: p
     assert [line.message for line in caplog.records].count(LOST) == 1
 
 
-def test_nothing_is_scaled_when_the_lease_may_have_expired_after_the_save() -> None:
+def test_nothing_is_scaled_if_the_lease_may_have_expired_after_the_save() -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -334,7 +334,7 @@ def test_nothing_is_scaled_when_the_lease_may_have_expired_after_the_save() -> N
     run("c0", scenario=scenario)
 
 
-def test_while_the_store_is_away_nothing_is_scaled_all_is_said_and_all_comes_back(
+def test_during_a_store_outage_nothing_is_scaled_the_reason_is_shown_and_everything_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(copies: Copies) -> None:
@@ -368,7 +368,7 @@ def test_while_the_store_is_away_nothing_is_scaled_all_is_said_and_all_comes_bac
     assert messages["clusters handed over"] == 3  # at the start by the first copy, and at the end by both
 
 
-def test_a_scale_call_is_answered_before_its_cluster_is_handed_over() -> None:
+def test_a_scale_call_ends_before_its_cluster_is_handed_over() -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -389,7 +389,7 @@ def test_a_scale_call_is_answered_before_its_cluster_is_handed_over() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_a_take_over_of_many_clusters_lets_no_lease_expire(
+def test_no_lease_expires_while_a_copy_takes_over_many_clusters(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(FakeSharedStore):
@@ -411,7 +411,7 @@ def test_a_take_over_of_many_clusters_lets_no_lease_expire(
     assert LOST not in caplog.messages
 
 
-def test_no_lease_expires_while_a_reload_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_lease_expires_during_a_long_reload(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A)
         await copies.world.until(20)
@@ -436,7 +436,7 @@ def test_no_lease_expires_while_a_reload_takes_long(caplog: pytest.LogCaptureFix
     assert LOST not in caplog.messages
 
 
-def test_nothing_is_scaled_when_the_lease_may_have_expired_during_a_slow_renewal() -> None:
+def test_nothing_is_scaled_if_the_lease_may_have_expired_during_a_slow_renewal() -> None:
     class Slow(FakeSharedStore):
         async def renew(self, name: str, url: str) -> Leases:
             found = await super().renew(name, url)
@@ -459,7 +459,7 @@ def test_nothing_is_scaled_when_the_lease_may_have_expired_during_a_slow_renewal
     run("c0", scenario=scenario)
 
 
-def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_ended() -> None:
+def test_a_lost_lease_is_taken_again_only_when_its_controller_has_ended() -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -479,7 +479,7 @@ def test_a_cluster_whose_lease_was_lost_is_taken_again_when_its_controller_has_e
     run("c0", scenario=scenario)
 
 
-def test_a_share_is_taken_within_a_second_of_being_let_go() -> None:
+def test_a_share_is_taken_within_a_second_of_its_release() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A)
         await copies.world.until(100)
@@ -493,7 +493,7 @@ def test_a_share_is_taken_within_a_second_of_being_let_go() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_what_was_taken_without_an_answer_is_known_from_the_next_renewal() -> None:
+def test_leases_taken_without_an_answer_are_known_from_the_next_renewal() -> None:
     class Cut(FakeSharedStore):
         async def take(self, clusters: Collection[str]) -> dict[str, int]:
             await super().take(clusters)
@@ -511,7 +511,7 @@ def test_what_was_taken_without_an_answer_is_known_from_the_next_renewal() -> No
     run(*FEW, scenario=scenario)
 
 
-def test_a_refused_save_is_looked_into_at_once() -> None:
+def test_a_refused_save_triggers_a_check_at_once() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A)
         await copies.world.until(100)
@@ -525,7 +525,7 @@ def test_a_refused_save_is_looked_into_at_once() -> None:
     run("c0", scenario=scenario)
 
 
-def test_a_cluster_whose_share_comes_back_before_its_controller_has_ended_goes_on() -> None:
+def test_a_cluster_that_returns_before_its_controller_has_ended_continues() -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -546,7 +546,7 @@ def test_a_cluster_whose_share_comes_back_before_its_controller_has_ended_goes_o
     run(*FEW, scenario=scenario)
 
 
-def test_a_cluster_that_is_removed_from_the_configuration_is_let_go() -> None:
+def test_the_lease_of_a_removed_cluster_is_released() -> None:
     async def scenario(copies: Copies) -> None:
         world = copies.world
         await copies.start(A)
@@ -564,7 +564,7 @@ def test_a_cluster_that_is_removed_from_the_configuration_is_let_go() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_clocks_an_hour_apart_do_not_matter() -> None:
+def test_clocks_that_differ_by_an_hour_do_not_matter() -> None:
     async def scenario(copies: Copies) -> None:
         await copies.start(A)
         copies["a"].fleet._utc = lambda: copies.world.clock() + timedelta(hours=1)
@@ -577,7 +577,7 @@ def test_clocks_an_hour_apart_do_not_matter() -> None:
     run(*FEW, scenario=scenario)
 
 
-def test_a_defect_in_the_middle_of_a_round_is_logged_once_and_loses_no_lease(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_during_a_round_is_logged_once_and_loses_no_lease(caplog: pytest.LogCaptureFixture) -> None:
     async def broken() -> None:
         raise RuntimeError("a plug-in that cannot be connected")
 

@@ -49,7 +49,7 @@ def written(log: LogFormat) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_json_lines_carry_the_extra_fields() -> None:
+def test_json_lines_have_the_extra_fields() -> None:
     lines = [json.loads(line) for line in written(LogFormat.JSON)]
     assert len(lines) == 2
     assert now(lines[0].pop("time"))
@@ -65,7 +65,7 @@ def test_json_lines_carry_the_extra_fields() -> None:
     assert "ValueError: why" in lines[1]["traceback"]
 
 
-def test_console_lines_are_for_people() -> None:
+def test_console_lines_are_readable_for_people() -> None:
     first, *rest = written(LogFormat.CONSOLE)
     time, _, rest_of_first = first.partition(" ")
     assert now(time)
@@ -73,7 +73,7 @@ def test_console_lines_are_for_people() -> None:
     assert rest[-1] == "ValueError: why"
 
 
-def test_console_lines_have_no_escape_sequences_of_others() -> None:
+def test_console_lines_contain_no_foreign_escape_sequences() -> None:
     stream = io.StringIO()
     setup(LogFormat.CONSOLE, stream)
     logging.getLogger("autoscaler.daemon.test").warning("refused", extra={"member": "a\x1b[2J", "other": "\u00e9"})
@@ -99,9 +99,9 @@ def test_an_exception_group_is_logged_with_its_members() -> None:
     assert "KeyError: 'second'" in text
 
 
-def test_a_secret_hides_nothing_of_what_machines_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masking_a_secret_does_not_change_the_fields_that_machines_read(monkeypatch: pytest.MonkeyPatch) -> None:
     hide = foreign.Mask()
-    hide.hide("info", "autoscaler.daemon.test", f"{datetime.now(UTC):%Y-}")  # noqa: TID251 - what logging uses
+    hide.hide("info", "autoscaler.daemon.test", f"{datetime.now(UTC):%Y-}")  # noqa: TID251 - as logging does
     monkeypatch.setattr(lines, "mask", hide)
     stream = io.StringIO()
     setup(LogFormat.JSON, stream)

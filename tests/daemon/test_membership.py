@@ -54,7 +54,7 @@ def after(*seen: tuple[float, str], confirm: float = CONFIRM) -> Membership:
         pytest.param([(0, "ab"), (10, "cdefgh"), (20, "cdefgh")], "abcdefgh", "ab", id="new ones do not outvote them"),
     ],
 )
-def test_members_join_at_once_and_a_large_loss_has_to_last(
+def test_members_join_at_once_and_a_large_loss_must_last_before_it_counts(
     seen: Sequence[tuple[float, str]], members: str, held: str
 ) -> None:
     membership = after(*seen)
@@ -62,11 +62,11 @@ def test_members_join_at_once_and_a_large_loss_has_to_last(
     assert "".join(sorted(membership.held)) == held
 
 
-def test_without_a_time_to_confirm_every_loss_counts_at_once() -> None:
+def test_without_a_confirmation_time_every_loss_counts_at_once() -> None:
     assert after((0, "abcd"), (10, ""), confirm=0.0) == Membership()
 
 
-def test_a_member_has_the_values_of_the_last_answer_it_was_in() -> None:
+def test_a_missing_member_keeps_the_values_of_its_last_answer() -> None:
     first, second = Member("a", {"size": "1"}), Member("a", {"size": "2"})
     membership = accept(accept(Membership(), [first], 0.0, CONFIRM), [second], 10.0, CONFIRM)
     assert membership.members == {"a": second}
@@ -79,7 +79,7 @@ def test_of_two_members_with_one_id_the_first_counts() -> None:
 
 
 @given(answers, gaps)
-def test_whatever_is_found_nobody_found_is_left_out_and_nobody_goes_without_a_reason(
+def test_found_members_are_always_kept_and_missing_ones_leave_only_for_a_reason(
     sets: list[set[str]], gaps: list[float]
 ) -> None:
     before, now = Membership(), 0.0

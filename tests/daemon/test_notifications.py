@@ -127,7 +127,7 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler")
 
 
-def test_a_rescale_is_told_when_it_begins_and_ends_and_nothing_while_nothing_changes() -> None:
+def test_a_rescale_is_reported_at_its_begin_and_end_and_nothing_without_a_change() -> None:
     async def main() -> None:
         world = Told("a")
         world.targets["a"].startup = 25.0
@@ -148,7 +148,7 @@ def test_a_rescale_is_told_when_it_begins_and_ends_and_nothing_while_nothing_cha
     run(main)
 
 
-def test_a_rescale_that_misses_its_deadline_has_failed() -> None:
+def test_a_rescale_that_misses_its_deadline_is_reported_as_failed() -> None:
     async def main() -> None:
         world = Told("a")
         world.targets["a"].startup = 1e6
@@ -163,7 +163,7 @@ def test_a_rescale_that_misses_its_deadline_has_failed() -> None:
     run(main)
 
 
-def test_refused_scale_calls_are_told_once_and_so_is_their_end() -> None:
+def test_refused_scale_calls_are_reported_once_and_so_is_their_end() -> None:
     async def main() -> None:
         world = Told("a", "b")
         for target in world.targets.values():
@@ -184,7 +184,7 @@ def test_refused_scale_calls_are_told_once_and_so_is_their_end() -> None:
     run(main)
 
 
-def test_trouble_is_told_when_it_has_lasted_for_three_ticks_and_when_it_ends() -> None:
+def test_a_problem_is_reported_after_three_ticks_and_when_it_ends() -> None:
     async def main() -> None:
         world = Told("a")
         await world.start()
@@ -202,7 +202,7 @@ def test_trouble_is_told_when_it_has_lasted_for_three_ticks_and_when_it_ends() -
     run(main)
 
 
-def test_controls_are_told_when_they_are_set_about_to_expire_and_ended() -> None:
+def test_controls_are_reported_when_they_are_set_about_to_expire_and_ended() -> None:
     async def main() -> None:
         world = Told("a")
         await world.start()
@@ -232,7 +232,7 @@ def test_controls_are_told_when_they_are_set_about_to_expire_and_ended() -> None
 
 
 @pytest.mark.parametrize("most", [10, 4])
-def test_a_backlog_at_the_maximum_that_holds_is_told_once_it_has_lasted(most: int) -> None:
+def test_a_backlog_at_the_maximum_is_reported_once_it_has_lasted(most: int) -> None:
     async def main() -> None:
         world = Told("a")
         world.source.values |= {"lag": 0.0, "throughput": 100.0, "load": 1000.0}
@@ -270,7 +270,7 @@ class Copies(Ownership):
         return UUID(int=1)
 
 
-def test_who_controls_a_cluster_is_told_where_copies_share_them_and_a_reload_is_no_news() -> None:
+def test_a_change_of_the_owner_is_reported_with_several_copies_and_a_reload_is_not_reported() -> None:
     async def main() -> None:
         world = Told("a", ownership=Copies())
         await world.start()
@@ -286,7 +286,7 @@ def test_who_controls_a_cluster_is_told_where_copies_share_them_and_a_reload_is_
     run(main)
 
 
-def test_a_receiver_gets_what_it_wants_in_its_own_words() -> None:
+def test_a_receiver_gets_its_selected_events_in_its_own_wording() -> None:
     async def main() -> None:
         world = Told("prod-a", "dev-a")
         errors, rescales = Inbox(), Inbox()
@@ -310,7 +310,7 @@ def test_a_receiver_gets_what_it_wants_in_its_own_words() -> None:
     run(main)
 
 
-def test_what_is_too_much_for_the_rate_is_sent_together_later_and_in_order() -> None:
+def test_messages_beyond_the_rate_are_sent_together_later_and_in_order() -> None:
     async def main() -> None:
         names = [f"c{number:02}" for number in range(40)]
         world = Told(*names)
@@ -329,7 +329,7 @@ def test_what_is_too_much_for_the_rate_is_sent_together_later_and_in_order() -> 
     run(main)
 
 
-def test_an_unavailable_receiver_is_tried_again_and_a_refusal_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporary_failure_is_retried_and_a_refusal_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Told("a", "b")
         world.inbox.failures = [UnavailableError("503")] * 3
@@ -348,7 +348,7 @@ def test_an_unavailable_receiver_is_tried_again_and_a_refusal_is_not(caplog: pyt
     run(main)
 
 
-def test_a_receiver_that_cancels_itself_is_sent_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_that_cancels_itself_gets_the_next_messages(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Told("a")
         world.inbox.failures = [asyncio.CancelledError()]
@@ -362,7 +362,7 @@ def test_a_receiver_that_cancels_itself_is_sent_the_next_ones(caplog: pytest.Log
     run(main)
 
 
-def test_a_receiver_that_hangs_delays_no_tick_no_other_receiver_and_the_end_by_three_seconds(
+def test_a_hanging_receiver_delays_no_tick_no_other_receiver_and_the_shutdown_by_three_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_a_receiver_that_hangs_delays_no_tick_no_other_receiver_and_the_end_by_t
     run(main)
 
 
-def test_of_a_full_queue_the_oldest_is_dropped_counted_and_logged_once(
+def test_a_full_queue_drops_its_oldest_message_counts_it_and_logs_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notifications, "QUEUE", 3)
@@ -405,7 +405,7 @@ def test_of_a_full_queue_the_oldest_is_dropped_counted_and_logged_once(
     run(main)
 
 
-def test_a_reload_changes_receivers_and_what_waits_is_sent_as_before() -> None:
+def test_a_reload_changes_receivers_and_queued_messages_are_still_sent() -> None:
     async def main() -> None:
         world = Told("a")
         kept, changed = Inbox(), Inbox(hangs=1.0)
@@ -430,7 +430,7 @@ def test_a_reload_changes_receivers_and_what_waits_is_sent_as_before() -> None:
 @pytest.mark.parametrize(
     ("dry_run", "member", "shown"), [(False, False, True), (True, False, False), (False, True, False)]
 )
-def test_what_happens_is_shown_on_a_target_that_can_unless_it_is_shown_elsewhere(
+def test_notifications_are_shown_on_a_target_that_can_unless_they_are_shown_elsewhere(
     dry_run: bool, member: bool, shown: bool
 ) -> None:
     async def main() -> None:
@@ -447,7 +447,7 @@ def test_what_happens_is_shown_on_a_target_that_can_unless_it_is_shown_elsewhere
     run(main)
 
 
-def test_a_defect_of_ours_ends_no_controller_and_is_logged_once_for_each_cluster_and_when_it_is_over(
+def test_an_internal_defect_ends_no_controller_and_is_logged_once_per_cluster_and_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     see = notifications.see

@@ -65,12 +65,12 @@ async def test_the_page_has_strict_headers_and_is_compressed_and_cached(house: H
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "index.html", "__init__.py", "..%2F__init__.py", "x" * 3000])
-async def test_only_files_of_the_page_are_found(house: House, name: str) -> None:
+async def test_only_the_files_of_the_page_are_served(house: House, name: str) -> None:
     answer = await house.ask("GET", f"/assets/{name}", status=404)
     assert len(answer["error"]) < 200
 
 
-async def test_the_page_needs_no_token_and_its_requests_do(tmp_path: Path) -> None:
+async def test_the_page_needs_no_token_but_its_requests_do(tmp_path: Path) -> None:
     async with running(tmp_path, read_needs_token=True) as house:
         async with house.session.get(f"{house.daemon.url}/") as response:
             assert response.status == 200
@@ -79,7 +79,7 @@ async def test_the_page_needs_no_token_and_its_requests_do(tmp_path: Path) -> No
         await house.ask("GET", "/api/v1/clusters", READ)
 
 
-async def test_markup_in_what_is_asked_for_comes_back_as_json_text(house: House) -> None:
+async def test_markup_in_a_url_comes_back_as_json_text(house: House) -> None:
     markup = "<script>alert(1)</script>"
     async with house.session.get(f"{house.daemon.url}/api/v1/clusters/{markup}") as response:
         assert response.status == 404
@@ -130,14 +130,14 @@ def snapshot(**changes: Any) -> ClusterSnapshot:
     return found._replace(**changes)
 
 
-def test_the_roles_of_metrics_are_those_that_a_policy_says_else_those_of_the_settings() -> None:
+def test_the_roles_of_metrics_are_those_of_the_policy_or_else_of_the_settings() -> None:
     aims = roles(spec("a", policies=(NamedPolicy("x", PerReplica()), NamedPolicy("aims", Aims()))))
     assert (aims.arrivals, aims.throughput, aims.lag) == ("offered", "throughput", "waiting")
     assert aims.objective == timedelta(seconds=30)
     assert roles(spec("a")).objective is None
 
 
-def test_figures_are_those_of_the_metrics_and_what_was_not_read_is_unknown() -> None:
+def test_figures_are_those_of_the_metrics_and_missing_ones_are_unknown() -> None:
     state = ClusterState(learned=Learned(memory={"aims": {"rate": 50.0}}))
     row = row_document(snapshot(state=state), NOW)
     assert {key: row[key] for key in WORKLOAD} == {
@@ -155,14 +155,14 @@ def test_figures_are_those_of_the_metrics_and_what_was_not_read_is_unknown() -> 
     assert (row["load"], row["capacity"], row["severity"]) == (None, None, 0)
 
 
-def test_what_was_seen_when_busy_is_the_capacity_where_no_policy_knows() -> None:
+def test_if_no_policy_knows_the_capacity_it_is_the_one_learned_at_saturation() -> None:
     learned = Learned(capacity={2: SizeCapacity(200.0, NOW, 3)})
     plain = spec("a", capacity=CapacitySpec(per_replica=70.0))
     assert figures(plain, observed(4), ClusterState(learned=learned)).capacity == 400.0
     assert figures(plain, observed(4), ClusterState()).capacity == 280.0
 
 
-def test_a_policy_that_fails_to_estimate_takes_nothing_else_away() -> None:
+def test_a_policy_that_fails_to_estimate_leaves_the_other_figures() -> None:
     class Fails(Aims):
         def estimate_capacity(self, memory: dict[str, float], size: int, workers: float) -> float | None:
             raise RuntimeError(f"{memory} {size} {workers}")
@@ -171,7 +171,7 @@ def test_a_policy_that_fails_to_estimate_takes_nothing_else_away() -> None:
     assert figures(failing, observed(4), ClusterState()).capacity == 280.0
 
 
-def test_the_backlog_of_a_job_that_stands_still_is_as_old_as_it_took_to_arrive() -> None:
+def test_the_backlog_time_of_a_stopped_job_is_lag_over_arrivals() -> None:
     assert figures(spec("a"), observed(throughput=0.0, arrivals=50.0, lag=500.0), None).backlog_time == 10.0
     assert figures(spec("a"), observed(throughput=0.0, lag=500.0), None).backlog_time is None
     assert figures(spec("a"), observed(lag=0.0), None) == Figures(None, None, 0.0, 0.0)
@@ -188,13 +188,13 @@ def test_the_backlog_of_a_job_that_stands_still_is_as_old_as_it_took_to_arrive()
         ({"lag": 1.0}, None),
     ],
 )
-def test_a_backlog_time_is_lag_over_throughput_and_unknown_without_one_of_them(
+def test_a_backlog_time_is_lag_over_throughput_and_unknown_if_one_is_missing(
     values: dict[str, Any], expected: float | None
 ) -> None:
     assert backlog_time(spec("a"), observed(**values)) == expected
 
 
-def test_what_is_processed_counts_as_load_where_no_metric_has_the_arrivals() -> None:
+def test_the_throughput_counts_as_load_if_no_metric_has_the_arrivals() -> None:
     assert figures(spec("a"), observed(throughput=50.0), None).load == 50.0
     assert figures(spec("a", metrics=("arrivals",)), observed(throughput=50.0), None).load is None
 
@@ -233,6 +233,6 @@ MISSED = Rescale(before=2, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.READY,
         ),
     ],
 )
-def test_the_most_urgent_trouble_is_named(changes: dict[str, Any], severity: int, trouble: str | None) -> None:
+def test_the_most_urgent_problem_is_named(changes: dict[str, Any], severity: int, trouble: str | None) -> None:
     row = row_document(snapshot(**changes), NOW)
     assert (row["severity"], row["trouble"]) == (severity, trouble)

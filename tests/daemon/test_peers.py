@@ -37,7 +37,7 @@ NAMES = [f"team/c{number}" for number in range(6)]
 
 @dataclass
 class Shared(FakeSharedStore):
-    """One store of all copies in this process, with leases."""
+    """One store with leases for all copies in this process."""
 
     inner: SqliteStateStore = field(kw_only=True)
 
@@ -53,7 +53,7 @@ class Shared(FakeSharedStore):
 
 @dataclass
 class Two:
-    """Two daemons, and a client."""
+    """Two daemons and a client."""
 
     daemons: list[Daemon]
     leases: FakeLeases
@@ -66,7 +66,7 @@ class Two:
 
     async def balanced(self) -> None:
         async with asyncio.timeout(PATIENCE):
-            while not (  # noqa: ASYNC110 - what is waited for has no event
+            while not (  # noqa: ASYNC110 - no event for the condition
                 all(daemon.controllers for daemon in self.daemons)
                 and sorted(name for daemon in self.daemons for name in daemon.controllers) == sorted(NAMES)
                 and all(each.decision for daemon in self.daemons for each in daemon.controllers.values())
@@ -127,7 +127,7 @@ async def test_any_copy_lists_all_clusters_and_the_copies(two: Two) -> None:
         assert {copy["problem"] for copy in answer["copies"]} == {None}
 
 
-async def test_a_forwarded_request_is_answered_with_what_that_copy_knows(two: Two) -> None:
+async def test_a_forwarded_request_is_answered_by_the_owner(two: Two) -> None:
     first = two.daemons[0]
     _, answer = await two.ask(first, "/api/v1/clusters", headers={"Autoscaler-Forwarded": "1"})
     assert [row["name"] for row in answer["clusters"]] == sorted(first.controllers)
@@ -136,7 +136,7 @@ async def test_a_forwarded_request_is_answered_with_what_that_copy_knows(two: Tw
     assert (status, "there is no cluster" in answer["error"]) == (404, True)
 
 
-async def test_a_cluster_of_another_copy_is_shown_explained_and_decided_about(two: Two) -> None:
+async def test_a_cluster_of_another_copy_can_be_shown_explained_and_decided(two: Two) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
     for written in (name, name.replace("/", "%2F")):
@@ -153,7 +153,7 @@ async def test_a_cluster_of_another_copy_is_shown_explained_and_decided_about(tw
     assert all(known in answer["error"] for known in NAMES)
 
 
-async def test_a_decision_that_takes_long_is_answered_by_any_copy(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_decision_is_answered_by_any_copy(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
 
@@ -175,7 +175,7 @@ async def test_a_decision_that_takes_long_is_answered_by_any_copy(two: Two, monk
         assert (status, answer["cluster"]) == (200, name)
 
 
-async def test_the_token_of_who_asks_is_passed_on(two: Two) -> None:
+async def test_a_forwarded_request_has_the_token_of_the_client(two: Two) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
     owner.access._tokens = ()
@@ -185,7 +185,7 @@ async def test_the_token_of_who_asks_is_passed_on(two: Two) -> None:
     assert [copy["problem"] for copy in answer["copies"]] == [None, "it answers 401"]
 
 
-async def test_an_order_is_for_clusters_of_all_copies_and_known_to_all(two: Two) -> None:
+async def test_a_control_is_for_clusters_of_all_copies_and_known_to_all(two: Two) -> None:
     status, answer = await two.ask(
         two.daemons[0], "/api/v1/controls", "POST", json={"action": "hold", "clusters": ["team/*"], "replicas": 5}
     )
@@ -198,7 +198,7 @@ async def test_an_order_is_for_clusters_of_all_copies_and_known_to_all(two: Two)
             await asyncio.sleep(0.01)
 
 
-async def test_a_copy_that_cannot_be_asked_is_named_and_so_are_its_clusters(two: Two) -> None:
+async def test_an_unreachable_copy_is_named_and_so_are_its_clusters(two: Two) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
     holder, _ = two.leases.leases[name]
@@ -224,7 +224,7 @@ async def test_a_copy_that_cannot_be_asked_is_named_and_so_are_its_clusters(two:
     assert said in answer["error"]
 
 
-async def test_a_cluster_that_no_copy_has_at_the_moment_is_no_unknown_one(two: Two) -> None:
+async def test_a_cluster_without_an_owner_at_the_moment_is_not_reported_as_unknown(two: Two) -> None:
     asked, owner = two.daemons
     name = next(iter(owner.controllers))
     two.leases.leases[name] = (None, 1)
@@ -235,7 +235,7 @@ async def test_a_cluster_that_no_copy_has_at_the_moment_is_no_unknown_one(two: T
     )
 
 
-async def test_copies_that_speak_tls_trust_the_certificate_that_they_share(tmp_path: Path) -> None:
+async def test_copies_with_tls_trust_their_shared_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     spec = TlsSpec(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
     # The certificate is for another name than the one by which the copies reach each other.
@@ -261,7 +261,7 @@ async def test_copies_that_speak_tls_trust_the_certificate_that_they_share(tmp_p
         ("http://10.1.1.1:1", None, {"POD_IP": "10.0.0.7"}, "http://10.1.1.1:1"),
     ],
 )
-def test_where_a_copy_is_reached(
+def test_the_url_of_a_copy(
     listens: str, advertise: str | None, environment: dict[str, str], url: str, tmp_path: Path
 ) -> None:
     daemon = replace(make_config({}, None, tmp_path).daemon, advertise=advertise)

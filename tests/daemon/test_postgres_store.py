@@ -50,7 +50,7 @@ async def save(store: PostgresStateStore, second: int, cluster: str = "a") -> No
 
 
 async def times(store: PostgresStateStore, cluster: str = "a") -> list[int]:
-    """The seconds of the decisions that are kept, newest first."""
+    """The seconds of the saved decisions, newest first."""
     return [int((record.decision.at - NOW).total_seconds()) for record in await records_of(store, cluster, 100)]
 
 
@@ -85,14 +85,14 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == "autoscaler.daemon.postgres_store"]
 
 
-async def test_what_waits_is_persisted_in_one_transaction(server: PostgresServer, url: str) -> None:
+async def test_waiting_saves_are_written_in_one_transaction(server: PostgresServer, url: str) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await asyncio.gather(*(save(store, 0, f"c{number}") for number in range(200)))
     rows = server.execute("SELECT count(*), count(DISTINCT xmin::text) FROM autoscaler.cluster", url)
     assert rows == [(200, 1)]
 
 
-async def test_a_stopped_server_is_told_once_and_all_comes_back(
+async def test_a_stopped_server_is_logged_once_and_saving_resumes(
     server: PostgresServer, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -120,9 +120,7 @@ async def test_a_stopped_server_is_told_once_and_all_comes_back(
     assert ENCODED not in caplog.text
 
 
-async def test_a_server_that_stands_still_keeps_no_tick_for_long(
-    server: PostgresServer, url: str, impatient: float
-) -> None:
+async def test_a_server_that_hangs_delays_no_tick_for_long(server: PostgresServer, url: str, impatient: float) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         await store.load("a")
@@ -150,7 +148,7 @@ async def test_a_server_that_stands_still_keeps_no_tick_for_long(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("late", [True, False])
-async def test_a_save_that_was_given_up_and_comes_late_is_replaced_by_the_next_one(
+async def test_an_abandoned_save_that_arrives_late_is_replaced_by_the_next_one(
     server: PostgresServer, url: str, *, late: bool
 ) -> None:
     """This holds whether the server executes the abandoned save before the next one or after it."""
@@ -176,7 +174,7 @@ async def test_a_save_that_was_given_up_and_comes_late_is_replaced_by_the_next_o
         assert await times(store) == [2, 0]
 
 
-async def test_an_older_attempt_changes_nothing(server: PostgresServer, url: str) -> None:
+async def test_an_older_save_changes_nothing(server: PostgresServer, url: str) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         server.execute("UPDATE autoscaler.cluster SET attempt = 7", url)
@@ -187,7 +185,7 @@ async def test_an_older_attempt_changes_nothing(server: PostgresServer, url: str
         assert await times(store) == [2, 0]
 
 
-async def test_a_cut_connection_costs_no_save(
+async def test_a_cut_connection_loses_no_save(
     server: PostgresServer, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_postgres_store(url, decisions=9) as store:
@@ -212,7 +210,7 @@ def an_entry() -> AuditEntry:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_locked_table_does_not_keep_a_tick(url: str) -> None:
+async def test_a_locked_table_does_not_delay_a_tick_for_long(url: str) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         with psycopg.connect(url) as other:
@@ -224,7 +222,7 @@ async def test_a_locked_table_does_not_keep_a_tick(url: str) -> None:
 
 
 @pytest.mark.parametrize("password", ["wrong", "hunter2%40"])
-async def test_a_wrong_password_is_said_at_the_start_and_not_shown(server: PostgresServer, password: str) -> None:
+async def test_a_wrong_password_is_reported_at_the_start_and_not_shown(server: PostgresServer, password: str) -> None:
     server.database()
     with pytest.raises(StoreError, match="password authentication failed") as raised:
         async with open_postgres_store(server.url("db1", password), decisions=9):
@@ -232,7 +230,7 @@ async def test_a_wrong_password_is_said_at_the_start_and_not_shown(server: Postg
     assert password not in str(raised.value)
 
 
-async def test_a_database_that_is_not_there_is_said_at_the_start(server: PostgresServer) -> None:
+async def test_a_missing_database_is_reported_at_the_start(server: PostgresServer) -> None:
     with pytest.raises(StoreError, match='database "nowhere" does not exist'):
         async with open_postgres_store(server.url("nowhere"), decisions=9):
             pass
@@ -250,18 +248,18 @@ async def test_what_is_no_url_is_refused_and_not_shown(bad: str) -> None:
     assert raised.value.__cause__ is None
 
 
-def test_without_psycopg_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psycopg_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError, match=r"daemon.state needs psycopg, .*\[postgres\]"):
         PostgresStateStore("postgresql://host/db", 9)
 
 
-async def test_the_password_is_hidden_in_all_foreign_texts(url: str) -> None:
+async def test_the_password_is_masked_in_all_foreign_texts(url: str) -> None:
     PostgresStateStore(url, 9)
     assert mask(f"a {PASSWORD} b") == "a *** b"
 
 
-async def test_a_server_that_is_away_at_the_start_may_come_later(
+async def test_a_server_that_is_down_at_the_start_may_come_later(
     server: PostgresServer, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.stop()
@@ -277,7 +275,7 @@ async def test_a_server_that_is_away_at_the_start_may_come_later(
     assert messages(caplog) == ["cannot persist state"]
 
 
-async def test_tables_of_a_later_version_are_refused_and_left_alone(server: PostgresServer, url: str) -> None:
+async def test_tables_of_a_later_version_are_refused_and_not_changed(server: PostgresServer, url: str) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
     server.execute("UPDATE autoscaler.version SET version = 99", url)
@@ -291,7 +289,7 @@ async def test_tables_of_a_later_version_are_refused_and_left_alone(server: Post
     assert server.execute("SELECT count(*) FROM autoscaler.decision", url) == [(1,)]
 
 
-async def test_copies_that_start_at_once_make_the_tables_once(server: PostgresServer, url: str) -> None:
+async def test_copies_that_start_together_create_the_tables_once(server: PostgresServer, url: str) -> None:
     stores = [PostgresStateStore(url, 9) for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))
     assert [store.failure for store in stores] == [None] * 8
@@ -300,7 +298,7 @@ async def test_copies_that_start_at_once_make_the_tables_once(server: PostgresSe
     assert server.execute("SELECT count(*) FROM autoscaler.version", url) == [(1,)]
 
 
-async def test_a_user_who_may_create_nothing_needs_a_schema_of_its_own(server: PostgresServer, url: str) -> None:
+async def test_a_user_without_the_create_privilege_needs_its_own_schema(server: PostgresServer, url: str) -> None:
     server.execute(f"CREATE ROLE bob LOGIN PASSWORD '{PASSWORD}'")
     bob = url.replace("ann:", "bob:")
     with pytest.raises(StoreError, match="the user needs CREATE on the database, or its own schema 'autoscaler'"):
@@ -311,7 +309,7 @@ async def test_a_user_who_may_create_nothing_needs_a_schema_of_its_own(server: P
         await save(store, 0)
 
 
-async def test_a_standby_is_not_written_to(server: PostgresServer, url: str) -> None:
+async def test_a_standby_is_not_used_for_writing(server: PostgresServer, url: str) -> None:
     name = url.rpartition("/")[2]
     server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     async with open_postgres_store(url, decisions=9) as store:
@@ -319,7 +317,7 @@ async def test_a_standby_is_not_written_to(server: PostgresServer, url: str) -> 
             await save(store, 0)
 
 
-async def test_a_primary_that_becomes_read_only_is_left_for_the_host_that_takes_writes() -> None:
+async def test_a_primary_that_becomes_read_only_is_replaced_by_the_writable_host() -> None:
     with postgres() as first, postgres() as second:
         both = first.database().replace(f":{first.port}/", f":{first.port},127.0.0.1:{second.port}/")
         async with open_postgres_store(second.database(), decisions=9) as store:
@@ -338,12 +336,12 @@ async def test_a_primary_that_becomes_read_only_is_left_for_the_host_that_takes_
             await until(elsewhere)
 
 
-async def test_reading_alone_makes_no_tables(server: PostgresServer, url: str) -> None:
+async def test_reading_creates_no_tables(server: PostgresServer, url: str) -> None:
     assert await read_postgres_states(url, ["a"]) == {}
     assert server.execute("SELECT to_regnamespace('autoscaler')::text", url) == [(None,)]
 
 
-async def test_members_are_written_only_where_they_differ(server: PostgresServer, url: str) -> None:
+async def test_only_changed_members_are_written(server: PostgresServer, url: str) -> None:
     members = {str(number): Member(str(number), {"name": str(number)}) for number in range(100)}
     async with open_postgres_store(url, decisions=9) as store, open_postgres_store(url, decisions=9) as other:
         await store.save_members("f", members)
@@ -356,7 +354,7 @@ async def test_members_are_written_only_where_they_differ(server: PostgresServer
     assert server.execute("SELECT count(DISTINCT xmin::text) FROM autoscaler.member", url) == [(2,)]
 
 
-async def test_a_hanging_server_does_not_keep_the_end(server: PostgresServer, url: str, impatient: float) -> None:
+async def test_a_hanging_server_does_not_delay_the_shutdown(server: PostgresServer, url: str, impatient: float) -> None:
     async with open_postgres_store(url, decisions=9) as store:
         await save(store, 0)
         saving = asyncio.create_task(save(store, 1))
@@ -405,7 +403,7 @@ def copies(server: PostgresServer, url: str) -> Copies:
     return Copies(server, url)
 
 
-async def test_a_cluster_is_saved_under_its_lease_only(copies: Copies) -> None:
+async def test_a_cluster_is_saved_only_under_its_lease(copies: Copies) -> None:
     async with copies:
         with pytest.raises(LeaseLost, match="cluster 'a' belongs to another copy of the daemon now, or to none"):
             await save(copies.first, 0)
@@ -426,7 +424,7 @@ async def test_a_cluster_is_saved_under_its_lease_only(copies: Copies) -> None:
         assert await copies.second.owner("nobody") is None
 
 
-async def test_a_save_of_an_earlier_term_is_refused_also_of_the_copy_that_has_the_lease_again(copies: Copies) -> None:
+async def test_a_save_of_an_earlier_term_is_refused_even_if_the_copy_owns_the_lease_again(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a"])
         await save(copies.first, 0)
@@ -436,7 +434,7 @@ async def test_a_save_of_an_earlier_term_is_refused_also_of_the_copy_that_has_th
         assert copies.states() == [("a", 1, 1)]
 
 
-async def test_what_was_let_go_is_taken_in_a_new_term(copies: Copies) -> None:
+async def test_a_released_lease_is_taken_in_a_new_term(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
         await save(copies.first, 0)
@@ -450,7 +448,7 @@ async def test_what_was_let_go_is_taken_in_a_new_term(copies: Copies) -> None:
         assert await times(copies.first) == [2, 0]
 
 
-async def test_of_saves_and_renewals_each_says_itself_that_it_fails(
+async def test_failures_of_saves_and_of_renewals_are_logged_separately(
     copies: Copies, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -475,7 +473,7 @@ async def test_of_saves_and_renewals_each_says_itself_that_it_fails(
         assert messages(caplog) == ["cannot persist state", "state is persisted again"]
 
 
-async def test_a_copy_that_leaves_gives_up_all(copies: Copies) -> None:
+async def test_a_copy_that_leaves_releases_everything(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
         await copies.first.leave()
@@ -485,7 +483,7 @@ async def test_a_copy_that_leaves_gives_up_all(copies: Copies) -> None:
         assert await copies.first.take(["c"]) == {}
 
 
-async def test_a_copy_that_was_away_too_long_has_nothing_any_more(copies: Copies) -> None:
+async def test_a_copy_that_was_away_too_long_owns_nothing_any_more(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
         await save(copies.first, 0)
@@ -506,7 +504,7 @@ async def test_a_copy_that_was_away_too_long_has_nothing_any_more(copies: Copies
         assert await times(copies.first) == [0]
 
 
-async def test_a_copy_that_is_late_itself_loses_what_nobody_took(copies: Copies) -> None:
+async def test_an_expired_copy_loses_even_leases_that_no_other_copy_took(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a"])
         copies.expire(copies.first)
@@ -514,7 +512,7 @@ async def test_a_copy_that_is_late_itself_loses_what_nobody_took(copies: Copies)
         assert await copies.first.take(["a"]) == {"a": 2}
 
 
-async def test_a_save_waits_for_a_take_over_and_writes_nothing_then(copies: Copies, url: str) -> None:
+async def test_a_save_waits_for_a_take_over_and_then_writes_nothing(copies: Copies, url: str) -> None:
     async with copies:
         await copies.first.take(["a"])
         await save(copies.first, 0)
@@ -528,7 +526,7 @@ async def test_a_save_waits_for_a_take_over_and_writes_nothing_then(copies: Copi
         assert copies.states() == [("a", 1, 1)]
 
 
-async def test_a_take_over_passes_over_what_is_being_saved(copies: Copies, url: str) -> None:
+async def test_a_take_over_skips_a_cluster_that_is_being_saved(copies: Copies, url: str) -> None:
     async with copies:
         await copies.first.take(["a", "b"])
         await copies.first.let_go(["a", "b"])
@@ -538,7 +536,7 @@ async def test_a_take_over_passes_over_what_is_being_saved(copies: Copies, url: 
         assert await copies.second.take(["a", "b"]) == {"a": 2}
 
 
-async def test_a_lease_that_was_lost_and_taken_again_starts_from_what_is_stored(copies: Copies) -> None:
+async def test_a_lease_that_was_lost_and_taken_again_starts_from_the_stored_state(copies: Copies) -> None:
     async with copies:
         await copies.first.take(["a"])
         await save(copies.first, 0)
@@ -554,7 +552,7 @@ async def test_a_lease_that_was_lost_and_taken_again_starts_from_what_is_stored(
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)])
-async def test_ages_in_a_state_are_the_same_for_a_copy_whose_clock_differs(url: str, ahead: timedelta) -> None:
+async def test_ages_in_a_state_are_the_same_for_a_copy_with_a_different_clock(url: str, ahead: timedelta) -> None:
     state = a_state(at(0))
     async with (
         open_postgres_store(url, decisions=9) as store,

@@ -54,7 +54,7 @@ CLUSTER = """
 
 @dataclass
 class Place:
-    """A directory with a configuration, and the daemons started there."""
+    """A directory with a configuration, and the daemons started in it."""
 
     directory: Path
     environment: dict[str, str]
@@ -173,7 +173,7 @@ def test_a_signal_stops_it_between_ticks(place: Place, number: signal.Signals, c
     assert not (place.directory / "var" / f"{FILE}-wal").exists()
 
 
-def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
+def test_a_second_signal_ends_it_even_during_a_scale_call(place: Place) -> None:
     place.configure("a")
     place.config.write_text(place.config.read_text().replace("/a'}", "/a', takes: 25}").replace("min: 1", "min: 3"))
     daemon = place.start()
@@ -203,7 +203,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     assert daemon.wait(PATIENCE) == 0
 
 
-def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
+def test_a_reload_accepts_a_valid_file_and_refuses_an_invalid_one(place: Place) -> None:
     place.configure("a", "b")
     daemon = place.start()
     url = place.url()
@@ -290,12 +290,12 @@ def test_a_dry_run_calls_nothing(place: Place) -> None:
     assert any(record.decision.rescale for record in records)
 
 
-def test_it_keeps_everything_over_kills_at_any_moment(place: Place) -> None:
+def test_it_loses_nothing_over_kills_at_any_moment(place: Place) -> None:
     kill_again_and_again(place, kills=3, seed=20260131)
 
 
 @pytest.mark.e2e
-def test_it_keeps_everything_over_many_kills(place: Place) -> None:
+def test_it_loses_nothing_over_many_kills(place: Place) -> None:
     kill_again_and_again(place, kills=60, seed=20261124)
 
 
@@ -378,7 +378,7 @@ def records_of(place: Place, name: str) -> list[Record]:
     return [load_record(text) for (text,) in rows]
 
 
-def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: Place) -> None:
+def test_a_full_disk_stops_decisions_and_they_resume_when_there_is_space(place: Place) -> None:
     place.configure("a")
     daemon = place.start()
     url = place.url()
@@ -414,7 +414,7 @@ def damage(place: Place, name: str, number: object) -> dict[str, float]:
     return learned
 
 
-def test_what_was_learned_and_is_damaged_is_learned_anew_or_reported(place: Place) -> None:
+def test_damaged_learned_values_are_learned_again_or_reported(place: Place) -> None:
     place.configure("a", "b")
     daemon = place.start()
     decided(place, "a", 5)
@@ -458,7 +458,7 @@ def test_a_damaged_state_file_is_reported_at_the_start(place: Place) -> None:
     assert "Traceback" not in text
 
 
-def test_a_taken_port_is_reported(place: Place) -> None:
+def test_a_port_in_use_is_reported(place: Place) -> None:
     place.configure("a")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -469,8 +469,8 @@ def test_a_taken_port_is_reported(place: Place) -> None:
     assert "Traceback" not in place.log.read_text()
 
 
-def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
-    """The state is JSON: an operator with sqlite3 can look at it."""
+def test_the_state_on_disk_is_readable_for_people(place: Place) -> None:
+    """The state is JSON: an operator can read it with sqlite3."""
     place.configure("a")
     daemon = place.start()
     decided(place, "a", 2)
@@ -481,7 +481,7 @@ def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
     assert load_state(text).watched_since is not None
 
 
-def test_a_disk_that_is_full_at_the_start_is_reported(place: Place) -> None:
+def test_a_full_disk_at_the_start_is_reported(place: Place) -> None:
     place.configure("a")
     full = subprocess.run(
         [sys.executable, "-m", "autoscaler", "run", str(place.config)],
@@ -497,7 +497,7 @@ def test_a_disk_that_is_full_at_the_start_is_reported(place: Place) -> None:
     assert "Traceback" not in full.stderr
 
 
-def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
+def test_signals_during_the_start_are_not_lost(place: Place) -> None:
     place.configure("a")
     text = place.config.read_text()
     place.config.unlink()
@@ -520,7 +520,7 @@ def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
     assert place.lines()[-1]["message"] == "stopped"
 
 
-def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) -> None:
+def test_a_plug_in_that_never_ends_does_not_delay_the_exit_of_the_process(place: Place) -> None:
     place.configure("a")
     place.config.write_text(place.config.read_text().replace("{type: wave}", "{type: wave, stubborn: true}"))
     daemon = place.start()
@@ -561,7 +561,7 @@ SOURCES = {
 }
 
 
-def test_names_that_hang_in_dns_delay_neither_another_cluster_nor_a_reload_nor_the_end(place: Place) -> None:
+def test_hanging_dns_lookups_delay_neither_another_cluster_nor_a_reload_nor_the_shutdown(place: Place) -> None:
     (place.directory / "site" / "sitecustomize.py").write_text(RESOLVER)
     names = {f"{kind}-{number}": kind for kind in SOURCES for number in range(3)}
     place.configure(
@@ -591,7 +591,7 @@ def test_names_that_hang_in_dns_delay_neither_another_cluster_nor_a_reload_nor_t
     assert place.lines()[-1]["message"] == "stopped"
 
 
-def test_a_fleet_of_files_is_followed_without_a_reload_and_survives_restarts(place: Place) -> None:
+def test_a_fleet_of_files_is_updated_without_a_reload_and_survives_restarts(place: Place) -> None:
     members, away = place.directory / "members", place.directory / "away"
     members.mkdir()
 

@@ -28,7 +28,7 @@ def shown(url: str) -> Any:
     return json.loads(autoscaler("status", "--url", url, "--json"))
 
 
-def test_the_present_version_or_one_before_has_been_written() -> None:
+def test_the_files_of_this_version_or_an_earlier_one_exist() -> None:
     assert [path.name for path in RELEASES.iterdir()]
     assert (RELEASES / VERSION).exists()
 
@@ -60,7 +60,7 @@ def test_state_and_history_of_a_release_are_read(tmp_path: Path, release: Path) 
     # The history: every observation can be read, and is complete enough to decide again.
     assert {name: cluster["decisions"] > 10 for name, cluster in compared.items()} == {"held": True, "learning": True}
     assert [cluster["missing"] for cluster in compared.values()] == [[], []]
-    # The state: manual controls stay in force, and decisions from before can be explained.
+    # The state: manual controls stay in force, and earlier decisions can be explained.
     [held, learning] = status["clusters"]
     assert (held["desired"], held["controls"][0]["text"]) == (
         4,

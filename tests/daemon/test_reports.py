@@ -1,4 +1,4 @@
-"""The status of members is shown where they were found: on changes, a few at a time, and without delaying a tick."""
+"""The status of members is reported to their discovery: on changes, a few at a time, without delaying a tick."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler")
 
 
-def test_which_clusters_are_shown_their_status_where_they_were_found_is_known() -> None:
+def test_the_clusters_whose_discovery_shows_their_status_are_known() -> None:
     async def main() -> None:
         shown, plain = Boards("static"), Fleets("static")
         for world in (shown, plain):
@@ -91,7 +91,7 @@ def test_which_clusters_are_shown_their_status_where_they_were_found_is_known() 
     run(main)
 
 
-def test_a_member_is_shown_its_size_its_rescales_and_nothing_while_nothing_changes() -> None:
+def test_a_member_gets_its_size_and_rescales_and_nothing_without_a_change() -> None:
     async def main() -> None:
         world = Boards("static")
         world.find("a")
@@ -115,7 +115,7 @@ def test_a_member_is_shown_its_size_its_rescales_and_nothing_while_nothing_chang
     run(main)
 
 
-def test_a_refused_member_is_shown_the_path_that_is_wrong_and_when_it_is_right_again() -> None:
+def test_a_refused_member_gets_the_path_of_the_error_and_the_news_of_its_end() -> None:
     async def main() -> None:
         world = Boards()
         world.find("a", max="lots")
@@ -137,7 +137,7 @@ def test_a_refused_member_is_shown_the_path_that_is_wrong_and_when_it_is_right_a
     run(main)
 
 
-def test_ticks_do_not_wait_for_a_discovery_that_hangs_and_few_reports_are_under_way() -> None:
+def test_ticks_do_not_wait_for_a_hanging_discovery_and_few_reports_run_at_once() -> None:
     async def main() -> None:
         world = Boards("static")
         world.board.slow = 3600.0
@@ -151,7 +151,7 @@ def test_ticks_do_not_wait_for_a_discovery_that_hangs_and_few_reports_are_under_
     run(main)
 
 
-def test_of_many_changes_at_once_a_limited_number_is_shown_each_second() -> None:
+def test_of_many_simultaneous_changes_a_limited_number_is_reported_each_second() -> None:
     async def main() -> None:
         world = Boards()
         world.discovery.found = [Member(f"id-{number}", {"name": f"m{number}", "max": "lots"}) for number in range(500)]
@@ -167,7 +167,7 @@ def test_of_many_changes_at_once_a_limited_number_is_shown_each_second() -> None
     run(main)
 
 
-def test_what_cannot_be_shown_is_tried_again_with_growing_pauses_and_logged_once(
+def test_a_failed_report_is_retried_with_growing_pauses_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_what_cannot_be_shown_is_tried_again_with_growing_pauses_and_logged_once
     assert len(said(caplog, "the status of members is shown again")) == 1
 
 
-def test_a_discovery_that_cancels_itself_is_shown_the_status_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_discovery_that_cancels_itself_gets_the_report_again(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Boards()
         world.find("ab")
@@ -209,7 +209,7 @@ def test_a_discovery_that_cancels_itself_is_shown_the_status_again(caplog: pytes
     assert len(said(caplog, "the status of members is shown again")) == 1
 
 
-def test_one_member_whose_status_is_refused_keeps_no_other_from_being_shown() -> None:
+def test_a_refused_report_of_one_member_does_not_prevent_others() -> None:
     async def main() -> None:
         world = Boards()
         world.find("abcdefghijklmnop")
@@ -222,7 +222,7 @@ def test_one_member_whose_status_is_refused_keeps_no_other_from_being_shown() ->
     run(main)
 
 
-def test_a_changed_member_is_shown_its_status_again_and_one_that_has_left_no_more() -> None:
+def test_a_changed_member_is_reported_again_and_one_that_has_left_is_not() -> None:
     async def main() -> None:
         world = Boards()
         world.find("ab")
@@ -240,7 +240,7 @@ def test_a_changed_member_is_shown_its_status_again_and_one_that_has_left_no_mor
     run(main)
 
 
-def test_a_discovery_that_shows_nothing_or_is_not_connected_is_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_discovery_without_status_or_without_a_connection_is_not_a_problem(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = Boards()
         world.specs["g"] = world.spec("g", Fake(FakeDiscovery()))
@@ -268,7 +268,7 @@ class Some(Ownership):
         return self.share
 
 
-def test_a_member_is_shown_by_the_copy_that_has_it_alone() -> None:
+def test_only_the_owner_reports_a_member() -> None:
     async def main() -> None:
         world = Boards()
         ownership = Some("a")
@@ -291,7 +291,7 @@ def test_a_member_is_shown_by_the_copy_that_has_it_alone() -> None:
     run(main)
 
 
-def test_a_member_that_comes_to_this_copy_has_the_problem_of_its_template() -> None:
+def test_a_member_that_moves_to_this_copy_has_the_problem_of_its_template() -> None:
     async def main() -> None:
         world = Boards()
         ownership = Some()

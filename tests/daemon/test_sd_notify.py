@@ -105,7 +105,9 @@ def manager(address: str) -> Iterator[Manager]:
 
 
 @pytest.mark.parametrize("process", [None, str(os.getpid())], ids=["whoever it is for", "for us"])
-def test_the_environment_has_whom_to_notify_and_how_often_and_is_not_passed_on(process: str | None) -> None:
+def test_the_environment_has_the_socket_and_the_watchdog_interval_and_children_do_not_inherit_them(
+    process: str | None,
+) -> None:
     environ = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "3000000", "PATH": "/bin"}
     if process is not None:
         environ["WATCHDOG_PID"] = process
@@ -137,7 +139,7 @@ def test_there_is_no_watchdog_without_a_manager_or_when_another_process_is_meant
 # ---- messages
 
 
-def test_a_message_goes_to_a_path_and_to_an_abstract_name(address: str) -> None:
+def test_a_message_reaches_a_path_and_an_abstract_name(address: str) -> None:
     async def main(notifier: Notifier, manager: Manager) -> None:
         await notifier.ready()
         before = time.monotonic_ns() // 1000
@@ -158,7 +160,7 @@ def test_a_message_goes_to_a_path_and_to_an_abstract_name(address: str) -> None:
             manager.close()
 
 
-def test_where_there_is_no_manager_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_manager_nothing_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         notifier = Notifier()
         await notifier.ready()
@@ -253,7 +255,7 @@ async def watched(world: World, notifier: Notifier, manager: Manager | None = No
 
 @dataclass
 class Stuck(FakeStore):
-    """A store that does not answer for some clusters while they are named here, and raises for others."""
+    """A store that does not answer for some clusters while they are listed here, and raises for others."""
 
     hanging: set[str] = field(default_factory=set)
     raising: set[str] = field(default_factory=set)
@@ -274,7 +276,7 @@ def stuck_world(*names: str) -> tuple[World, Stuck]:
     return world, store
 
 
-def test_it_is_ready_once_every_plug_in_was_tried_and_reports_how_the_clusters_are(manager: Manager) -> None:
+def test_it_is_ready_once_every_plug_in_was_tried_and_reports_the_state_of_the_clusters(manager: Manager) -> None:
     async def main() -> None:
         world = World("a", "b")
         world.plugins["a"].failures.extend([ValueError("not today")] * 2)
@@ -298,7 +300,7 @@ def test_it_is_ready_once_every_plug_in_was_tried_and_reports_how_the_clusters_a
     virtual_time.run(main())
 
 
-def test_a_plug_in_that_will_not_be_given_up_delays_ready_only_for_so_long(manager: Manager) -> None:
+def test_a_plug_in_that_ignores_cancellation_delays_ready_for_a_limited_time(manager: Manager) -> None:
     class Stubborn:
         @asynccontextmanager
         async def connect(self, shared: object) -> AsyncIterator[None]:
@@ -328,7 +330,7 @@ def test_a_plug_in_that_will_not_be_given_up_delays_ready_only_for_so_long(manag
 @pytest.mark.parametrize(
     ("watchdog", "period"), [(4.0, 2.0), (2 * POLL_INTERVAL, POLL_INTERVAL), (600.0, POLL_INTERVAL)]
 )
-def test_signs_of_life_come_at_half_the_watchdog_s_time_or_sooner(
+def test_watchdog_messages_come_at_half_the_watchdog_time_or_sooner(
     manager: Manager, watchdog: float, period: float
 ) -> None:
     async def main() -> None:
@@ -367,7 +369,7 @@ def test_one_cluster_in_trouble_does_not_trigger_a_restart(manager: Manager) -> 
     virtual_time.run(main())
 
 
-def test_no_sign_of_life_while_no_tick_finishes(manager: Manager, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_watchdog_message_while_no_tick_finishes(manager: Manager, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autoscaler.daemon.sd_notify")
 
     async def main() -> None:
@@ -514,7 +516,7 @@ def status(text: str) -> Callable[[Message], bool]:
     return lambda message: message.get("STATUS") == text
 
 
-def test_a_manager_hears_the_life_of_the_daemon(
+def test_a_manager_receives_the_states_of_the_daemon(
     place: Place, manager: Manager, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     place.configure("a")
@@ -551,7 +553,7 @@ def test_a_manager_hears_the_life_of_the_daemon(
     assert "WATCHDOG" not in inherited
 
 
-def test_a_daemon_whose_loop_is_blocked_falls_silent(
+def test_a_daemon_whose_loop_is_blocked_sends_no_watchdog_message(
     place: Place, manager: Manager, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     place.configure("a", "b")
@@ -573,7 +575,7 @@ def test_a_daemon_whose_loop_is_blocked_falls_silent(
     assert daemon.wait(PATIENCE) == 0
 
 
-def test_a_manager_that_is_not_there_does_not_keep_the_daemon_from_running(
+def test_a_missing_manager_does_not_prevent_the_daemon_from_running(
     place: Place, manager: Manager, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     place.environment["NOTIFY_SOCKET"] = f"{manager.address}-of-nobody"

@@ -49,7 +49,7 @@ def all_of(directory: Path) -> bytes:
 
 @pytest.mark.parametrize("log_format", LogFormat)
 @pytest.mark.parametrize("at", [0, 60])
-async def test_a_server_that_echoes_what_it_was_sent_reveals_nothing(
+async def test_a_server_that_echoes_its_requests_reveals_no_secret(
     tmp_path: Path, log_format: LogFormat, at: int
 ) -> None:
     async def echo(request: web.Request) -> web.Response:

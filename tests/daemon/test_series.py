@@ -68,7 +68,7 @@ def of(*records: Record) -> Series:
 # Figures
 
 
-def test_a_stretch_has_the_mean_and_of_lag_the_greatest_of_what_was_read() -> None:
+def test_a_period_has_the_mean_of_its_readings_and_the_maximum_of_lag() -> None:
     points = Points(60.0)
     for at, values in (
         (0.0, figures(10.0, 5.0)),
@@ -82,7 +82,7 @@ def test_a_stretch_has_the_mean_and_of_lag_the_greatest_of_what_was_read() -> No
     assert math.isnan(found[1])
 
 
-def test_what_is_read_first_in_the_middle_of_a_stretch_counts_from_there() -> None:
+def test_the_first_readings_in_the_middle_of_a_period_count_from_there() -> None:
     points = Points(60.0)
     points.add(T, figures())
     points.add(T + 15, figures(8.0))
@@ -91,7 +91,7 @@ def test_what_is_read_first_in_the_middle_of_a_stretch_counts_from_there() -> No
     assert values[0] == 9.0
 
 
-def test_a_time_before_the_last_stretch_is_left_out() -> None:
+def test_a_time_before_the_last_period_is_ignored() -> None:
     points = Points(60.0)
     points.add(T, figures(1.0))
     points.add(T - 60, figures(2.0))
@@ -109,7 +109,7 @@ def test_a_cluster_that_ticks_each_second_for_weeks_takes_less_than_100_kb() -> 
     assert sum(each.at.itemsize * len(each.at) + each.values.itemsize * len(each.values) for each in found) < 100_000
 
 
-def test_an_hour_is_finer_than_a_day_and_that_finer_than_a_week() -> None:
+def test_an_hour_is_finer_than_a_day_and_a_day_finer_than_a_week() -> None:
     found = of(*(record(T - WEEK + number * 60.0, load=1.0) for number in range(int(WEEK / 60))))
     numbers = [len(found.points(T - span, T, T)[0]) for span in (3600.0, DAY, WEEK)]
     assert 59 <= numbers[0] <= 61
@@ -117,7 +117,7 @@ def test_an_hour_is_finer_than_a_day_and_that_finer_than_a_week() -> None:
     assert 671 <= numbers[2] <= 673
 
 
-def test_what_was_not_read_is_null_and_so_is_a_gap() -> None:
+def test_missing_readings_and_gaps_are_null() -> None:
     rows = [(T, array("f", figures(1.0))), (T + 60, array("f", figures())), (T + 600, array("f", figures(math.inf)))]
     document = series_document(rows, T, T + 900, 15, 60.0, {})
     assert document["at"] == [T, T + 60, T + 120, T + 600]
@@ -126,14 +126,14 @@ def test_what_was_not_read_is_null_and_so_is_a_gap() -> None:
     assert set(KEYS) < document.keys()
 
 
-def test_no_more_points_than_asked_for() -> None:
+def test_there_are_no_more_points_than_requested() -> None:
     rows = [(T + 10.0 * number, array("f", figures(float(number)))) for number in range(360)]
     document = series_document(rows, T, T + 3600, 36, 10.0, {})
     assert len(document["at"]) == 36
     assert document["load"][0] == pytest.approx(4.5)
 
 
-def test_workers_in_use_are_those_whose_slots_the_job_runs_on() -> None:
+def test_workers_in_use_are_those_whose_slots_the_job_uses() -> None:
     status = EngineStatus(job=JobState.RUNNING, parallelism=7)
     seen = record(T, load=100.0)
     observation = Observation(at=NOW, desired=5, ready=4, engine=status)
@@ -145,7 +145,7 @@ def test_workers_in_use_are_those_whose_slots_the_job_runs_on() -> None:
 # Changes
 
 
-def test_a_rescale_begins_with_its_decision_and_ends_with_what_became_of_it() -> None:
+def test_a_rescale_begins_with_its_decision_and_ends_with_its_outcome() -> None:
     found = of(
         record(T, 4, 6),
         record(T + 15, 6, 6),
@@ -162,17 +162,17 @@ def test_a_rescale_begins_with_its_decision_and_ends_with_what_became_of_it() ->
     assert of(record(T, 4, 6), record(T + 15, 6, 8)).changes(T, T + 60)["rescales"][0]["outcome"] == "superseded"
 
 
-def test_a_request_that_is_refused_again_and_again_is_one_change() -> None:
+def test_a_request_that_is_refused_repeatedly_is_one_change() -> None:
     found = of(*(record(T + 15 * number, 4, 6) for number in range(5))).changes(T, T + 60)
     assert (len(found["decisions"]), len(found["rescales"])) == (1, 1)
 
 
-def test_a_dry_run_decides_and_rescales_nothing() -> None:
+def test_a_dry_run_decides_but_rescales_nothing() -> None:
     found = of(record(T, 4, 6, dry_run=True)).changes(T, T)
     assert (len(found["decisions"]), len(found["rescales"])) == (1, 0)
 
 
-def test_only_changes_of_the_time_asked_for_are_given() -> None:
+def test_only_changes_within_the_requested_time_are_returned() -> None:
     found = of(record(T, 4, 6), record(T + 15, 6, 6, notes=(Reason.SETTLED,)), record(T + 30, 6, 8))
     changes = found.changes(T + 20, T + 25)
     assert changes == {"decisions": [], "rescales": []}
@@ -187,7 +187,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield found
 
 
-async def test_the_series_of_a_cluster_has_what_it_did(house: House) -> None:
+async def test_the_series_of_a_cluster_has_its_figures_and_changes(house: House) -> None:
     await house.ask("POST", "/api/v1/clusters/a/decide")
     answer = await house.ask("GET", "/api/v1/clusters/a/series")
     assert (answer["desired"], answer["current"], answer["load"]) == ([3.0], [1.0], [None])
@@ -196,7 +196,7 @@ async def test_the_series_of_a_cluster_has_what_it_did(house: House) -> None:
     assert trail["decisions"][0]["decision"]["at"].replace("Z", "+00:00") == change["at"]
 
 
-async def test_what_was_decided_before_the_start_is_filled_in_from_the_state_store(tmp_path: Path) -> None:
+async def test_decisions_from_before_the_start_are_filled_in_from_the_state_store(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         await house.ask("POST", "/api/v1/clusters/a/decide")
     async with running(tmp_path) as house:
@@ -207,9 +207,7 @@ async def test_what_was_decided_before_the_start_is_filled_in_from_the_state_sto
         assert again["decisions"] == answer["decisions"]
 
 
-async def test_a_state_store_that_cannot_be_read_leaves_what_is_known(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreadable_state_store_leaves_the_known_part(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.ask("POST", "/api/v1/clusters/a/decide")
 
     def broken(_: object) -> None:
@@ -241,7 +239,7 @@ async def test_a_state_store_that_cannot_be_read_leaves_what_is_known(
         ({"points": "ten"}, "points is 'ten'"),
     ],
 )
-async def test_a_wrong_parameter_is_refused_with_what_was_expected(
+async def test_an_invalid_parameter_is_refused_with_the_expected_form(
     house: House, query: dict[str, str], wrong: str
 ) -> None:
     answer = await house.ask("GET", "/api/v1/clusters/a/series", status=400, params=query)
@@ -253,7 +251,7 @@ async def test_an_unknown_cluster_is_not_found(house: House) -> None:
     await house.ask("GET", "/api/v1/clusters/nobody/series", status=404)
 
 
-def test_a_cluster_that_is_reconfigured_goes_on_with_its_series() -> None:
+def test_a_reconfigured_cluster_continues_its_series() -> None:
     async def story() -> None:
         world = World("a")
         await world.start()

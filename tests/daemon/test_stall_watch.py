@@ -59,7 +59,7 @@ def test_what_holds_up_the_loop_is_named_once_while_it_does(place: Place, caplog
     assert "Wave.collect (blocking.py:5) < " in line["stack"]
 
 
-def test_every_stall_is_counted_each_cause_logged_once_and_a_loop_that_waits_for_work_is_none(
+def test_every_stall_is_counted_each_cause_logged_once_and_an_idle_loop_is_not_a_stall(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time, stalls = 0.0, 0

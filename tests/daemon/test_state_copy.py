@@ -104,7 +104,9 @@ async def goes_on(place: str) -> None:
 
 @pytest.mark.parametrize("there", ["directory", "postgresql"])
 @pytest.mark.parametrize("back", ["directory", "postgresql"])
-def test_everything_is_copied_and_goes_on_there(server: PostgresServer, tmp_path: Path, there: str, back: str) -> None:
+def test_everything_is_copied_and_a_daemon_continues_there(
+    server: PostgresServer, tmp_path: Path, there: str, back: str
+) -> None:
     places = [
         server.database() if kind == "postgresql" else str(tmp_path / str(number))
         for number, kind in enumerate(("directory", there, back))
@@ -124,7 +126,7 @@ def test_everything_is_copied_and_goes_on_there(server: PostgresServer, tmp_path
     asyncio.run(goes_on(places[2]))
 
 
-def test_a_target_that_has_something_is_refused(server: PostgresServer, url: str, tmp_path: Path) -> None:
+def test_a_target_that_is_not_empty_is_refused(server: PostgresServer, url: str, tmp_path: Path) -> None:
     source = str(tmp_path / "var")
     asyncio.run(filled(source))
     copy_state(source, url)
@@ -177,7 +179,7 @@ def test_a_database_in_use_is_refused(url: str, tmp_path: Path) -> None:
     asyncio.run(use())
 
 
-def test_a_source_that_has_nothing_is_refused(server: PostgresServer, url: str, tmp_path: Path) -> None:
+def test_an_empty_source_is_refused(server: PostgresServer, url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=f"nowhere has no state: there is no {FILE} in it"):
         copy_state(str(tmp_path / "nowhere"), url)
     assert not (tmp_path / "nowhere").exists()
@@ -187,7 +189,7 @@ def test_a_source_that_has_nothing_is_refused(server: PostgresServer, url: str, 
     assert server.execute("SELECT to_regnamespace('autoscaler')::text", url) == [(None,)]
 
 
-def test_what_fails_half_way_leaves_the_target_empty(server: PostgresServer, tmp_path: Path) -> None:
+def test_a_failure_half_way_leaves_the_target_empty(server: PostgresServer, tmp_path: Path) -> None:
     source = str(tmp_path / "var")
     asyncio.run(filled(source))
     with closing(sqlite3.connect(tmp_path / "var" / FILE)) as connection, connection:

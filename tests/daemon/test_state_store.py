@@ -1,4 +1,4 @@
-"""The store on a real disk: what it keeps, and how it fails."""
+"""The store on a real disk: its content and its failures."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_kind_of_number_survives() -> None:
     assert load_record(dump_record(a_record())) == a_record()
 
 
-def test_a_line_has_what_is_out_of_the_usual() -> None:
+def test_a_line_omits_default_values() -> None:
     observation = Observation(at=NOW, desired=3, ready=3, metrics={"load": Reading(300.0, NOW)})
     _, decision = step(spec("a"), ClusterState(), observation)
     text = dump_record(Record(observation, decision))
@@ -153,7 +153,7 @@ def test_a_line_has_what_is_out_of_the_usual() -> None:
         ("rate_limit rate_limit", "or occurs twice"),
     ],
 )
-def test_guards_of_which_no_trail_can_be_made_are_refused(guards: object, problem: str) -> None:
+def test_guards_that_form_no_trail_are_refused(guards: object, problem: str) -> None:
     line = json.loads(dump_record(a_record()))
     line["decision"]["guards"] = guards
     with pytest.raises(ValueError, match=problem):
@@ -161,7 +161,7 @@ def test_guards_of_which_no_trail_can_be_made_are_refused(guards: object, proble
 
 
 @pytest.mark.parametrize(("version", "problem"), [({}, ""), ({"version": 1}, ""), ({"version": 2}, "version 2 of the")])
-def test_a_line_of_another_version_is_refused_and_one_without_is_of_the_first(
+def test_a_line_of_another_version_is_refused_and_one_without_a_version_is_of_the_first(
     version: dict[str, int], problem: str
 ) -> None:
     line = json.loads(dump_record(a_record()))
@@ -195,7 +195,7 @@ def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> No
     assert load_state(dump_state(after)) == replace(after, past=())
 
 
-def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
+def test_everything_that_a_target_and_an_engine_may_report_survives() -> None:
     record, state = a_record(), a_state()
     engine = EngineStatus(
         job=JobState.RUNNING, deadlines={Phase.ABSORBED: timedelta.max, Phase.RUNNING: timedelta(seconds=72.5)}
@@ -217,7 +217,7 @@ def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf])
-def test_a_learned_number_that_is_none_is_learned_anew(nonsense: float) -> None:
+def test_an_invalid_learned_number_is_learned_again(nonsense: float) -> None:
     state = replace(a_state(), past=())
     kept = state.learned
     damaged = Learned(
@@ -240,12 +240,12 @@ def test_a_learned_number_that_is_none_is_learned_anew(nonsense: float) -> None:
         (dump_record(a_record()).decode().replace('"rate_limit"', '"whim"'), "reason"),
     ],
 )
-def test_what_is_no_record_is_refused_with_the_place(text: str, problem: str) -> None:
+def test_an_invalid_record_is_refused_with_its_position(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         load_record(text)
 
 
-async def test_what_waits_is_kept_in_one_transaction(tmp_path: Path) -> None:
+async def test_waiting_saves_are_written_in_one_transaction(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=20) as store:
         commits: list[str] = []
         await in_writer(store, lambda connection: connection.set_trace_callback(commits.append))
@@ -291,7 +291,7 @@ async def keep_many(store: SqliteStateStore) -> None:
         bytes(range(55, 255)),
     ],
 )
-async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_with_advice(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     if not content:
         async with open_state_store(tmp_path, decisions=5) as store:  # an empty file is a new database
@@ -303,7 +303,7 @@ async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: P
     assert (tmp_path / FILE).read_bytes() == content
 
 
-async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tmp_path: Path) -> None:
+async def test_damage_in_the_middle_of_the_file_is_an_error_and_not_a_wrong_state(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=500) as store:
         for number in range(100):
             at = NOW + timedelta(seconds=number)
@@ -321,7 +321,7 @@ async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tm
         read_state(tmp_path, "a")
 
 
-async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_a_later_version_is_refused_and_not_changed(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -339,7 +339,7 @@ async def test_a_second_daemon_on_the_same_directory_is_refused(tmp_path: Path) 
         pass
 
 
-async def test_only_our_user_can_read_what_is_kept(tmp_path: Path) -> None:
+async def test_only_the_user_of_the_daemon_can_read_the_files(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "var"
     async with open_state_store(directory, decisions=5) as store:
         await store.save("a", a_state(), a_record())
@@ -347,7 +347,7 @@ async def test_only_our_user_can_read_what_is_kept(tmp_path: Path) -> None:
         assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
 
 
-async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be used for state: Not a directory"):
         async with open_state_store(tmp_path / "file" / "var", decisions=5):
@@ -361,7 +361,7 @@ async def test_what_was_kept_before_the_clock_was_set_is_read_after_a_restart(tm
     assert read_state(tmp_path, "a") == a_state(at)
 
 
-def test_reading_the_state_reports_what_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_state_is_reported(tmp_path: Path) -> None:
     assert read_state(tmp_path, "a") is None
     with pytest.raises(StoreError, match="cannot be used: File name too long"):
         read_state(tmp_path / ("x" * 300), "a")
@@ -374,20 +374,20 @@ def test_reading_the_state_reports_what_cannot_be_read(tmp_path: Path) -> None:
         read_state(tmp_path, "a")
 
 
-def test_what_json_has_no_number_for_is_a_text_in_the_api() -> None:
+def test_numbers_that_json_lacks_are_strings_in_the_api() -> None:
     record = a_record()
     asked = Recommendation(1, Reason.STEADY, {"ratio": math.nan, "bound": math.inf})
     shown = to_json(replace(record.decision, recommendations=(asked,)))
     assert '"inputs": {"ratio": "NaN", "bound": "Infinity"}' in json.dumps(shown, allow_nan=False)
 
 
-def test_a_state_is_kept_without_the_past_which_is_in_the_records() -> None:
+def test_a_state_is_saved_without_its_past_which_is_in_the_records() -> None:
     state = replace(a_state(), past=(a_record().observation,) * 3)
     assert load_state(dump_state(state)) == replace(state, past=())
 
 
 @pytest.mark.parametrize("gone", ["directory", "file"])
-async def test_a_deleted_state_is_noticed_and_written_anew(
+async def test_a_deleted_state_file_is_noticed_and_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: str
 ) -> None:
     directory = tmp_path / "var"
@@ -408,7 +408,7 @@ async def test_a_deleted_state_is_noticed_and_written_anew(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_controls_outlast_a_state_file_that_is_deleted_or_replaced(
+async def test_controls_survive_a_deleted_or_replaced_state_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     now = datetime(2026, 1, 31, tzinfo=UTC)
@@ -436,7 +436,7 @@ async def test_controls_outlast_a_state_file_that_is_deleted_or_replaced(
         assert tuple(await store.load_controls()) == controls.listing(now)
 
 
-async def test_nothing_is_kept_until_a_deleted_directory_can_be_made_again(tmp_path: Path) -> None:
+async def test_nothing_is_saved_until_a_deleted_directory_can_be_created_again(tmp_path: Path) -> None:
     directory = tmp_path / "volume" / "var"
     async with open_state_store(directory, decisions=5) as store:
         await store.save("a", a_state(), a_record())
@@ -452,7 +452,7 @@ async def test_nothing_is_kept_until_a_deleted_directory_can_be_made_again(tmp_p
     assert read_state(directory, "a") == a_state()
 
 
-async def test_another_daemon_that_took_a_deleted_directory_keeps_it(tmp_path: Path) -> None:
+async def test_another_daemon_that_took_over_a_deleted_directory_keeps_it(tmp_path: Path) -> None:
     directory = tmp_path / "var"
     async with open_state_store(directory, decisions=5) as store:
         await store.save("a", a_state(), a_record())
@@ -465,7 +465,7 @@ async def test_another_daemon_that_took_a_deleted_directory_keeps_it(tmp_path: P
     assert read_state(directory, "b") == read_state(directory, "a") == a_state()
 
 
-async def test_only_members_that_differ_are_written(tmp_path: Path) -> None:
+async def test_only_changed_members_are_written(tmp_path: Path) -> None:
     members = {str(number): Member(str(number), {"name": str(number)}) for number in range(100)}
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save_members("f", members)
@@ -483,7 +483,7 @@ async def test_a_directory_of_a_version_without_fleets_is_still_read(tmp_path: P
         assert len(await records_of(store, "a", 9)) == 1
 
 
-async def test_all_members_are_written_anew_where_the_file_was_deleted(tmp_path: Path) -> None:
+async def test_all_members_are_written_again_if_the_file_was_deleted(tmp_path: Path) -> None:
     a, b = Member("a", {"name": "a"}), Member("b", {"name": "b"})
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save_members("f", {"a": a})
@@ -492,7 +492,7 @@ async def test_all_members_are_written_anew_where_the_file_was_deleted(tmp_path:
         assert await store.load_members("f") == {"a": a, "b": b}
 
 
-async def test_members_that_cannot_be_written_are_an_error_and_nothing_is_half_persisted(tmp_path: Path) -> None:
+async def test_a_failure_to_write_members_is_an_error_and_nothing_is_half_persisted(tmp_path: Path) -> None:
     a = Member("a", {"name": "a"})
     async with open_state_store(tmp_path, decisions=9) as store:
         await store.save_members("f", {"a": a})

@@ -76,7 +76,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(tmp_path / "var", url)
 
 
-async def test_state_and_past_come_back_as_they_were(place: Place) -> None:
+async def test_state_and_past_are_loaded_unchanged(place: Place) -> None:
     state = ClusterState()
     assert await place.read("a") == {}
     async with place.open(decisions=3) as store:
@@ -97,7 +97,7 @@ async def test_state_and_past_come_back_as_they_were(place: Place) -> None:
     assert await place.read("a", "b") == {"a": full}
 
 
-async def test_the_past_is_moved_along_when_the_clock_was_set_back(place: Place) -> None:
+async def test_the_past_is_shifted_when_the_clock_was_set_back(place: Place) -> None:
     state = ClusterState()
     async with place.open(decisions=100) as store:
         for at in (0, 10, 20, -3580, -3570, 15, 5):
@@ -111,7 +111,7 @@ async def test_the_past_is_moved_along_when_the_clock_was_set_back(place: Place)
     assert rebase(state, timedelta(0)) == state
 
 
-async def test_decisions_are_given_newest_first_and_pruned(place: Place) -> None:
+async def test_decisions_are_listed_newest_first_and_pruned(place: Place) -> None:
     async with place.open(decisions=20) as store:
         for number in range(100):
             at = NOW + timedelta(seconds=number)
@@ -126,7 +126,7 @@ async def test_decisions_are_given_newest_first_and_pruned(place: Place) -> None
         assert await records_of(store, "c", 1000) == []
 
 
-async def test_many_decisions_come_some_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_decisions_are_returned_in_batches(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (state_store, postgres_store):
         monkeypatch.setattr(module, "PAGE", 3 * len(dump_record(a_record())) - 10)
     async with place.open(decisions=100) as store:
@@ -137,7 +137,7 @@ async def test_many_decisions_come_some_at_a_time(place: Place, monkeypatch: pyt
     assert [json.loads(line)["decision"]["at"] for page in pages for line in page][7].endswith("17:05:05.250000Z")
 
 
-async def test_what_is_saved_at_once_is_all_there(place: Place) -> None:
+async def test_concurrent_saves_are_all_stored(place: Place) -> None:
     async with place.open() as store:
         names = [f"c{number}" for number in range(1200)]
         await asyncio.gather(*(store.save(name, a_state(), a_record(cluster=name)) for name in names))
@@ -154,7 +154,7 @@ async def test_what_is_saved_at_once_is_all_there(place: Place) -> None:
         assert await store.load("a") == a_state(NOW + timedelta(seconds=4))
 
 
-async def test_a_state_that_is_not_ours_is_an_error(place: Place) -> None:
+async def test_an_invalid_state_is_an_error(place: Place) -> None:
     async with place.open() as store:
         await store.save("a", a_state(), a_record())
         place.damage("cluster", "state", b'{"at": 5, "x": ')
@@ -164,7 +164,7 @@ async def test_a_state_that_is_not_ours_is_an_error(place: Place) -> None:
         await place.read("a")
 
 
-async def test_a_decision_that_is_not_ours_is_an_error(place: Place) -> None:
+async def test_an_invalid_decision_is_an_error(place: Place) -> None:
     async with place.open() as store:
         await store.save("a", a_state(), a_record())
         place.damage("decision", "record", b"{}")
@@ -174,7 +174,7 @@ async def test_a_decision_that_is_not_ours_is_an_error(place: Place) -> None:
 
 @pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-01-01T00:00:00"])
 @pytest.mark.parametrize("name", ["at", "since"])
-async def test_a_state_with_a_time_that_cannot_be_is_damaged(place: Place, name: str, time: str) -> None:
+async def test_a_state_with_an_impossible_time_is_damaged(place: Place, name: str, time: str) -> None:
     async with place.open() as store:
         await store.save("a", a_state(), a_record())
         place.damage("cluster", "state", json.dumps({name: time}).encode())
@@ -182,7 +182,7 @@ async def test_a_state_with_a_time_that_cannot_be_is_damaged(place: Place, name:
             await store.load("a")
 
 
-async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_needs(
+async def test_decisions_are_pruned_by_size_except_those_that_the_state_needs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(dump_record(a_record()))
@@ -202,7 +202,7 @@ async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_n
 ODD = Member("prod/a\ud800", {"name": "a\x00b", "labels": MappingProxyType({"app": "<b>\udcff"})})
 
 
-async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(place: Place) -> None:
+async def test_members_of_a_fleet_are_loaded_and_those_that_left_are_not(place: Place) -> None:
     a, b = Member("a", {"name": "a", "labels": {"x": "1"}}), Member("b", {"name": "b"})
     async with place.open() as store:
         assert await store.load_members("f") == {}
@@ -222,7 +222,7 @@ async def test_members_of_a_fleet_come_back_and_those_that_left_do_not(place: Pl
         assert await store.load_members("f") == {}
 
 
-async def test_what_no_template_can_use_of_a_member_keeps_no_other_from_being_saved(place: Place) -> None:
+async def test_values_that_no_template_can_use_do_not_prevent_other_members_from_being_saved(place: Place) -> None:
     values: dict[Any, Any] = {"name": "a", "labels": {"x": "1", ("y",): "2", "z": 3}, "size": 4, "raw": b"x"}
     values["self"] = values
     async with place.open() as store:
@@ -233,7 +233,7 @@ async def test_what_no_template_can_use_of_a_member_keeps_no_other_from_being_sa
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[]"])
-async def test_members_that_cannot_be_read_are_an_error(place: Place, damage: bytes) -> None:
+async def test_unreadable_members_are_an_error(place: Place, damage: bytes) -> None:
     async with place.open() as store:
         await store.save_members("f", {"a": Member("a", {})})
         place.damage("member", "found", damage)
@@ -241,7 +241,7 @@ async def test_members_that_cannot_be_read_are_an_error(place: Place, damage: by
             await store.load_members("f")
 
 
-async def test_a_member_comes_back_with_the_template_that_it_has_brought(place: Place) -> None:
+async def test_a_member_is_loaded_with_its_own_template(place: Place) -> None:
     found = {"a": Member("a", {"name": "a"}, template={"max": 8, "target": {"name": "a"}}), "b": Member("b", {})}
     async with place.open() as store:
         await store.save_members("f", found)
@@ -262,7 +262,7 @@ def noted(second: int, action: str = "hold") -> AuditEntry:
     return AuditEntry(at=NOW + timedelta(seconds=second), by="ann", action=action, scope="a", detail="3", reason="ü")
 
 
-async def test_controls_come_back_with_their_ids_and_what_is_not_needed_goes(place: Place) -> None:
+async def test_controls_are_loaded_with_their_ids_and_expired_ones_are_deleted(place: Place) -> None:
     async with place.open() as store:
         assert await store.load_controls() == []
         first = await store.add_control(ordered(0, 3, "a"), noted(0))
@@ -292,7 +292,7 @@ async def test_the_last_entries_of_the_audit_are_kept(place: Place, monkeypatch:
 @pytest.mark.parametrize(
     ("table", "column", "what"), [("control", "stored", "the manual controls"), ("audit", "entry", "the audit")]
 )
-async def test_controls_that_cannot_be_read_are_an_error(place: Place, table: str, column: str, what: str) -> None:
+async def test_unreadable_controls_are_an_error(place: Place, table: str, column: str, what: str) -> None:
     async with place.open() as store:
         await store.add_control(ordered(0, 3, "a"), noted(0))
         place.damage(table, column, b"{")
@@ -304,9 +304,7 @@ async def test_controls_that_cannot_be_read_are_an_error(place: Place, table: st
             assert len(await store.audit(10)) == 1
 
 
-async def test_what_is_known_of_clusters_that_left_long_ago_is_forgotten_and_nothing_else(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_clusters_that_left_long_ago_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (state_store, postgres_store):
         monkeypatch.setattr(module, "_FORGET_AT_ONCE", 2)
     now = a_record().observation.at

@@ -75,12 +75,12 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
         found.released.set()
 
 
-async def test_a_tick_is_a_trace_with_what_it_did_and_for_which_cluster(collector: Collector) -> None:
+async def test_a_tick_is_a_trace_with_its_actions_and_its_cluster(collector: Collector) -> None:
     world = World("a", "b", **FAST)
     world.source.values["load"] = 300.0
     async with tracing(on=True):
         await world.start()
-        while len(world.store.records) < 8:  # noqa: ASYNC110 - no event tells
+        while len(world.store.records) < 8:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         await world.fleet.stop()
     assert collector.resources["service.name"] == "autoscaler"
@@ -110,7 +110,7 @@ async def test_a_failed_call_is_an_error_without_its_secrets(
     world.targets["a"].scale_failure = RefusedError("password hunter2-hunter2 refused")
     async with tracing(on=True):
         await world.start()
-        while not world.targets["a"].requests:  # noqa: ASYNC110 - no event tells
+        while not world.targets["a"].requests:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         await world.fleet.stop()
     assert collector.resources["service.name"] == "scaler-of-prod"
@@ -119,7 +119,7 @@ async def test_a_failed_call_is_an_error_without_its_secrets(
     assert "hunter2" not in str(collector.spans)
 
 
-async def test_a_collector_that_hangs_delays_the_end_by_two_seconds_and_no_tick(
+async def test_a_hanging_collector_delays_the_shutdown_by_two_seconds_and_no_tick(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.hangs = True
@@ -131,13 +131,15 @@ async def test_a_collector_that_hangs_delays_the_end_by_two_seconds_and_no_tick(
     assert caplog.messages[-1] == "the last spans are not sent: no answer"
 
 
-def test_while_it_is_off_nothing_is_loaded_and_a_span_is_the_same_object_each_time() -> None:
+def test_while_tracing_is_off_nothing_is_loaded_and_a_span_is_the_same_object_each_time() -> None:
     assert span("tick", "a") is span("poll", "b")
     program = "import sys, autoscaler.daemon.service; sys.exit(any('opentelemetry' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_without_its_package_it_is_refused_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_tracing_is_refused_with_the_name_of_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "daemon:\n  tracing: true\nclusters:\n  a: {target: {type: advice}, max: 3, policies: {m: {type: schedule}}}\n"

@@ -63,7 +63,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield found
 
 
-async def test_another_objective_is_simulated_beside_the_present_one_and_what_happened(house: House) -> None:
+async def test_another_objective_is_simulated_beside_the_present_one_and_the_recorded_history(house: House) -> None:
     answer = await house.ask("POST", PATH, json={"objective": "30s"})
     assert (answer["simulated"], answer["objective"]) == (True, 30.0)
     assert "Simulated" in answer["notes"][0]
@@ -81,14 +81,14 @@ async def test_another_objective_is_simulated_beside_the_present_one_and_what_ha
     assert answer["what"]["decisions"]
 
 
-async def test_other_policies_are_given_as_in_a_configuration_file(house: House) -> None:
+async def test_other_policies_have_the_form_of_a_configuration_file(house: House) -> None:
     policies = {"main": {"type": "backlog-drain", "utilization": 0.8}}
     answer = await house.ask("POST", PATH, json={"policies": policies})
     assert any(each["text"].startswith("main: ") for each in answer["what"]["decisions"])
     assert answer["objective"] == 60.0
 
 
-async def test_it_changes_nothing_so_that_who_may_read_may_ask(tmp_path: Path) -> None:
+async def test_a_client_with_the_read_right_may_ask_since_nothing_changes(tmp_path: Path) -> None:
     async with running(tmp_path, tokens=()) as house:
         await house.ask("POST", PATH, None, 400, json={})
         await house.ask("POST", PATH, None, 403, json={}, headers={"Origin": "https://elsewhere.example"})
@@ -117,20 +117,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_be_simulated_is_refused_with_the_reason(house: House) -> None:
+async def test_a_request_that_cannot_be_simulated_is_refused_with_the_reason(house: House) -> None:
     for body, wrong in WRONG:
         answer = await house.ask("POST", PATH, status=400, json=body)
         assert wrong in answer["error"], body
 
 
-async def test_a_cluster_whose_capacity_is_not_known_cannot_be_simulated(house: House) -> None:
+async def test_a_cluster_with_unknown_capacity_cannot_be_simulated(house: House) -> None:
     cluster = house.daemon.controllers["a"].cluster
     house.daemon.controllers["a"].cluster = replace(cluster, spec=replace(cluster.spec, capacity=CapacitySpec()))
     answer = await house.ask("POST", PATH, status=400, json={"objective": "30s"})
     assert "set capacity.per_replica" in answer["error"]
 
 
-async def test_only_one_is_simulated_at_a_time(house: House) -> None:
+async def test_only_one_simulation_runs_at_a_time(house: House) -> None:
     first = asyncio.create_task(house.ask("POST", PATH, json={"objective": "30s"}))
     await asyncio.sleep(0.1)
     answer = await house.ask("POST", PATH, status=503, json={"objective": "30s"})
@@ -138,7 +138,7 @@ async def test_only_one_is_simulated_at_a_time(house: House) -> None:
     await first
 
 
-async def test_one_that_takes_too_long_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_simulation_that_takes_too_long_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_what_if, "TIME_LIMIT", 0.05)
     answer = await house.ask("POST", PATH, status=503, json={"objective": "30s"})
     assert "took longer than 0.05 s" in answer["error"]
@@ -162,7 +162,7 @@ async def test_a_client_that_sends_half_a_request_is_disconnected(
     writer.close()
 
 
-async def test_clients_that_send_half_a_request_do_not_keep_others_out(
+async def test_clients_that_send_half_a_request_do_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))  # a quarter of the descriptors may be connections
@@ -185,14 +185,14 @@ async def test_a_process_that_fails_is_reported(house: House, monkeypatch: pytes
     assert "exit code 1" in answer["error"]
 
 
-async def test_metrics_that_a_simulation_has_not_are_named(tmp_path: Path) -> None:
+async def test_metrics_that_a_simulation_lacks_are_named(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         await recorded(house, metrics=("arrivals", "lag", "throughput", "queue"))
         answer = await house.ask("POST", PATH, json={"objective": "30s"})
         assert "Not simulated: the metrics queue." in answer["notes"]
 
 
-def test_figures_do_not_count_what_is_unknown() -> None:
+def test_figures_ignore_unknown_values() -> None:
     rows = [(0.0, [math.nan] * 8), (15.0, [math.nan, 1, 1, 50.0, 4, 4, 4, 4]), (30.0, [0, 0, 0, 1.0, 2, 2, 2, 2])]
     found = what_if.figures_of(rows, 15.0, timedelta(seconds=30), 1)  # type: ignore[arg-type]
     assert found == {

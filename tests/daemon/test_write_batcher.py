@@ -11,7 +11,7 @@ from autoscaler.daemon import write_batcher
 from autoscaler.daemon.write_batcher import WriteBatcher
 
 
-async def test_what_comes_soon_after_a_batch_is_applied_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_soon_after_a_batch_are_applied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "PAUSE", 0.5)
     batches: list[Sequence[int]] = []
     batcher: WriteBatcher[int] = WriteBatcher("test", batches.append)
@@ -25,7 +25,7 @@ async def test_what_comes_soon_after_a_batch_is_applied_together(monkeypatch: py
     assert batches == [[1], [2, 3, 4]]
 
 
-async def test_what_cannot_wait_goes_at_once_with_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_urgent_write_is_applied_at_once_with_all_waiting_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_batcher, "PAUSE", 3600.0)
     batches: list[Sequence[int]] = []
     batcher: WriteBatcher[int] = WriteBatcher("test", batches.append)

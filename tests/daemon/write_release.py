@@ -44,7 +44,7 @@ clusters:
 
 
 class Load(BaseHTTPRequestHandler):
-    """Arrivals that rise from 150/s by 10/s each second."""
+    """Arrivals that start at 150/s and rise by 10/s each second."""
 
     begun = time.monotonic()
 

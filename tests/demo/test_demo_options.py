@@ -41,13 +41,13 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("seconds", ["5", "-1", "nan", "inf", "long"])
-def test_a_duration_that_makes_no_sense_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_duration_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed("--duration", seconds)
     assert "60 seconds or more" in capsys.readouterr().err
 
 
-def test_a_load_that_cannot_be_read_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_load_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "load.csv"
     assert run(parsed("--load", str(path), "--output", str(tmp_path / "out"))) == 2
     path.write_text("0,10\n5,many\n")
@@ -63,10 +63,10 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("environment", [SparkEnvironment, pytest.param(FlinkEnvironment, marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
-def test_the_configuration_file_is_a_valid_one(
+def test_the_configuration_file_is_valid(
     environment: Callable[[Processes, Path], Environment], tmp_path: Path, directory: str
 ) -> None:
-    from autoscaler.config.load import load  # noqa: PLC0415 - the rest of this file does not need it
+    from autoscaler.config.load import load  # noqa: PLC0415 - only this test needs it
 
     work = tmp_path / directory
     try:
@@ -87,11 +87,12 @@ def test_the_configuration_file_is_a_valid_one(
     hurried = load(path, {}).clusters["demo"].spec.policies[0].policy
     assert isinstance(hurried, Adaptive)
     assert (hurried.scale_down_window.total_seconds(), hurried.rescale_price.total_seconds()) == (8, 4)
-    # A surge that is over is still in the window: two workers instead of three must not be worth a rescale until then.
+    # A surge that is over is still in the window: until then a change from three to two workers must not be worth a
+    # rescale.
     assert all(each.scale_down_window < 3 * each.rescale_price for each in (policy, hurried))
 
 
-def test_the_page_of_a_run_has_what_the_daemon_has_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_run_has_the_records_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: True)
     output = tmp_path / "out"
     history = output / "work" / "autoscaler" / "history"
@@ -113,7 +114,7 @@ def test_the_page_of_a_run_has_what_the_daemon_has_recorded(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("engine", "package"), [("spark", "pyspark"), ("flink", "apache-flink-libraries"), ("flink", "javac")]
 )
-def test_what_is_not_installed_is_named_with_what_to_do(
+def test_missing_software_is_named_with_the_remedy(
     engine: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if package == "javac":
@@ -141,7 +142,7 @@ STATUS = Status(
 )
 
 
-def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with live_view(Console(force_terminal=False, width=300)) as shown:
         shown.update(STATUS)
         shown.update(STATUS)
@@ -156,7 +157,7 @@ def test_unknown_numbers_are_shown_as_question_marks() -> None:
     assert "workers ?" in line(unknown)
 
 
-def test_on_a_terminal_there_is_a_table() -> None:
+def test_on_a_terminal_a_table_is_printed() -> None:
     console = Console(width=100, file=io.StringIO())
     console.print(table(STATUS))
     assert isinstance(console.file, io.StringIO)
@@ -184,12 +185,12 @@ def test_a_process_that_ends_unexpectedly_is_reported_with_the_end_of_its_log(pr
     processes.clear()
 
 
-def test_a_program_that_does_not_exist_is_reported(processes: Processes) -> None:
+def test_a_missing_program_is_reported(processes: Processes) -> None:
     with pytest.raises(DemoError, match="the job cannot be started"):
         processes.start("job", ["/nonexistent"], {})
 
 
-def test_clearing_ends_also_what_does_not_want_to_and_its_children(processes: Processes) -> None:
+def test_cleaning_up_also_ends_stubborn_processes_and_their_children(processes: Processes) -> None:
     script = (
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "os.fork() or os.setsid()\nprint('up', flush=True)\ntime.sleep(60)"
@@ -206,7 +207,7 @@ def test_clearing_ends_also_what_does_not_want_to_and_its_children(processes: Pr
     assert family(processes._token) == []
 
 
-def test_stopping_waits_for_a_good_end(processes: Processes) -> None:
+def test_stopping_waits_for_a_graceful_end(processes: Processes) -> None:
     script = (
         "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(CODE))\n"
         "print('up', flush=True)\ntime.sleep(60)"
@@ -228,12 +229,12 @@ def test_stopping_waits_for_a_good_end(processes: Processes) -> None:
         ([{"failed_tasks": 0}], {"failed_tasks": 0}),
     ],
 )
-def test_the_facts_are_asked_for_until_all_are_there(answers: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def test_the_facts_are_requested_until_all_are_available(answers: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     environment = cast("Environment", SimpleNamespace(facts=iter(answers).__next__))
     assert Environment.wait_for_facts(environment, 60.0, every=0.0) == facts
 
 
-def test_what_an_engine_does_not_say_is_not_waited_for_forever() -> None:
+def test_facts_that_an_engine_never_reports_are_not_waited_for_forever() -> None:
     environment = cast("Environment", SimpleNamespace(facts=lambda: {"restarts": None}))
     assert Environment.wait_for_facts(environment, 0.05, every=0.01) == {"restarts": None}
 
@@ -248,7 +249,7 @@ def bare_runner(console: Console, tmp_path: Path, **attributes: Any) -> Runner:
     return made
 
 
-def test_the_first_lines_are_free_of_what_is_not_up_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_first_lines_omit_processes_that_are_not_ready_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runner, "get", lambda *_: {"problem": "engine: Cannot connect to host 127.0.0.1:4040"})
     monkeypatch.setattr("time.sleep", lambda _: None)
     console = Console(file=io.StringIO(), width=200)

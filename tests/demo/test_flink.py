@@ -1,4 +1,4 @@
-"""What the Flink job is output, and what is read of what it has written."""
+"""The output of the demo's Flink job, and how it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def written(sink: Path, name: str, *lines: str) -> None:
     (sink / name).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_only_what_was_committed_is_read_in_the_order_of_processing(tmp_path: Path) -> None:
+def test_only_committed_output_is_read_in_the_order_of_processing(tmp_path: Path) -> None:
     written(tmp_path / "sink", "part-a-0", "0,0,w1,10.500,0,1", "0,1,w1,12.000,2,1")
     written(tmp_path / "sink", "part-b-0", "1,0,w2,11.000,1,1")
     written(tmp_path / "sink", ".part-b-1.inprogress.5", "1,1,w2,13.000,3,1")
@@ -26,24 +26,24 @@ def test_only_what_was_committed_is_read_in_the_order_of_processing(tmp_path: Pa
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 2), (2, 3), (1, 3)])
-def test_a_state_that_was_lost_or_used_twice_is_seen(tmp_path: Path, counts: tuple[int, ...]) -> None:
+def test_state_that_was_lost_or_applied_twice_is_detected(tmp_path: Path, counts: tuple[int, ...]) -> None:
     lines = [f"0,{number},w,1.0,7,{count}" for number, count in enumerate(counts)]
     written(tmp_path / "sink", "part-0", "0,9,w,1.0,8,1", *lines)
     assert read_files(tmp_path / "sink").miscounted == (7,)
 
 
-def test_a_job_that_wrote_nothing_has_no_records(tmp_path: Path) -> None:
+def test_a_job_without_output_has_no_records(tmp_path: Path) -> None:
     assert read_files(tmp_path / "sink").arrivals == []
 
 
 @pytest.mark.parametrize("line", ["0,1,w,1.0,3", "0,one,w,1.0,3,1", ""])
-def test_a_line_that_is_not_the_jobs_is_an_error(tmp_path: Path, line: str) -> None:
+def test_a_foreign_line_is_an_error(tmp_path: Path, line: str) -> None:
     written(tmp_path / "sink", "part-0", "0,0,w,1.0,3,1", line)
     with pytest.raises(ValueError, match="part-0:2: not a line of the job"):
         read_files(tmp_path / "sink")
 
 
-def test_the_configuration_is_what_flink_reads(tmp_path: Path) -> None:
+def test_flink_can_read_the_configuration(tmp_path: Path) -> None:
     import yaml  # noqa: PLC0415 - only here
 
     write_conf(tmp_path / "conf", {"rest.port": "1234", "heartbeat.timeout": "20s"})

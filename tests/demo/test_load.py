@@ -1,4 +1,4 @@
-"""The load and its integral, and how it is dealt to partitions and batches. Pure functions."""
+"""The load, its integral, and its division among partitions and batches. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ STAIRS = Load(((0.0, 10.0), (5.0, 50.0), (8.0, 0.0), (9.0, 20.0)), 12.0)
     ("at", "rate", "offered"),
     [(-1, 0, 0), (0, 10, 0), (4.99, 10, 49), (5, 50, 50), (7, 50, 150), (8.5, 0, 200), (12, 0, 260), (99, 0, 260)],
 )
-def test_what_is_offered_is_the_integral_of_the_rate(at: float, rate: float, offered: int) -> None:
+def test_the_offered_records_are_the_integral_of_the_rate(at: float, rate: float, offered: int) -> None:
     assert (STAIRS.rate(at), STAIRS.offered(at)) == (rate, offered)
 
 
 @given(st.lists(st.floats(0, 20), min_size=2, max_size=30))
-def test_what_is_offered_never_shrinks(times: list[float]) -> None:
+def test_the_offered_records_never_decrease(times: list[float]) -> None:
     counts = [STAIRS.offered(at) for at in sorted(times)]
     assert counts == sorted(counts)
 
 
-def test_rise_and_fall() -> None:
+def test_rise_and_fall_times() -> None:
     assert (STAIRS.rise, STAIRS.fall) == (5.0, 8.0)
     assert (Load(((0.0, 5.0),), 10.0).rise, Load(((0.0, 5.0),), 10.0).fall) == (None, None)
     falling = Load(((0.0, 5.0), (2.0, 1.0)), 10.0)
@@ -37,14 +37,14 @@ def test_rise_and_fall() -> None:
 def test_the_surge_needs_three_workers_of_25_records_a_second() -> None:
     load = surge(240)
     highest = max(rate for _, rate in load.steps)
-    # A batch costs something beyond its records: two workers were measured to do 42 of their 50 records/s.
+    # A batch has a fixed cost: two workers processed 42 of their 50 records/s in a measurement.
     assert 42 < highest < 62
     assert load.duration == 240
     assert load.rise is not None
     assert load.fall is not None
 
 
-def test_a_load_is_stretched_in_time_only() -> None:
+def test_a_load_is_stretched_only_in_time() -> None:
     short = stretch(STAIRS, 6.0)
     assert short.steps == ((0.0, 10.0), (2.5, 50.0), (4.0, 0.0), (4.5, 20.0))
     assert short.offered(99) == 130
@@ -62,7 +62,7 @@ def test_a_load_is_stretched_in_time_only() -> None:
         (((0.0, 5.0),), float("inf")),
     ],
 )
-def test_nonsense_is_refused(steps: tuple[tuple[float, float], ...], duration: float) -> None:
+def test_an_invalid_load_is_refused(steps: tuple[tuple[float, float], ...], duration: float) -> None:
     with pytest.raises(ValueError, match="load"):
         Load(steps, duration)
 
@@ -88,7 +88,7 @@ def test_a_load_is_read_from_a_file(tmp_path: Path) -> None:
         ("0,nan\n", "0 or more"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "load.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -96,7 +96,7 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))
-def test_records_are_dealt_evenly_and_none_is_lost(total: int, partitions: int) -> None:
+def test_records_are_divided_evenly_and_none_is_lost(total: int, partitions: int) -> None:
     dealt = split(total, partitions)
     assert sum(dealt) == total
     assert max(dealt) - min(dealt) <= 1
@@ -114,11 +114,11 @@ def test_a_batch_takes_its_share_of_every_partition(places: list[tuple[int, int]
     for got, (_, count) in zip(taken, places, strict=True):
         assert 0 <= got <= count
         if waiting > most:
-            assert abs(got * waiting - count * most) <= waiting  # within one record, in whole numbers
+            assert abs(got * waiting - count * most) <= waiting  # within one record, in integers
 
 
 @pytest.mark.parametrize(("rate", "rows"), [(25.0, 62), (75.0, 188), (5.0, 60)])
-def test_batches_are_sized_to_take_the_same_time_at_any_speed(rate: float, rows: int) -> None:
+def test_batches_take_the_same_time_at_any_speed(rate: float, rows: int) -> None:
     pace, now = BatchSizer(3.0, least=60), 100.0
     for _ in range(12):
         admitted = pace.rows(now)
@@ -127,7 +127,7 @@ def test_batches_are_sized_to_take_the_same_time_at_any_speed(rate: float, rows:
     assert pace.rows(now) == pytest.approx(rows, abs=2)
 
 
-def test_a_batch_that_took_all_there_was_says_nothing_of_the_speed() -> None:
+def test_a_batch_that_took_all_records_does_not_show_the_speed() -> None:
     pace = BatchSizer(3.0, least=10)
     pace.admitted(pace.rows(0.0), 0.0)
     assert pace.rows(0.5) == 60

@@ -1,4 +1,4 @@
-"""The numbers and the judgement of a run, from made-up runs."""
+"""The figures and the verdict of a run, from synthetic runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOAD = Load(((0.0, 10.0), (10.0, 30.0), (40.0, 10.0)), 60.0)
 
 
 def processed() -> list[Arrival]:
-    """10/s by one worker; from second 20 on 40/s by two, as long as there is something to do."""
+    """10/s by one worker; from second 20 on 40/s by two, as long as records are waiting."""
     arrivals: list[Arrival] = []
     at, done = 0.0, 0
     while done < LOAD.offered(60):
@@ -48,7 +48,7 @@ def good(**changes: Any) -> Run:
     return replace(run, **changes)
 
 
-def test_what_the_jobs_scheduler_did_stands_beside_what_the_daemon_did() -> None:
+def test_actions_of_the_jobs_scheduler_are_shown_beside_decisions_of_the_daemon() -> None:
     entered: dict[str, Any] = {"slots": 2, "before": 1, "after": 2, "took": 20.5}
     step = Step(at=START + 17.5, state=State.EXECUTING, why="the next batch uses them", **entered)
     result = summary(good(timeline=[step]))
@@ -65,7 +65,7 @@ def test_what_the_jobs_scheduler_did_stands_beside_what_the_daemon_did() -> None
     assert describe_scaling(summary(good()))[-1] == "  at 52 s: 2 -> 1 workers"
 
 
-def test_a_good_run_is_a_success_with_its_numbers() -> None:
+def test_a_good_run_is_a_success_with_its_figures() -> None:
     result = summary(good())
     assert result["ok"] is True
     assert result["reasons"] == []
@@ -80,14 +80,14 @@ def test_a_good_run_is_a_success_with_its_numbers() -> None:
     assert result["lag_back_after_s"] == pytest.approx(6, abs=1)
 
 
-def test_lag_is_what_was_offered_and_not_yet_processed() -> None:
+def test_lag_is_the_number_of_offered_and_unprocessed_records() -> None:
     series = dict(lags(good()))
     assert series[0.0] == 0
     assert series[15.0] == pytest.approx(100, abs=3)
     assert list(series.values())[-1] == 0
 
 
-def test_throughput_is_counted_over_spans() -> None:
+def test_throughput_is_counted_over_intervals() -> None:
     series = dict(throughput(good()))
     assert series[2.5] == pytest.approx(10, abs=1)
     assert series[22.5] == pytest.approx(40, abs=1)
@@ -113,14 +113,14 @@ def test_the_first_task_of_a_worker_is_its_first_record() -> None:
         ({"account": Account(1200, 1200, 1, 1, 0)}, "1 lost, 1 duplicated"),
     ],
 )
-def test_each_thing_that_is_missing_is_a_failure_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+def test_each_missing_part_is_a_failure_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     found = problems(good(**changes))
     assert len(found) == 1
     assert reason in found[0]
     assert summary(good(**changes))["ok"] is False
 
 
-def test_a_run_in_which_nothing_arrived_still_has_a_result() -> None:
+def test_a_run_without_arrivals_still_has_a_result() -> None:
     empty = good(arrivals=[], samples=[], rescales=[], account=Account(1200, 0, 1200, 0, 0), drained=False)
     result = summary(empty)
     assert result["ok"] is False
@@ -129,7 +129,7 @@ def test_a_run_in_which_nothing_arrived_still_has_a_result() -> None:
     assert result["peak_lag"] == 1200
 
 
-def test_the_picture_is_drawn_also_of_an_empty_run(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_even_for_an_empty_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra plot)")
     from autoscaler.demo.plot import draw  # noqa: PLC0415 - it needs matplotlib
 

@@ -1,4 +1,4 @@
-"""Reading the sink back exactly, from files laid out as Spark's file sink does it."""
+"""Reading the sink exactly, from files in the layout of Spark's file sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(sink: Path) -> list[str]:
     return [path.name for path in committed_files(sink)]
 
 
-def test_each_record_once_is_exact() -> None:
+def test_each_record_exactly_once_is_exact() -> None:
     arrivals = [(1, 0), (0, 1), (0, 0)]
     assert account([2, 1], arrivals) == Account(offered=3, processed=3, lost=0, duplicated=0, strange=0)
     assert account([2, 1], arrivals).exact
@@ -33,17 +33,17 @@ def test_each_record_once_is_exact() -> None:
         ([(0, 0), (0, 1)], Account(offered=3, processed=2, lost=1, duplicated=0, strange=0)),
         ([(0, 0), (0, 1), (1, 0), (1, 0)], Account(offered=3, processed=4, lost=0, duplicated=1, strange=0)),
         ([(0, 0), (0, 1), (1, 0), (1, 1)], Account(offered=3, processed=4, lost=0, duplicated=0, strange=1)),
-        # as many as offered, and still wrong
+        # as many as offered, but wrong
         ([(0, 0), (0, 0), (1, 0)], Account(offered=3, processed=3, lost=1, duplicated=1, strange=0)),
         ([], Account(offered=3, processed=0, lost=3, duplicated=0, strange=0)),
     ],
 )
-def test_whatever_is_not_exact_is_distinguished(arrivals: list[tuple[int, int]], expected: Account) -> None:
+def test_deviations_from_exactly_once_are_distinguished(arrivals: list[tuple[int, int]], expected: Account) -> None:
     assert account([2, 1], arrivals) == expected
     assert not expected.exact
 
 
-def test_only_files_that_were_committed_count(tmp_path: Path) -> None:
+def test_only_committed_files_count(tmp_path: Path) -> None:
     assert names(tmp_path) == []
     log(tmp_path, "0", "a.parquet", "b%20c.parquet")
     log(tmp_path, "1", "d.parquet")
@@ -52,7 +52,7 @@ def test_only_files_that_were_committed_count(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.parquet", "b c.parquet", "d.parquet"]
 
 
-def test_a_batch_was_committed_when_its_log_was_written(tmp_path: Path) -> None:
+def test_a_batch_was_committed_at_the_time_of_its_log(tmp_path: Path) -> None:
     assert commits(tmp_path) == []
     for number, name in enumerate(("0", "1.compact", "2")):
         log(tmp_path, name)
@@ -69,7 +69,7 @@ def test_a_compacted_log_replaces_the_batches_before_it(tmp_path: Path) -> None:
     assert names(tmp_path) == [f"{number}.parquet" for number in range(11)]
 
 
-def test_a_log_with_gaps_is_not_believed(tmp_path: Path) -> None:
+def test_a_log_with_gaps_is_refused(tmp_path: Path) -> None:
     log(tmp_path, "0", "a.parquet")
     log(tmp_path, "2", "c.parquet")
     with pytest.raises(ValueError, match="gaps"):
@@ -77,14 +77,14 @@ def test_a_log_with_gaps_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["v2\n", 'v1\n{"path": "x", "action": "delete"}'])
-def test_a_log_that_is_not_understood_is_not_believed(tmp_path: Path, text: str) -> None:
+def test_an_unparseable_log_is_refused(tmp_path: Path, text: str) -> None:
     log(tmp_path, "0")
     (tmp_path / "_spark_metadata" / "0").write_text(text)
     with pytest.raises(ValueError, match="_spark_metadata"):
         committed_files(tmp_path)
 
 
-def test_records_come_back_in_the_order_in_which_they_were_processed(tmp_path: Path) -> None:
+def test_records_are_returned_in_the_order_of_their_processing(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra spark)")
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra spark)")
     for name, rows in (

@@ -1,4 +1,4 @@
-"""The virtual log as Spark asks it, without Spark running."""
+"""The virtual log in the way Spark calls it, without a running Spark."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_an_offset_always_names_the_same_records(tmp_path: Path) -> None:
     assert rows == [(0, 2), (0, 3), (2, 0)]
 
 
-def test_everybody_who_reads_the_clock_counts_the_same(tmp_path: Path) -> None:
+def test_all_readers_of_the_clock_count_the_same(tmp_path: Path) -> None:
     start_clock(tmp_path / "clock.json", LOAD, time.time() - 60)
     assert Clock(tmp_path / "clock.json").offered() == LOAD.offered(60) == 1000

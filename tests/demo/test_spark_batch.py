@@ -40,10 +40,10 @@ def test_an_option_of_streaming_is_refused_by_name(
 
 
 @pytest.mark.parametrize("engine", ["spark-batch", "spark"])
-def test_what_is_not_installed_is_named_with_what_to_do(
+def test_missing_software_is_named_with_the_remedy(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of several packages the extra that has all of them."""
+    """Of several packages the error names the extra that has all of them."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert run(parsed("--engine", engine, "--output", str(tmp_path / "out"))) == 1
     assert "the package pyspark is not installed: pip install '.[demo]'" in capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_what_is_not_installed_is_named_with_what_to_do(
 
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
 @pytest.mark.parametrize("limits", [(0, 4), (4, 4)])
-def test_the_configuration_file_is_a_valid_one(tmp_path: Path, directory: str, limits: tuple[int, int]) -> None:
+def test_the_configuration_file_is_valid(tmp_path: Path, directory: str, limits: tuple[int, int]) -> None:
     place = tmp_path / directory
     text = configuration(
         Ports(1, 2, 3, 4, 5),
@@ -90,7 +90,7 @@ def test_one_customer_has_3_of_10_orders_and_the_tables_are_the_same_each_time(t
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(0.01, 1), (1, 8), (6, 48), (64, 64)])
-def test_there_are_as_many_files_as_tasks_are_to_read(scale: float, expected: int) -> None:
+def test_there_are_as_many_files_as_reading_tasks(scale: float, expected: int) -> None:
     assert files(scale) == batch_options(scale).default_source_parallelism == expected
 
 
@@ -117,7 +117,7 @@ def stage(number: int, began: float, ended: float | None, tasks: int, shuffle: i
 
 
 def good(**changes: Any) -> BatchRun:
-    """1 worker from the beginning on, 4 from second 20 to 40, 1 until second 60."""
+    """1 worker from the start on, 4 from second 20 to 40, 1 until second 60."""
     run = BatchRun(
         application=Application(
             id="app-1",
@@ -185,7 +185,7 @@ def test_a_good_run_is_a_success_and_is_described() -> None:
         ),
     ],
 )
-def test_each_thing_that_is_missing_is_a_failure_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+def test_each_missing_part_is_a_failure_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     found = problems(good(**changes), FIXED)
     assert len(found) == 1
     assert reason in found[0]
@@ -203,7 +203,7 @@ def test_results_are_compared_in_order(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {"scores": [(1, 10), (2, 20), (3, 30)]}
 
 
-def test_the_picture_is_drawn_also_of_a_run_without_stages(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_even_for_a_run_without_stages(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra plot)")
     from autoscaler.demo.spark_batch.plot import draw  # noqa: PLC0415 - it needs matplotlib
 
@@ -224,7 +224,7 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-def test_what_is_seen_is_shown_in_lines_and_rescales_once() -> None:
+def test_observations_are_shown_in_lines_and_rescales_once() -> None:
     console = Console(file=io.StringIO(), width=300)
     view = BatchView(LiveView(console, None), "the autoscaler")
     moment = Moment(at=21.0, phase="score", cluster=CLUSTER, workers=1)

@@ -1,4 +1,4 @@
-"""Runs the daemon under the system call filters of a unit, which systemd makes with the same library."""
+"""Runs the daemon under the system call filters of a unit, with the library that systemd uses for them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Compare(ctypes.Structure):
 
 
 def group(analyze: str, name: str) -> set[str]:
-    """The calls of a group, those of its groups included."""
+    """The calls of a group, including those of its subgroups."""
     output = subprocess.run([analyze, "syscall-filter", name], capture_output=True, text=True, check=True).stdout
     words = re.findall(r"^ +([@\w-]+)$", output, re.MULTILINE)
     return {call for word in words for call in (group(analyze, word) if word.startswith("@") else {word})}
 
 
 def allowed(analyze: str, unit: Path) -> set[str]:
-    """The calls that the lines `SystemCallFilter` of the unit leave, as systemd reads them."""
+    """The calls that the lines `SystemCallFilter` of the unit allow, as systemd reads them."""
     calls = group(analyze, "@default")
     for line in re.findall(r"^SystemCallFilter=(.*)$", unit.read_text(), re.MULTILINE):
         found = {call for word in line.lstrip("~").split() for call in group(analyze, word)}
@@ -41,7 +41,7 @@ def allowed(analyze: str, unit: Path) -> set[str]:
 
 
 def restrict(calls: set[str], families: set[int]) -> None:
-    """Filter the calls of this process from now on; also no code in writable memory, no new namespaces."""
+    """Filter the calls of this process from now on; also forbid code in writable memory and new namespaces."""
     library = ctypes.CDLL(ctypes.util.find_library("seccomp"), use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_rule_add_array.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, Compare * 1)
@@ -49,7 +49,7 @@ def restrict(calls: set[str], families: set[int]) -> None:
 
     def add(made: int, action: int, call: str, compare: Compare | None = None) -> None:
         number = library.seccomp_syscall_resolve_name(call.encode())
-        if number >= 0:  # those of other architectures are below
+        if number >= 0:  # calls of other architectures are handled below
             compares = (Compare * 1)(compare) if compare else (Compare * 1)()
             assert library.seccomp_rule_add_array(made, action, number, 1 if compare else 0, compares) == 0, call
 
@@ -65,12 +65,12 @@ def restrict(calls: set[str], families: set[int]) -> None:
         add(kinds, ERRNO | EPERM, "unshare", Compare(0, MASKED_EQUAL, flag, flag))
     for family in set(range(FAMILIES)) - families:
         add(kinds, ERRNO | EAFNOSUPPORT, "socket", Compare(0, EQUAL, family, 0))
-    for made in (kinds, known):  # the second one may forbid what loading needs
+    for made in (kinds, known):  # the second filter may forbid calls that loading needs
         assert library.seccomp_load(made) == 0, "is libseccomp too old?"
 
 
 if __name__ == "__main__":
     unit, analyze, *families, _, config = sys.argv[1:]
-    # systemd sets them before it starts Python; what is imported here is imported after that there.
+    # systemd sets the filters before it starts Python; there, these imports happen afterwards.
     restrict(allowed(analyze, Path(unit)), {getattr(socket, family) for family in families})
     sys.exit(main(["run", config]))

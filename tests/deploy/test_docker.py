@@ -1,7 +1,7 @@
-"""The Dockerfile: its rules, and the image that Debian's buildah makes of it without a container engine.
+"""The Dockerfile: its rules, and the image that Debian's buildah builds from it without a container engine.
 
-The base image that the Dockerfile names cannot be had where only package registries can be reached. In its place is a
-root file system of the same Debian with the same Python, with a pip where that image has one.
+The base image of the Dockerfile is unavailable if only package registries can be reached. It is replaced by a root file
+system of the same Debian with the same Python, and with pip at the same place.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def test_hadolint_finds_nothing_wrong() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_both_stages_are_made_from_one_base_pinned_by_its_digest() -> None:
+def test_both_stages_use_one_base_image_pinned_by_its_digest() -> None:
     first = instructions()[0]
     assert first["instruction"] == "ARG"
     assert re.fullmatch(r"BASE=python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", first["value"])
     assert [stage[0] for stage in stages()] == [("FROM", "${BASE} AS build"), ("FROM", "${BASE}")]
 
 
-def test_what_is_installed_is_locked() -> None:
+def test_only_locked_versions_are_installed() -> None:
     build, _ = stages()
     for value in (value for instruction, value in build if instruction == "RUN"):
         for command in re.findall(r"pip .*?install.*?(?=&&|$)", value):
@@ -106,12 +106,12 @@ def test_it_does_not_run_as_root_and_kubernetes_can_see_that() -> None:
 
 def test_signals_reach_the_daemon() -> None:
     _, final = stages()
-    # In the exec form: a shell as first process would keep SIGTERM and SIGHUP to itself.
+    # In the exec form: a shell as first process would not forward SIGTERM and SIGHUP.
     assert json.loads(last(final, "ENTRYPOINT")) == ["autoscaler"]
     assert json.loads(last(final, "CMD")) == ["run", "/etc/autoscaler/config.yaml"]
 
 
-def test_everything_copied_exists_and_nothing_else_is_sent_to_be_built() -> None:
+def test_every_copied_file_exists_and_no_other_is_sent_to_the_build() -> None:
     build, _ = stages()
     names = copied(build)
     assert names
@@ -127,7 +127,7 @@ def test_no_secret_can_get_into_a_layer() -> None:
             assert not re.search(r"secret|token|password|key|credential", each["value"], re.IGNORECASE)
 
 
-def test_the_port_and_the_directory_are_those_in_the_documentation() -> None:
+def test_the_port_and_the_directory_are_the_documented_ones() -> None:
     _, final = stages()
     (block,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     daemon = yaml.safe_load(block)["daemon"]
@@ -138,7 +138,7 @@ def test_the_port_and_the_directory_are_those_in_the_documentation() -> None:
 
 @contextmanager
 def running(command: list[str | Path], log: Path) -> Iterator[str]:
-    """A daemon; gives its URL."""
+    """A running daemon; yields its URL."""
     with log.open("wb") as file:
         daemon = subprocess.Popen(command, stderr=file, cwd=log.parent)
     try:
@@ -156,7 +156,7 @@ def running(command: list[str | Path], log: Path) -> Iterator[str]:
 
 
 def healthy(python: str | Path, url: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What the health check says, with these variables in the environment as well."""
+    """The result of the health check, with these additional environment variables."""
     _, final = stages()
     options, _, command = last(final, "HEALTHCHECK").partition("CMD ")
     assert "--timeout=5s" in options
@@ -174,7 +174,7 @@ def test_the_health_check_asks_a_daemon(tmp_path: Path) -> None:
     with running([sys.executable, "-m", "autoscaler", "run", config], tmp_path / "log") as url:
         done = healthy(sys.executable, f"{url}/healthz")
         assert (done.returncode, done.stderr) == (0, "")
-        # A wrong answer, as that of a daemon whose ticks do not finish.
+        # An unhealthy answer, like that of a daemon whose ticks do not finish.
         assert healthy(sys.executable, f"{url}/nothing").returncode == 1
     assert healthy(sys.executable, f"{url}/healthz").returncode == 1
 
@@ -189,7 +189,7 @@ class Healthy(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "tls"])
-def test_the_health_check_needs_no_proxy_and_no_name_in_the_certificate(tls: bool) -> None:
+def test_the_health_check_works_despite_a_proxy_and_another_name_in_the_certificate(tls: bool) -> None:
     """Docker gives a container the proxies of its own configuration."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
         if tls:
@@ -208,11 +208,11 @@ def test_the_health_check_needs_no_proxy_and_no_name_in_the_certificate(tls: boo
 
 
 class Image:
-    """The image as it is built.
+    """The built image.
 
     Attributes:
         root: its root file system.
-        config: how it is run, in the words of Docker.
+        config: how it is run, in Docker's format.
         state: the directory in place of its volume.
     """
 
@@ -239,7 +239,7 @@ class Image:
         return done.stdout.strip()
 
     def _base(self, pip: Path) -> None:
-        """Debian's Python, with the layout of the image in whose place it is: `python`, pip, ensurepip."""
+        """Debian's Python, with the layout of the image that it replaces: `python`, pip, ensurepip."""
         local = pip / "usr" / "local"
         packages = local / "lib" / "python3.11" / "dist-packages"
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", packages, "pip"], check=True)
@@ -256,7 +256,7 @@ class Image:
         self.run("commit", "-q", "--rm", container, "localhost/base")
 
     def command(self, *command: str, **environment: str) -> list[str]:
-        """The command line that runs a command in it as in a container with a read-only root."""
+        """The command line that runs a command in it like in a container with a read-only root."""
         variables = dict(variable.split("=", 1) for variable in self.config["Env"])
         return debian.contained(
             self.root,
@@ -292,10 +292,10 @@ def test_the_image_runs_with_a_read_only_root_and_passes_its_health_check(image:
         healthy = image.called(*check, AUTOSCALER_HEALTH=f"{url}/healthz")
         assert (healthy.returncode, healthy.stderr) == (0, "")
         assert image.called("autoscaler", "status", "--url", url).returncode == 0
-        assert image.called(*check).returncode == 1  # nothing is at the usual port
+        assert image.called(*check).returncode == 1  # nothing listens at the usual port
         with urllib.request.urlopen(url, timeout=30) as page:  # noqa: S310 - the daemon of this test
             assert b"assets/page.css" in page.read()
-    # The volume is all that it has written to.
+    # It has written only to the volume.
     owners = {path.stat().st_uid for path in (image.state, *image.state.rglob("*"))}
     assert owners == {65532}
     assert (image.state / "history").exists()
@@ -304,7 +304,7 @@ def test_the_image_runs_with_a_read_only_root_and_passes_its_health_check(image:
 
 
 @pytest.mark.e2e
-def test_the_image_has_all_that_the_shipped_configuration_needs(image: Image) -> None:
+def test_the_image_has_everything_that_the_shipped_configuration_needs(image: Image) -> None:
     shutil.copy(ROOT / "deploy" / "kubernetes" / "base" / "config.yaml", image.settings / "config.yaml")
     checked = image.called("autoscaler", "check", "/etc/autoscaler/config.yaml")
     assert checked.returncode == 0, checked.stderr
@@ -326,7 +326,7 @@ def test_the_image_has_no_compiler_and_no_pip(image: Image) -> None:
 
 
 @pytest.mark.e2e
-def test_the_image_says_what_it_is(image: Image) -> None:
+def test_the_image_has_its_labels(image: Image) -> None:
     labels = {name.rpartition(".")[2]: value for name, value in image.config["Labels"].items()}
     assert (labels["title"], labels["version"], labels["revision"]) == ("reactive-autoscaler", "1.2.3", "abc")
     assert labels["licenses"] == "Apache-2.0"
@@ -335,7 +335,7 @@ def test_the_image_says_what_it_is(image: Image) -> None:
 
 @pytest.mark.e2e
 def test_the_image_is_under_120_mb_to_pull(image: Image) -> None:
-    """As registries count it: layers are compressed. That of the base image in whose place Debian is has 46 MB."""
+    """As registries count it: layers are compressed. The base image that Debian replaces has 46 MB."""
     command = f"tar -C {image.root} -cz opt/autoscaler | wc -c"
     size = int(subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout)
     assert 20e6 < size < 120e6 - 50e6

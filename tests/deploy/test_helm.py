@@ -1,4 +1,4 @@
-"""The Helm chart: it renders what kustomize builds and refuses wrong values. tests/e2e/test_kube.py installs it."""
+"""The Helm chart: it renders the output of kustomize and refuses wrong values. tests/e2e/test_kube.py installs it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_name(text: str) -> dict[tuple[str, str, str], Json]:
 
 
 def kustomized(tmp_path: Path, build: list[str], *components: str) -> dict[tuple[str, str, str], Json]:
-    """What kustomize builds of the shipped overlay, with the image as the chart names it."""
+    """The output of kustomize for the shipped overlay, with the image as the chart names it."""
     shutil.copytree(DEPLOY, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "example" / "kustomization.yaml"
     found = yaml.safe_load(overlay.read_text())
@@ -52,7 +52,7 @@ def kustomized(tmp_path: Path, build: list[str], *components: str) -> dict[tuple
 
 
 def plain(found: Any) -> Any:
-    """Without the labels that a release of Helm has beside those of the manifests, and without the namespace."""
+    """Without the namespace, and without the labels that Helm adds to those of the manifests."""
     if isinstance(found, list):
         return [plain(each) for each in found]
     if not isinstance(found, dict):
@@ -71,7 +71,7 @@ def plain(found: Any) -> Any:
     ],
     ids=["default", "rights", "monitor", "copies"],
 )
-def test_the_chart_renders_what_kustomize_builds(
+def test_the_chart_renders_the_output_of_kustomize(
     tmp_path: Path, build: list[str], components: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -100,7 +100,7 @@ def test_a_fleet_has_its_roles_in_each_of_its_namespaces() -> None:
             ]
 
 
-def test_a_release_of_another_name_refers_to_its_own_objects_only() -> None:
+def test_a_release_with_another_name_refers_only_to_its_own_objects() -> None:
     made = render("--set=persistence.size=5Gi,persistence.storageClassName=fast", release="b")
     assert {name for _, _, name in made} == {"b-autoscaler"}
     deployment = made["Deployment", "streaming", "b-autoscaler"]["spec"]
@@ -121,17 +121,17 @@ def test_a_release_of_another_name_refers_to_its_own_objects_only() -> None:
     assert (claim["resources"]["requests"]["storage"], claim["storageClassName"]) == ("5Gi", "fast")
 
 
-def test_releases_of_one_name_in_two_namespaces_share_nothing_that_is_in_none() -> None:
+def test_releases_with_one_name_in_two_namespaces_share_no_cluster_scoped_objects() -> None:
     for namespace in ("streaming", "team-b"):
         made = render("--set=rbac.watchCluster=true", f"--namespace={namespace}")
         name = f"autoscaler-watch-{namespace}"
         assert {name for kind, _, name in made if kind.startswith("Cluster")} == {name}
-        binding = made["ClusterRoleBinding", "streaming", name]  # as `by_name` calls those that are in none
+        binding = made["ClusterRoleBinding", "streaming", name]  # the namespace of cluster-scoped objects in `by_name`
         assert binding["roleRef"]["name"] == name
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "autoscaler", "namespace": namespace}]
 
 
-def test_the_monitor_has_the_labels_and_the_scheme_that_the_values_say() -> None:
+def test_the_monitor_has_the_labels_and_the_scheme_of_the_values() -> None:
     values = "enabled=true,serviceMonitor.labels.release=prometheus,serviceMonitor.endpoint.scheme=https"
     made = render(f"--set=serviceMonitor.{values}", release="b")
     monitor = made["ServiceMonitor", "streaming", "b-autoscaler"]
@@ -142,7 +142,7 @@ def test_the_monitor_has_the_labels_and_the_scheme_that_the_values_say() -> None
     assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "b"
 
 
-def test_the_rules_are_those_of_the_file_with_the_address_of_the_runbooks_and_the_labels_of_the_values() -> None:
+def test_the_rules_are_those_of_the_file_with_the_runbook_address_and_the_labels_of_the_values() -> None:
     values = (
         "enabled=true,prometheusRule.labels.release=prometheus,prometheusRule.runbooks=https://docs.acme.example/a/"
     )
@@ -153,7 +153,7 @@ def test_the_rules_are_those_of_the_file_with_the_address_of_the_runbooks_and_th
     assert not any(kind == "PrometheusRule" for kind, _, _ in render())
 
 
-def test_what_the_values_say_is_in_the_pod(tmp_path: Path) -> None:
+def test_the_values_are_applied_to_the_pod(tmp_path: Path) -> None:
     values = {
         "image": {"repository": "registry.example.com/autoscaler", "tag": "1.2.3@sha256:" + "a" * 64},
         "secretName": "secrets",
@@ -187,7 +187,7 @@ def test_what_the_values_say_is_in_the_pod(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_copies_reach_each_other_whoever_else_may_reach_them(tmp_path: Path, replicas: int) -> None:
+def test_copies_can_reach_each_other_whatever_the_network_policy_for_others(tmp_path: Path, replicas: int) -> None:
     config, values = tmp_path / "config.yaml", tmp_path / "values.yaml"
     config.write_text(STATE)
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "metrics"}}}
@@ -270,7 +270,7 @@ def test_helm_finds_nothing_wrong_with_the_chart_and_every_value_has_a_schema() 
             assert section.keys() == schema["properties"][name]["properties"].keys()
 
 
-def test_a_packaged_chart_has_the_manifests_in_it_and_renders_the_same(tmp_path: Path) -> None:
+def test_a_packaged_chart_includes_the_manifests_and_renders_the_same(tmp_path: Path) -> None:
     helm("package", CHART, "--destination", tmp_path)
     [package] = tmp_path.iterdir()
     assert package.name == f"autoscaler-{VERSION}.tgz"

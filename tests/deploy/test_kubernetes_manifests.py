@@ -1,4 +1,4 @@
-"""deploy/kubernetes: compared with Kubernetes' own API definition, and its Roles against what the target asks."""
+"""deploy/kubernetes: compared with Kubernetes' own API definition, and its Roles with the requests of the target."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def base(name: str) -> Json:
 
 
 def problems(kind: str, found: Any, where: str) -> Iterator[str]:
-    """What in a manifest the API does not define, or misses. `kind` is a type in the words of the generated models."""
+    """Undefined and missing fields of a manifest. `kind` is a type in the terms of the generated models."""
     simple = {"str": str, "int": int, "bool": bool, "object": object, "float": (int, float)}
     inner = re.fullmatch(r"list\[(.*)\]", kind)
     values = re.fullmatch(r"dict\(str, (.*)\)", kind)
@@ -91,7 +91,7 @@ def object_problems(model: Any, found: Json, where: str) -> Iterator[str]:
     yield from (f"{where} has no {key}" for key in set(found) - set(names))
     known = {names[key]: value for key, value in found.items() if key in names}
     try:
-        model(**known)  # refuses what misses a required field or has no allowed value
+        model(**known)  # refuses a missing required field and an invalid value
     except ValueError as error:
         yield f"{where}: {error}"
     for attribute, value in known.items():
@@ -99,7 +99,7 @@ def object_problems(model: Any, found: Json, where: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
+def test_every_manifest_matches_the_api_definition(path: Path) -> None:
     found = read(path)
     assert list(problems(f"V1{found['kind']}", found, found["kind"])) == []
     group = {
@@ -109,10 +109,10 @@ def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
         "PodDisruptionBudget": "policy/v1",
     }.get(found["kind"], "v1")
     assert found["apiVersion"] == ("rbac.authorization.k8s.io/v1" if "Role" in found["kind"] else group)
-    assert "namespace" not in found["metadata"]  # the overlay's affair
+    assert "namespace" not in found["metadata"]  # belongs to the overlay
 
 
-def test_the_check_finds_what_is_wrong() -> None:
+def test_the_check_finds_errors() -> None:
     found = base("deployment")
     pod = found["spec"]["template"]["spec"]
     pod["container"] = pod.pop("containers")
@@ -124,7 +124,7 @@ def test_the_check_finds_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
-def test_every_kustomization_names_files_that_are_there(path: Path) -> None:
+def test_every_kustomization_names_existing_files(path: Path) -> None:
     found = read(path)
     generated = [file for generator in found.get("configMapGenerator", ()) for file in generator["files"]]
     named = [path.parent / name for name in (*found.get("resources", ()), *generated)]
@@ -162,7 +162,7 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     overlay.write_text(re.sub(r"^# (components:|  - \.\./components)", r"\1", text, flags=re.MULTILINE))
     built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
     made = {found["kind"]: found for found in yaml.safe_load_all(built)}
-    # Applied in this order: on a fresh cluster everything else would have no namespace.
+    # Applied in this order: on a new cluster everything else would have no namespace.
     assert next(iter(made)) == "Namespace"
     assert made["Namespace"]["metadata"]["name"] == "streaming"
     account = made["ServiceAccount"]["metadata"]
@@ -174,13 +174,13 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     pod = made["Deployment"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.example.com/autoscaler:0.1.0"
     config = next(volume["configMap"] for volume in pod["volumes"] if volume["name"] == "config")
-    assert config["name"] == made["ConfigMap"]["metadata"]["name"] == "autoscaler"  # a changed file is no new pod
+    assert config["name"] == made["ConfigMap"]["metadata"]["name"] == "autoscaler"  # a changed file restarts no pod
     pods = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
 
 
-def test_daemons_in_two_namespaces_share_nothing_that_is_in_none(tmp_path: Path, build: list[str]) -> None:
-    """Else the one that is applied last is the only one that may watch, and deleting one takes it from the other."""
+def test_daemons_in_two_namespaces_share_no_cluster_scoped_objects(tmp_path: Path, build: list[str]) -> None:
+    """Otherwise only the one applied last may watch, and deleting one takes the right from the other."""
     shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
     overlay = tmp_path / "example" / "kustomization.yaml"
     text = re.sub(r"^# (components:|  - \.\./components/watch)", r"\1", overlay.read_text(), flags=re.MULTILINE)
@@ -196,7 +196,7 @@ def test_daemons_in_two_namespaces_share_nothing_that_is_in_none(tmp_path: Path,
     assert names == ["autoscaler-watch-streaming"] * 2 + ["autoscaler-watch-team-b"] * 2
 
 
-def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Path, build: list[str]) -> None:
+def test_two_copies_need_no_volume_and_know_their_own_address(tmp_path: Path, build: list[str]) -> None:
     shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
     overlay = tmp_path / "example" / "kustomization.yaml"
     text = re.sub(r"^# (components:|  - \.\./components/copies)", r"\1", overlay.read_text(), flags=re.MULTILINE)
@@ -222,7 +222,7 @@ def test_two_copies_need_no_volume_and_know_where_they_are_reached(tmp_path: Pat
     ("component", "kind", "endpoints"),
     [("service-monitor", "ServiceMonitor", "endpoints"), ("pod-monitor", "PodMonitor", "podMetricsEndpoints")],
 )
-def test_a_monitor_selects_what_the_overlay_runs_by_a_port_that_it_has(
+def test_a_monitor_selects_the_pods_of_the_overlay_by_an_existing_port(
     tmp_path: Path, build: list[str], component: str, kind: str, endpoints: str
 ) -> None:
     shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
@@ -245,7 +245,7 @@ def test_a_monitor_selects_what_the_overlay_runs_by_a_port_that_it_has(
     assert (endpoint["path"], endpoint["honorLabels"]) == ("/metrics", True)
 
 
-def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:
+def test_the_manifests_the_image_and_the_configuration_fit_together() -> None:
     deployment, service, account = base("deployment"), base("service"), base("serviceaccount")
     template = deployment["spec"]["template"]
     [container] = template["spec"]["containers"]
@@ -306,7 +306,7 @@ def test_the_container_has_no_more_rights_than_it_needs() -> None:
     ],
     ids=["ready", "no target", "refused configuration"],
 )
-async def test_what_is_wrong_is_the_output_of_the_readiness_probe_and_so_an_event_of_the_pod(
+async def test_the_readiness_probe_prints_the_problems_which_become_events_of_the_pod(
     status: int, changes: Json, event: str
 ) -> None:
     [container] = base("deployment")["spec"]["template"]["spec"]["containers"]
@@ -326,10 +326,10 @@ async def test_what_is_wrong_is_the_output_of_the_readiness_probe_and_so_an_even
     assert (probe.returncode, printed.decode().strip()) == (1 if event else 0, event)
 
 
-def test_a_stop_and_a_probe_have_the_time_that_they_take() -> None:
+def test_stops_and_probes_have_enough_time() -> None:
     pod = base("deployment")["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    # The call to a target, notifications that wait, and what plug-ins leave.
+    # The call to a target, waiting notifications, and the shutdown of plug-ins.
     stop = SCALE_TIMEOUT + LONGEST_TIMEOUT.total_seconds() + 3 * CANCEL_TIMEOUT
     assert pod["terminationGracePeriodSeconds"] > stop
     startup, readiness = container["startupProbe"], container["readinessProbe"]
@@ -338,10 +338,10 @@ def test_a_stop_and_a_probe_have_the_time_that_they_take() -> None:
     assert int(inner) < readiness["timeoutSeconds"] < readiness["periodSeconds"]
 
 
-def test_only_what_is_named_may_be_changed() -> None:
+def test_only_named_objects_may_be_changed() -> None:
     for rule in base("role")["rules"]:
         if rule["resources"] == ["events"]:
-            assert rule["verbs"] == ["create"]  # nothing that is there can be changed
+            assert rule["verbs"] == ["create"]  # no existing object can be changed
         elif set(rule["verbs"]) - {"get", "list", "watch"}:
             assert rule["resourceNames"] == [NAME]
             assert rule["resources"] == ["deployments/scale"]
@@ -359,7 +359,7 @@ def test_the_configuration_is_the_example_and_fits_in_25_lines() -> None:
     assert set(cluster.spec.metrics) == {"lag", "arrivals", "throughput", "utilization"}
 
 
-def test_what_another_configuration_needs_in_the_pod_is_said_where_it_is_installed() -> None:
+def test_additional_needs_of_other_configurations_are_documented_at_the_installation() -> None:
     needed = {key: yaml.safe_load(EXAMPLE.read_text())["daemon"][key] for key in ("directory", "listen")}
     for path in (DEPLOY / "README.md", DEPLOY.parent / "helm" / "README.md"):
         said = re.findall(r"`(daemon: \{directory: .*?\})`", path.read_text())
@@ -425,13 +425,13 @@ async def use(cluster: Cluster, plugin: Kubernetes) -> None:
         await until(watching)
 
 
-async def test_the_role_is_enough_and_grants_nothing_that_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
+async def test_the_role_is_sufficient_and_grants_nothing_unused(cluster: Cluster, tmp_path: Path) -> None:
     grants = Grants(role())
     await use(cluster, cluster.target(NAME, kubeconfig=kubeconfig(tmp_path / "role", cluster.server, "role", grants)))
     assert grants.unused == set()
 
 
-async def test_choosing_pods_needs_its_component_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+async def test_choosing_pods_needs_only_its_component(cluster: Cluster, tmp_path: Path) -> None:
     grants = Grants(role("choose-pods"))
     config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
     await use(cluster, cluster.target(NAME, choose_pods=True, kubeconfig=config))
@@ -439,7 +439,7 @@ async def test_choosing_pods_needs_its_component_and_no_more(cluster: Cluster, t
     assert cluster.server.asked("patch", PODS)
 
 
-async def test_one_watch_for_the_cluster_needs_its_component_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+async def test_one_watch_for_the_cluster_needs_only_its_component(cluster: Cluster, tmp_path: Path) -> None:
     everywhere = read(DEPLOY / "components" / "watch-cluster" / "clusterrole.yaml")["rules"]
     grants = Grants([*(("", rule) for rule in everywhere), *role()])
     config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
@@ -447,7 +447,7 @@ async def test_one_watch_for_the_cluster_needs_its_component_and_no_more(cluster
     assert {entry for entry in grants.unused if entry[0] < len(everywhere)} == set()
 
 
-async def test_the_role_does_not_reach_anything_else(cluster: Cluster, tmp_path: Path) -> None:
+async def test_the_role_grants_no_access_to_anything_else(cluster: Cluster, tmp_path: Path) -> None:
     grants = Grants(role())
     config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
     for plugin in (
@@ -461,7 +461,7 @@ async def test_the_role_does_not_reach_anything_else(cluster: Cluster, tmp_path:
                 await target.describe()
 
 
-async def test_the_role_of_a_fleet_is_enough_in_its_namespaces_and_grants_nothing_that_is_not_used(
+async def test_the_role_of_a_fleet_is_sufficient_in_its_namespaces_and_grants_nothing_unused(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     rules = read(DEPLOY / "fleet" / "role.yaml")["rules"]
@@ -491,7 +491,7 @@ def test_the_role_of_a_fleet_is_bound_to_the_daemons_account() -> None:
     assert changing == [["deployments/scale"], ["events"]]
 
 
-def test_the_role_of_a_fleet_is_built_for_any_namespace(build: list[str]) -> None:
+def test_the_role_of_a_fleet_can_be_built_for_any_namespace(build: list[str]) -> None:
     built = subprocess.run([*build, DEPLOY / "fleet"], capture_output=True, text=True, check=True).stdout
     made = {found["kind"]: found for found in yaml.safe_load_all(built)}
     assert made.keys() == {"Role", "RoleBinding"}

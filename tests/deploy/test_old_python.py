@@ -1,4 +1,4 @@
-"""On Python 3.10 every way of installing fails at once, and says why."""
+"""On Python 3.10 every way of installing fails at once with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PRETEND = "import sys; sys.version_info = (3, 10, 13, 'final', 0); sys.version = '3.10.13 (main)'; "
 
 
-def test_building_says_which_python_is_needed() -> None:
+def test_a_build_says_which_python_is_required() -> None:
     system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     code = f"{PRETEND}import {system['build-backend']}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -22,7 +22,7 @@ def test_building_says_which_python_is_needed() -> None:
     assert done.stderr.startswith("reactive-autoscaler needs Python 3.11 or newer, and this is 3.10.13 (")
 
 
-def test_make_says_which_python_is_needed(tmp_path: Path) -> None:
+def test_make_says_which_python_is_required(tmp_path: Path) -> None:
     python = tmp_path / "python3"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{PRETEND}exec(sys.argv[1])" "$2"\n')
     python.chmod(0o755)
@@ -35,8 +35,8 @@ def test_make_says_which_python_is_needed(tmp_path: Path) -> None:
     assert (done.stdout, (tmp_path / ".venv").exists()) == ("", False)
 
 
-def test_the_name_of_a_wheel_says_which_python_is_needed(tmp_path: Path) -> None:
-    """Where it does not, pip chooses versions of all dependencies of an extra first."""
+def test_the_name_of_a_wheel_shows_which_python_is_required(tmp_path: Path) -> None:
+    """Otherwise pip first chooses versions of all dependencies of an extra."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, capture_output=True, check=True)
     (wheel,) = tmp_path.iterdir()

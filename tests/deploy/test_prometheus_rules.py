@@ -1,4 +1,4 @@
-"""deploy/prometheus: the rules by promtool, and each alert with a runbook."""
+"""deploy/prometheus: the rules, checked by promtool, and a runbook for each alert."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_promtool_accepts_the_rules_and_their_tests(command: list[Any]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_alert_is_seen_to_fire_and_not_to_fire() -> None:
+def test_each_alert_is_tested_to_fire_and_not_to_fire() -> None:
     quiet, loud, *_ = yaml.safe_load(TESTS.read_text())["tests"]
     fires = {test["alertname"] for test in loud["alert_rule_test"] if test.get("exp_alerts")}
     assert fires == {test["alertname"] for test in quiet["alert_rule_test"]} == alerts().keys()
 
 
-def test_alerts_that_the_documentation_has_inhibited_are_there_with_the_labels_that_are_to_be_equal() -> None:
+def test_documented_inhibitions_name_existing_alerts_with_the_labels_that_must_be_equal() -> None:
     page = (ROOT / "docs" / "observability.md").read_text()
     [block] = [found for found in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "inhibit_rules" in found]
     _, loud, *_ = yaml.safe_load(TESTS.read_text())["tests"]
@@ -60,7 +60,7 @@ def test_alerts_that_the_documentation_has_inhibited_are_there_with_the_labels_t
 
 
 def test_dashboards_do_not_need_the_recording_rules() -> None:
-    """Where these are not loaded, "In trouble" would show 0."""
+    """If these are not loaded, "In trouble" would show 0."""
     for path in (ROOT / "deploy" / "grafana").glob("*.json"):
         board = json.loads(path.read_text())
         asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -73,14 +73,14 @@ def test_the_documented_command_puts_another_address_before_each_runbook(tmp_pat
     [command] = re.findall(r"^sed -i '(.*)' deploy/prometheus/rules\.yaml$", page, flags=re.MULTILINE)
     assert f"sed -i '{command}' rules.yaml" in RULES.read_text()
     copy = tmp_path / "rules.yaml"
-    # Without the comment, which has both addresses.
+    # Without the comment, which contains both addresses.
     copy.write_text("".join(line for line in RULES.read_text().splitlines(keepends=True) if not line.startswith("#")))
     subprocess.run(["sed", "-i", command, copy], check=True)
     assert copy.read_text().count("https://docs.acme.example/autoscaler/runbooks.html#") == len(alerts())
     assert "docs.example.com" not in copy.read_text()
 
 
-def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
+def test_each_alert_links_to_its_section_of_the_runbooks() -> None:
     text = (ROOT / "docs" / "runbooks.md").read_text()
     sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
     assert sections.keys() == alerts().keys()

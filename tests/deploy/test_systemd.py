@@ -1,4 +1,4 @@
-"""The unit, held to systemd's own checker and to what the daemon needs."""
+"""The unit, checked by systemd's own checker and against the needs of the daemon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def analyze() -> str:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The unit as installed, with a command that exists: systemd looks for it."""
+    """The unit as installed, with an existing command, since systemd checks that."""
     command = tmp_path / "autoscaler"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
@@ -67,7 +67,7 @@ def drop_in(unit: Path, text: str) -> None:
 
 
 def about(unit: Path, output: str) -> list[str]:
-    """What is said of the unit: the machine's own units are not our affair."""
+    """The messages about the unit, without those about the machine's own units."""
     return [line for line in output.splitlines() if str(unit.parent) in line or unit.name in line]
 
 
@@ -82,13 +82,13 @@ def test_systemd_finds_nothing_wrong_with_the_drop_in_for_local_workers(analyze:
     assert (code, about(installed, output)) == (0, [])
 
 
-def test_the_check_would_find_something(analyze: str, installed: Path) -> None:
+def test_the_check_finds_an_error(analyze: str, installed: Path) -> None:
     drop_in(installed, "[Service]\nRestrat=always\n")
     _, output = run(analyze, "verify", "--man=no", installed)
     assert any("Restrat" in line for line in about(installed, output))
 
 
-def test_the_unit_is_exposed_little(analyze: str, installed: Path) -> None:
+def test_the_unit_has_a_low_exposure(analyze: str, installed: Path) -> None:
     code, output = run(analyze, "security", "--offline=true", "--threshold=15", "--no-pager", installed)
     if "unrecognized option" in output:  # before systemd 250
         pytest.skip("this systemd-analyze cannot judge a unit offline")
@@ -138,7 +138,7 @@ def prometheus() -> Iterator[int]:
 
 
 def test_the_daemon_works_under_the_filters_of_the_unit(analyze: str, tmp_path: Path, prometheus: int) -> None:
-    """It resolves, asks, decides, stores, serves, reloads, and says so to systemd."""
+    """It resolves, polls, decides, stores, serves, reloads, and notifies systemd."""
     if not ctypes.util.find_library("seccomp"):
         pytest.skip("libseccomp is not installed")
     config = tmp_path / "config.yaml"
@@ -174,7 +174,7 @@ def test_the_daemon_works_under_the_filters_of_the_unit(analyze: str, tmp_path: 
 
 
 class Unit(configparser.RawConfigParser):
-    """Names are as they are written, and may come again."""
+    """Names keep their case, and may repeat."""
 
     def __init__(self) -> None:
         super().__init__(strict=False)
@@ -195,28 +195,28 @@ def seconds(text: str) -> float:
     return int(found[1]) * SECONDS[found[2]]
 
 
-def test_the_times_fit_the_daemon_s() -> None:
+def test_the_timeouts_of_the_unit_fit_the_daemon() -> None:
     service = settings(UNIT)
     assert seconds(service["WatchdogSec"]) >= 2 * POLL_INTERVAL
     assert seconds(service["TimeoutStartSec"]) > 2 * CONNECT_TIMEOUT
     assert seconds(service["TimeoutStopSec"]) > SCALE_TIMEOUT + LONGEST_TIMEOUT.total_seconds()
 
 
-def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
+def test_the_unit_has_everything_that_the_daemon_needs() -> None:
     service = settings(UNIT)
     assert service["Type"] == "notify"
     assert service["ExecReload"] == '/bin/sh -c "kill -HUP $MAINPID"'
-    # 2: the configuration is not usable.
+    # 2: the configuration is invalid.
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", "2")
     assert (service["MemoryDenyWriteExecute"], service["MemoryMax"]) == ("yes", "1G")
-    # Java makes code while it runs, and the workers are part of the unit.
+    # Java generates code at run time, and the workers are part of the unit.
     local = settings("local-workers.conf")
     assert (local["MemoryDenyWriteExecute"], local["MemoryMax"], local["PrivateUsers"]) == ("no", "infinity", "no")
-    # Workers of the target `local` outlive the daemon, and keep their user and files.
+    # Workers of the target `local` survive the daemon, and keep their user and files.
     assert (local["KillMode"], local["DynamicUser"], local["PrivateTmp"]) == ("process", "no", "no")
 
 
-def test_the_directories_are_those_in_the_documentation() -> None:
+def test_the_directories_are_the_documented_ones() -> None:
     service = settings(UNIT)
     (block,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     assert yaml.safe_load(block) == {"daemon": {"directory": f"/var/lib/{service['StateDirectory']}"}}
@@ -224,8 +224,8 @@ def test_the_directories_are_those_in_the_documentation() -> None:
     assert service["ExecStart"].split()[1:] == ["run", f"/etc/{service['ConfigurationDirectory']}/config.yaml"]
 
 
-def test_what_is_installed_by_hand_is_where_the_commands_say() -> None:
-    """`pip install '.[...]'` is of the project's root, so the paths of the other commands are too."""
+def test_manually_installed_files_are_at_the_paths_of_the_commands() -> None:
+    """`pip install '.[...]'` is relative to the project's root, so the paths of the other commands are too."""
     (block,) = re.findall(r"```bash\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     shipped = re.findall(r"^install .* (\S+) /etc/systemd/", block, re.MULTILINE)
     assert [DEPLOY.parents[1] / path for path in shipped] == [DEPLOY / UNIT]

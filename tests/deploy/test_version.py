@@ -1,4 +1,4 @@
-"""The version stands in pyproject.toml; what else names it is written from there, and what is installed has it."""
+"""The version is defined in pyproject.toml; other mentions are generated from it, and the installed package has it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ IN_THE_IMAGE = ("kubernetes", "aws", "kafka", "http", "postgres", "promql")
 
 
 @pytest.mark.parametrize("path", VERSIONED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_names_the_version_names_that_of_the_project(path: Path) -> None:
+def test_every_mention_of_the_version_is_that_of_the_project(path: Path) -> None:
     text = path.read_text()
     assert text == versioned(text), "run `python -m tests.docs.refresh`"
 
 
-def test_another_version_would_be_noticed() -> None:
+def test_a_different_version_would_be_detected() -> None:
     named = [path for path in VERSIONED if MENTION.search(path.read_text())]
     assert {path.name for path in named} >= {"Chart.yaml", "kustomization.yaml", "README.md", "getting-started.md"}
     for path in named:
         assert versioned(path.read_text().replace(VERSION, "99.0.1")) == path.read_text()
 
 
-def test_what_is_installed_has_the_version_of_the_project() -> None:
+def test_the_installed_package_has_the_version_of_the_project() -> None:
     assert version("reactive-autoscaler") == VERSION
 
 

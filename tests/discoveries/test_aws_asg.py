@@ -50,7 +50,7 @@ async def found(plugin: AwsAsg) -> Sequence[Member]:
         return await discovery.members()
 
 
-async def test_members_are_the_groups_that_have_all_tags(proxy: Proxy, fleet: str) -> None:
+async def test_members_are_the_groups_with_all_tags(proxy: Proxy, fleet: str) -> None:
     group, other, foreign = (proxy.moto.group() for _ in range(3))
     proxy.moto.tag(group, autoscale=fleet, team="a", note=HTML)
     proxy.moto.tag(other, autoscale=fleet, team="b")
@@ -63,7 +63,7 @@ async def test_members_are_the_groups_that_have_all_tags(proxy: Proxy, fleet: st
     assert member.values == {"name": group, "arn": arn, "tags": {"autoscale": fleet, "team": "a", "note": HTML}}
 
 
-async def test_members_come_and_go(proxy: Proxy, fleet: str) -> None:
+async def test_members_join_and_leave(proxy: Proxy, fleet: str) -> None:
     group = proxy.moto.group()
     async with connected(plugin(proxy, fleet)) as discovery:
         assert await discovery.members() == []
@@ -73,9 +73,7 @@ async def test_members_come_and_go(proxy: Proxy, fleet: str) -> None:
         assert await discovery.members() == []
 
 
-async def test_only_groups_are_asked_for_a_hundred_at_a_time_and_without_their_instances(
-    proxy: Proxy, fleet: str
-) -> None:
+async def test_groups_are_requested_a_hundred_at_a_time_and_without_their_instances(proxy: Proxy, fleet: str) -> None:
     await found(plugin(proxy, fleet))
     [call] = proxy.calls
     policy = json.loads((ROOT / "deploy" / "aws" / "policy.json").read_text())
@@ -88,7 +86,7 @@ async def test_only_groups_are_asked_for_a_hundred_at_a_time_and_without_their_i
     }
 
 
-async def test_all_pages_are_read_or_none(proxy: Proxy, fleet: str) -> None:
+async def test_either_all_pages_are_read_or_none(proxy: Proxy, fleet: str) -> None:
     first = ANSWER.format(groups=GROUP.format(name="b", status=""), more="<NextToken>t</NextToken>")
     last = ANSWER.format(groups=GROUP.format(name="a", status=""), more="")
     proxy.answer(DESCRIBE, first, times=1)
@@ -100,7 +98,7 @@ async def test_all_pages_are_read_or_none(proxy: Proxy, fleet: str) -> None:
         await found(plugin(proxy, fleet))
 
 
-async def test_a_group_that_is_being_deleted_is_no_member(proxy: Proxy, fleet: str) -> None:
+async def test_a_group_that_is_being_deleted_is_not_a_member(proxy: Proxy, fleet: str) -> None:
     groups = GROUP.format(name="a", status="Delete in progress") + GROUP.format(name="b", status="")
     proxy.answer(DESCRIBE, ANSWER.format(groups=groups, more=""))
     assert [member.id for member in await found(plugin(proxy, fleet))] == ["b"]
@@ -121,7 +119,7 @@ async def test_a_missing_permission_is_named(proxy: Proxy, fleet: str) -> None:
 
 
 @pytest.mark.parametrize("body", ["<html>welcome to the proxy</html>", "<html", ""], ids=["html", "cut", "empty"])
-async def test_what_is_no_answer_of_aws_is_an_error(proxy: Proxy, fleet: str, body: str) -> None:
+async def test_an_answer_that_is_not_awss_is_an_error(proxy: Proxy, fleet: str, body: str) -> None:
     proxy.answer(DESCRIBE, body)
     with pytest.raises(AnswerError, match=DESCRIBE):
         await found(plugin(proxy, fleet))
@@ -133,7 +131,7 @@ async def test_a_group_without_a_name_is_an_error(proxy: Proxy, fleet: str) -> N
         await found(plugin(proxy, fleet))
 
 
-async def test_throttling_lost_connections_and_silence_are_worth_another_try(proxy: Proxy, fleet: str) -> None:
+async def test_throttling_lost_connections_and_silence_are_retryable(proxy: Proxy, fleet: str) -> None:
     proxy.error(DESCRIBE, "Throttling", "rate exceeded", times=None)
     with pytest.raises(UnavailableError, match=r"rate exceeded.*throttled"):
         await found(plugin(proxy, fleet))
@@ -155,6 +153,6 @@ async def test_throttling_lost_connections_and_silence_are_worth_another_try(pro
         ({"timeout": timedelta(0)}, "timeout: must be above 0s"),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: dict[str, Any], problem: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         AwsAsg(**{"region": REGION, "tags": {"a": "b"}, **parameters})

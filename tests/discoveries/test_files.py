@@ -44,14 +44,14 @@ async def test_each_file_of_a_folder_is_a_member_with_its_values(folder: Path) -
     ]
 
 
-async def test_a_pattern_names_files_of_a_folder(folder: Path) -> None:
+async def test_a_pattern_selects_files_of_a_folder(folder: Path) -> None:
     for name in ("team-a.yaml", "team-b.conf", "other.yaml", ".team-c.yaml"):
         (folder / name).write_text("app: shop\n")
     assert [member.id for member in await found(folder / "team-*")] == ["team-a.yaml", "team-b.conf"]
     assert await found(folder / "nothing-*") == []
 
 
-async def test_a_folder_in_a_path_with_signs_of_patterns_is_found(tmp_path: Path) -> None:
+async def test_a_folder_whose_path_contains_pattern_characters_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "[a]*"
     folder.mkdir()
     (folder / "orders.yaml").write_text("app: shop\n")
@@ -70,7 +70,7 @@ async def test_a_folder_in_a_path_with_signs_of_patterns_is_found(tmp_path: Path
         (b"a: !!python/object:os.system x\n", "1: a: the tag !!python/object:os.system is not allowed"),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_a_member_in_trouble(folder: Path, text: bytes, problem: str) -> None:
+async def test_an_unreadable_file_is_a_member_with_a_problem(folder: Path, text: bytes, problem: str) -> None:
     (folder / "bad.yaml").write_bytes(text)
     (folder / "good.yaml").write_text("app: shop\n")
     bad, good = await found(folder)
@@ -81,12 +81,12 @@ async def test_a_file_that_cannot_be_read_is_a_member_in_trouble(folder: Path, t
 
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.yaml"])
-async def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path: Path, path: str) -> None:
+async def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path: Path, path: str) -> None:
     with pytest.raises(RefusedError, match="cannot be listed: No such file or directory"):
         await found(tmp_path / path)
 
 
-async def test_files_come_change_and_go(folder: Path) -> None:
+async def test_files_are_added_changed_and_removed(folder: Path) -> None:
     (folder / "a.yaml").write_text("app: one\n")
     async with Files(folder).connect(Connections()) as discovery:
         (first,) = await discovery.members()
@@ -99,13 +99,13 @@ async def test_files_come_change_and_go(folder: Path) -> None:
         assert [member.id for member in await discovery.members()] == ["b.yaml"]
 
 
-async def test_a_link_to_nothing_is_no_member(folder: Path) -> None:
+async def test_a_dangling_link_is_not_a_member(folder: Path) -> None:
     os.symlink(folder / "gone.yaml", folder / "a.yaml")  # noqa: PTH211 - shorter
     (folder / "b.yaml").write_text("app: two\n")
     assert [member.id for member in await found(folder)] == ["b.yaml"]
 
 
-async def test_what_is_no_regular_file_is_a_member_in_trouble_and_is_not_waited_for(folder: Path) -> None:
+async def test_a_file_that_is_not_regular_is_a_member_with_a_problem_and_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe.yaml")
     (folder / "folder.yaml").mkdir()
     os.symlink(folder / "round.yaml", folder / "round.yaml")  # noqa: PTH211 - shorter

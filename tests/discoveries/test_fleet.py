@@ -1,4 +1,4 @@
-"""The example of a fleet on Kubernetes: found with the rights of deploy/kubernetes/fleet, filled by its template."""
+"""The example of a fleet on Kubernetes: found with the rights of deploy/kubernetes/fleet, filled into its template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(name: str, annotations: Json) -> Json:
 
 
 async def found(directory: Path, discover: Kubernetes) -> list[Member]:
-    """The members of a cluster with two good jobs and two that the template cannot use."""
+    """The members of a cluster with two valid jobs and two that the template cannot use."""
     rules = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "fleet" / "role.yaml").read_text())["rules"]
     async with open_cluster(SERVERS[0], directory) as cluster:
         for namespace in NAMES:
@@ -49,7 +49,9 @@ async def found(directory: Path, discover: Kubernetes) -> list[Member]:
             return list(await discovery.members())
 
 
-async def test_the_example_scales_what_has_the_label_and_one_bad_annotation_is_in_trouble_alone(tmp_path: Path) -> None:
+async def test_the_example_scales_labelled_objects_and_one_bad_annotation_affects_only_its_member(
+    tmp_path: Path,
+) -> None:
     fleet = load(ROOT / "examples" / "flink-fleet.yaml", {}).fleets["streaming"]
     assert isinstance(fleet.discover, Kubernetes)
     members = {member.id: member for member in await found(tmp_path, fleet.discover)}

@@ -1,4 +1,4 @@
-"""The discovery `flink-jobs` against what JobManagers of several versions have answered."""
+"""The discovery `flink-jobs` against recorded answers of JobManagers of several versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def found(url: str, patience: timedelta = timedelta(seconds=3)) -> Sequenc
 
 
 def jobs(flink: FakeFlink, *lines: dict[str, Any]) -> None:
-    """Let these be the jobs, else as the recorded one."""
+    """Set the jobs; the missing fields are those of the recorded one."""
     answer = flink.answers["/jobs/overview"]["answer"]
     answer["jobs"] = [{**flink.line, **line} for line in lines]
 
@@ -55,20 +55,20 @@ async def test_the_jobs_of_a_session_cluster_are_members_until_they_end(flink: F
     ]
 
 
-async def test_a_job_that_is_started_again_is_the_same_member_with_another_id(flink: FakeFlink, url: str) -> None:
+async def test_a_restarted_job_is_the_same_member_with_another_id(flink: FakeFlink, url: str) -> None:
     jobs(flink, {"jid": "old", "state": "CANCELED"}, {"jid": "new", "state": "RUNNING"})
     [member] = await found(url)
     assert (member.id, member.values["id"]) == ("recorded", "new")
 
 
-async def test_of_jobs_with_one_name_the_oldest_keeps_it_as_its_id(flink: FakeFlink, url: str) -> None:
+async def test_of_jobs_with_one_name_the_oldest_keeps_the_name_as_its_id(flink: FakeFlink, url: str) -> None:
     same = {"name": "orders", "state": "RUNNING"}
     jobs(
         flink,
         {**same, "jid": "c", "start-time": 3},
         {**same, "jid": "a", "start-time": 1},
         {**same, "jid": "b", "start-time": 2},
-        {**same, "jid": "d", "start-time": 0, "name": "orders b"},  # of ids no two may be equal
+        {**same, "jid": "d", "start-time": 0, "name": "orders b"},  # no two ids may be equal
     )
     assert [(member.id, member.values["id"]) for member in await found(url)] == [
         ("orders b", "d"),
@@ -78,7 +78,7 @@ async def test_of_jobs_with_one_name_the_oldest_keeps_it_as_its_id(flink: FakeFl
     ]
 
 
-async def test_names_are_passed_on_as_they_are_and_a_job_without_one_has_its_id(flink: FakeFlink, url: str) -> None:
+async def test_names_are_passed_on_unchanged_and_a_job_without_one_has_its_id(flink: FakeFlink, url: str) -> None:
     jobs(flink, {"jid": "a", "name": HTML}, {"jid": "b", "name": "x" * 65_536}, {"jid": "c", "name": ""})
     assert [member.values["name"] for member in await found(url)] == [HTML, "x" * 65_536, ""]
     assert (await found(url))[2].id == "c"
@@ -86,7 +86,7 @@ async def test_names_are_passed_on_as_they_are_and_a_job_without_one_has_its_id(
 
 async def test_ten_thousand_jobs_are_read(flink: FakeFlink, url: str) -> None:
     jobs(flink, *({"jid": f"{number:032}", "name": f"job-{number}"} for number in range(10_000)))
-    # How many are read matters here, not how fast: a busy machine takes seconds to write them.
+    # This tests the number of jobs, not the speed: a busy machine takes seconds to write them.
     assert len(await found(url, timedelta(seconds=60))) == 10_000
 
 
@@ -111,7 +111,7 @@ async def test_a_cluster_without_jobs_is_a_fleet_without_members(flink: FakeFlin
     ],
     ids=["html", "cut", "no name", "401", "503"],
 )
-async def test_what_is_no_answer_is_an_error(
+async def test_an_invalid_answer_is_an_error(
     flink: FakeFlink, url: str, status: int, body: str, error: type[EdgeError], message: str
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
@@ -122,7 +122,7 @@ async def test_what_is_no_answer_is_an_error(
         await found(url)
 
 
-async def test_an_answer_that_breaks_off_is_an_error(flink: FakeFlink, url: str) -> None:
+async def test_a_truncated_answer_is_an_error(flink: FakeFlink, url: str) -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
@@ -153,6 +153,6 @@ async def test_an_engine_shares_its_client_and_the_list_of_jobs(flink: FakeFlink
         ({"ca_file": "ca.pem"}, "ca_file: needs a url that begins with https://"),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: dict[str, Any], problem: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         FlinkJobs(**{"url": "http://jobmanager:8081", **parameters})

@@ -1,4 +1,4 @@
-"""The discovery `kubernetes`. What needs no injected fault holds on a real API server as well, if one is named."""
+"""The discovery `kubernetes`. Tests that inject no fault also run against a real API server, if one is given."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def deployment(name: str, labels: Json | None = None, annotations: Json | None =
 
 
 def many(server: ApiServer, count: int) -> None:
-    """Deployments as kubectl makes them, without the controllers, which would look at all of them each time."""
+    """Deployments like those of kubectl, without the controllers, which would read all of them each time."""
     fields = {"f:metadata": {"f:labels": {f"f:label-{n}": {} for n in range(20)}}, "f:spec": {"f:replicas": {}}}
     for number in range(count):
         labels = {"autoscale": "streaming", "app": f"job-{number}", "team": f"team-{number % 10}"}
@@ -121,7 +121,7 @@ def many(server: ApiServer, count: int) -> None:
 # -- members
 
 
-async def test_members_are_the_objects_of_the_selector_with_what_a_template_can_name(any_cluster: Cluster) -> None:
+async def test_members_are_the_objects_of_the_selector_with_the_variables_of_a_template(any_cluster: Cluster) -> None:
     labels, annotations = {"autoscale": "streaming", "app": "orders"}, {"autoscaler/max": "8", APPLIED: "{}"}
     made = await any_cluster.create(DEPLOYMENTS, deployment("orders", labels, annotations))
     await any_cluster.create(DEPLOYMENTS, deployment("clicks", {"autoscale": "streaming"}))
@@ -138,7 +138,7 @@ async def test_members_are_the_objects_of_the_selector_with_what_a_template_can_
     assert values == {"name": "orders", "namespace": any_cluster.namespace, "uid": uid, "labels": labels}
 
 
-async def test_members_come_change_and_go_without_a_request(any_cluster: Cluster) -> None:
+async def test_members_are_added_changed_and_removed_without_a_request(any_cluster: Cluster) -> None:
     here = any_cluster.namespace
     await any_cluster.create(DEPLOYMENTS, deployment("orders", {"team": "a"}))
     async with connected(plugin(any_cluster, selector="team")) as discovery:
@@ -165,14 +165,14 @@ async def test_members_come_change_and_go_without_a_request(any_cluster: Cluster
         ("team==x", ["a"]),
     ],
 )
-async def test_a_selector_is_that_of_kubectl(any_cluster: Cluster, selector: str, found: list[str]) -> None:
+async def test_a_selector_has_the_syntax_of_kubectl(any_cluster: Cluster, selector: str, found: list[str]) -> None:
     for name, labels in {"a": {"team": "x"}, "b": {"team": "y"}, "c": {"test": "1"}}.items():
         await any_cluster.create(DEPLOYMENTS, deployment(name, labels))
     async with connected(plugin(any_cluster, selector=selector)) as discovery:
         assert await names(discovery) == found
 
 
-async def test_an_object_that_is_being_deleted_is_no_member(cluster: Cluster, server: ApiServer) -> None:
+async def test_an_object_that_is_being_deleted_is_not_a_member(cluster: Cluster, server: ApiServer) -> None:
     server.create(DEPLOYMENTS, deployment("orders"), "jobs")
     going = server.create(DEPLOYMENTS, deployment("clicks"), "jobs")
     async with connected(plugin(cluster)) as discovery:
@@ -204,7 +204,7 @@ async def test_any_resource_may_be_found(cluster: Cluster, server: ApiServer, ki
         assert await names(discovery) == ["clicks"]
 
 
-async def test_namespaces_are_searched_one_by_one_and_all_only_when_asked(cluster: Cluster, server: ApiServer) -> None:
+async def test_namespaces_are_searched_one_by_one_and_all_only_on_request(cluster: Cluster, server: ApiServer) -> None:
     for namespace in ("prod-a", "prod-b"):
         server.create(NAMESPACES, {"metadata": {"name": namespace}}, "")
         server.create(DEPLOYMENTS, deployment("orders"), namespace)
@@ -221,7 +221,7 @@ async def test_namespaces_are_searched_one_by_one_and_all_only_when_asked(cluste
 # -- cost
 
 
-async def test_a_thousand_members_cost_one_list_and_one_watch_also_for_several_fleets(
+async def test_a_thousand_members_cost_one_list_and_one_watch_even_for_several_fleets(
     cluster: Cluster, server: ApiServer
 ) -> None:
     many(server, 1000)
@@ -259,7 +259,7 @@ async def test_a_member_takes_less_than_2_kb_whatever_else_its_object_has(cluste
     assert 500 < used < 2000, f"{used:.0f} bytes a member"
 
 
-async def test_ten_thousand_members_hold_up_nothing_for_long(cluster: Cluster, server: ApiServer) -> None:
+async def test_ten_thousand_members_delay_nothing_for_long(cluster: Cluster, server: ApiServer) -> None:
     many(server, 10_000)
     longest = 0.0
 
@@ -286,7 +286,7 @@ async def test_ten_thousand_members_hold_up_nothing_for_long(cluster: Cluster, s
 # -- faults
 
 
-async def test_versions_that_are_no_longer_kept_lead_to_a_new_list(cluster: Cluster, server: ApiServer) -> None:
+async def test_expired_resource_versions_lead_to_a_new_list(cluster: Cluster, server: ApiServer) -> None:
     server.create(DEPLOYMENTS, deployment("orders"), "jobs")
     async with connected(plugin(cluster)) as discovery:
         await shows(discovery, lambda members: list(members) == ["jobs/orders"])
@@ -322,7 +322,7 @@ async def _known(discovery: Discovery) -> Sequence[Member] | None:
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-async def test_a_missing_permission_in_one_namespace_is_named_and_no_part_is_shown(
+async def test_a_missing_permission_in_one_namespace_is_named_and_no_partial_result_is_returned(
     cluster: Cluster, server: ApiServer, tmp_path: Path, verb: str
 ) -> None:
     for namespace in ("prod-a", "prod-b"):
@@ -339,7 +339,7 @@ async def test_a_missing_permission_in_one_namespace_is_named_and_no_part_is_sho
         assert len(await until(lambda: _known(discovery))) == 2
 
 
-async def test_all_namespaces_without_a_cluster_role_are_refused_by_that_name(
+async def test_searching_all_namespaces_without_a_cluster_role_is_refused_by_that_name(
     cluster: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
     rule = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]}
@@ -355,7 +355,7 @@ async def test_a_resource_that_is_not_installed_is_refused(cluster: Cluster) -> 
             await discovery.members()
 
 
-async def test_a_resource_that_is_removed_is_no_fleet_without_members(cluster: Cluster, server: ApiServer) -> None:
+async def test_a_removed_resource_is_not_a_fleet_without_members(cluster: Cluster, server: ApiServer) -> None:
     server.kinds.append(FLINK)
     server.put(FLINK, {"metadata": {"name": "clicks", "namespace": "jobs"}, "spec": {}}, "ADDED")
     async with connected(plugin(cluster, resource="flinkdeployments")) as discovery:
@@ -372,7 +372,7 @@ async def test_a_resource_that_is_removed_is_no_fleet_without_members(cluster: C
             return None if found else 0
 
         assert "CRD installed" in str(await until(answer))
-        for _ in range(5):  # also after what was known is dropped
+        for _ in range(5):  # also after the cached members were dropped
             await asyncio.sleep(0.1)
             with pytest.raises(RefusedError, match="CRD installed"):
                 await discovery.members()
@@ -386,7 +386,7 @@ async def test_a_selector_that_the_server_does_not_accept_is_an_error(cluster: C
             await discovery.members()
 
 
-async def test_long_lists_come_in_pages_and_are_whole_or_an_error(
+async def test_long_lists_are_paged_and_complete_or_an_error(
     cluster: Cluster, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.clients.kubernetes_watch.PAGE_SIZE", 4)
@@ -401,7 +401,7 @@ async def test_long_lists_come_in_pages_and_are_whole_or_an_error(
 
 
 @pytest.mark.parametrize("act", ["nonsense", "cut", "drop"])
-async def test_what_is_no_answer_of_an_api_server_is_an_error_and_passes(
+async def test_an_invalid_answer_of_an_api_server_is_a_temporary_error(
     cluster: Cluster, server: ApiServer, act: str
 ) -> None:
     server.create(DEPLOYMENTS, deployment("orders"), "jobs")
@@ -414,7 +414,7 @@ async def test_what_is_no_answer_of_an_api_server_is_an_error_and_passes(
 
 
 @pytest.mark.parametrize("labels", [["a"], {"a": 1}, {"a": {"b": "c"}}, "a"], ids=str)
-async def test_labels_that_are_none_are_an_error(cluster: Cluster, server: ApiServer, labels: object) -> None:
+async def test_invalid_labels_are_an_error(cluster: Cluster, server: ApiServer, labels: object) -> None:
     found = deployment("orders")
     found["metadata"] |= {"namespace": "jobs", "labels": labels}
     server.put(DEPLOYMENTS, found, "ADDED")
@@ -423,7 +423,7 @@ async def test_labels_that_are_none_are_an_error(cluster: Cluster, server: ApiSe
             await discovery.members()
 
 
-async def test_values_are_passed_on_as_they_are_however_long_or_odd(cluster: Cluster, server: ApiServer) -> None:
+async def test_values_are_passed_on_unchanged_however_long_or_odd(cluster: Cluster, server: ApiServer) -> None:
     values = {"note": "x" * 65_536, "page": HTML, "control": "a\x00b\nc", "empty": ""}
     server.create(DEPLOYMENTS, deployment("orders", {"odd": HTML}, values), "jobs")
     async with connected(plugin(cluster)) as discovery:
@@ -453,6 +453,6 @@ async def test_values_are_passed_on_as_they_are_however_long_or_odd(cluster: Clu
         ({"max_age": timedelta(seconds=1)}, "max_age: must be 2s or more"),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: Json, problem: str) -> None:
+def test_invalid_parameters_are_refused(parameters: Json, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Kubernetes(**parameters)

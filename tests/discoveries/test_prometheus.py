@@ -1,4 +1,4 @@
-"""The discovery `prometheus` against a server whose answers are set; tests/integration has a real one."""
+"""The discovery `prometheus` against a server whose answers the test sets; tests/integration has a real one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def found(server: Stub, **more: Any) -> Sequence[Member]:
         return await discovery.members()
 
 
-async def test_members_are_the_values_of_the_label_with_the_labels_that_their_samples_share() -> None:
+async def test_members_are_the_values_of_the_label_with_the_labels_that_all_their_samples_share() -> None:
     orders = {"__name__": "up", "job": "orders", "team": "a"}
     samples = ({**orders, "pod": "1"}, "1"), ({"job": "clicks"}, "NaN"), ({**orders, "pod": "2", "zone": "x"}, "0")
     async with stub(answers={"up": vector(*samples)}) as server:
@@ -35,18 +35,18 @@ async def test_members_are_the_values_of_the_label_with_the_labels_that_their_sa
         assert len(server.requests) == 1
 
 
-async def test_no_samples_are_no_members() -> None:
+async def test_no_samples_means_no_members() -> None:
     async with stub(answers={"up": vector()}) as server:
         assert await found(server) == []
 
 
-async def test_a_sample_without_the_label_is_an_error_that_says_what_it_has() -> None:
+async def test_the_error_for_a_sample_without_the_label_names_its_labels() -> None:
     async with stub(answers={"up": vector(({"job": "a"}, "1"), ({"instance": "b", "team": HTML}, "1"))}) as server:
         with pytest.raises(AnswerError, match=r"has no label 'job', but instance, team; .* job!=\"\" in"):
             await found(server)
 
 
-async def test_values_are_passed_on_as_they_are_however_long_or_odd() -> None:
+async def test_values_are_passed_on_unchanged_however_long_or_odd() -> None:
     values = [HTML, "a\x00b\nc", "x" * 65_536]
     async with stub(answers={"up": vector(*(({"job": value}, "1") for value in values))}) as server:
         assert [member.values["value"] for member in await found(server)] == sorted(values)
@@ -77,13 +77,13 @@ def result(sample: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["partial", "scalar", "no labels", "a number as label", "error", "a list"],
 )
-async def test_an_answer_that_is_no_vector_or_not_all_of_it_is_an_error(answer: Any, message: str) -> None:
+async def test_an_answer_that_is_not_a_complete_vector_is_an_error(answer: Any, message: str) -> None:
     async with stub(answers={"up": answer}) as server:
         with pytest.raises(AnswerError, match=message):
             await found(server)
 
 
-async def test_notes_on_the_query_are_no_warnings() -> None:
+async def test_notes_on_the_query_are_not_warnings() -> None:
     notes = {"warnings": ["PromQL info: metric might not be a counter"], "infos": ["PromQL info: likewise"]}
     async with stub(answers={"up": {**vector(({"job": "a"}, "1")), **notes}}) as server:
         assert [member.id for member in await found(server)] == ["a"]
@@ -118,7 +118,7 @@ async def test_errors_say_what_to_do_and_show_no_secret(
     assert "hunter2" not in str(caught.value)
 
 
-async def test_an_answer_that_breaks_off_is_an_error() -> None:
+async def test_a_truncated_answer_is_an_error() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
@@ -132,7 +132,7 @@ async def test_an_answer_that_breaks_off_is_an_error() -> None:
             await found(server)
 
 
-async def test_the_server_is_told_the_time_and_silence_is_an_error() -> None:
+async def test_the_timeout_is_sent_to_the_server_and_silence_is_an_error() -> None:
     async with stub(answers={"up": vector()}) as server:
         await found(server, timeout=timedelta(seconds=2), headers={"X-Scope-OrgID": "team"})
         assert server.requests[0]["timeout"] == "1.900"
@@ -155,7 +155,7 @@ async def test_the_server_is_told_the_time_and_silence_is_an_error() -> None:
         ({"ca_file": Path("ca.pem"), "url": "http://a"}, None),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: dict[str, Any], problem: str | None) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], problem: str | None) -> None:
     given = {"url": "http://prometheus:9090", "query": "up", "label": "job", **parameters}
     if problem is None:
         assert Prometheus(**given) == Prometheus(**given)

@@ -1,4 +1,4 @@
-"""The discovery `stream-autoscalers`: what a resource may do, what it cannot, and the status that is written."""
+"""The discovery `stream-autoscalers`: what a resource may set, what it may not, and its status."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plugin_of(parameters: Json) -> StreamAutoscalers:
 
 
 def expand(tmp_path: Path, spec: object, **more: Any) -> MemberCluster:
-    """Keep a resource with this spec, and fill the template that it brings."""
+    """Store a resource with this spec, and expand its template."""
     plugin = plugin_of(more)
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -132,13 +132,15 @@ def test_a_resource_is_a_cluster_with_its_target_in_its_own_namespace_and_the_ac
         ),
     ],
 )
-def test_what_a_resource_may_not_do_is_refused_with_its_path(tmp_path: Path, change: Json, problem: str) -> None:
+def test_forbidden_settings_of_a_resource_are_refused_with_their_path(
+    tmp_path: Path, change: Json, problem: str
+) -> None:
     found = refused(tmp_path, {**SPEC, **change})
     assert any(problem in line for line in found), found
     assert "do-not-read-this" not in str(found)
 
 
-def test_a_spec_that_is_missing_or_nested_without_end_is_the_problem_of_its_resource_alone(tmp_path: Path) -> None:
+def test_a_missing_or_endlessly_nested_spec_is_a_problem_of_its_resource_only(tmp_path: Path) -> None:
     assert refused(tmp_path, None) == [": spec.target: missing; expected a mapping with `type` and its parameters"]
     deep: Any = "x"
     for _ in range(200):
@@ -147,13 +149,13 @@ def test_a_spec_that_is_missing_or_nested_without_end_is_the_problem_of_its_reso
     assert "nested more than 100 levels deep" in problem
 
 
-def test_other_targets_only_where_they_are_allowed(tmp_path: Path) -> None:
+def test_other_targets_are_possible_only_if_allowed(tmp_path: Path) -> None:
     spec = {**SPEC, "target": {"type": "advice"}}
     assert refused(tmp_path, spec) == [": spec.target.type: must be one of kubernetes, not advice"]
     assert type(expand(tmp_path, spec, allow=["advice", "kubernetes"]).cluster.target).__name__ == "Advice"
 
 
-def test_parameters_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_parameters(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="allow"):
         StreamAutoscalers(allow=())
     with pytest.raises(ParameterError, match="namespaces"):
@@ -171,7 +173,7 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_annotations_of_a_resource_order_is_for_its_cluster() -> None:
+def test_controls_in_the_annotations_of_a_resource_are_for_its_cluster() -> None:
     plugin = StreamAutoscalers()
     assert isinstance(plugin, MembersWithControls)
     annotations = {"autoscaler/hold": "12", "autoscaler/paused": "perhaps", "team": "clicks"}
@@ -181,7 +183,7 @@ def test_what_the_annotations_of_a_resource_order_is_for_its_cluster() -> None:
     assert held.by == "the annotation autoscaler/hold of streamautoscalers jobs/orders"
     assert remark.startswith("the annotation autoscaler/paused of streamautoscalers jobs/orders is 'perhaps', expected")
     assert plugin.controls(kept(SPEC)) == ((), ())
-    # As it was stored by something else.
+    # As another client would store it.
     assert plugin.controls(Member("jobs/orders", {"annotations": "nonsense"})) == ((), ())
 
 
@@ -270,7 +272,9 @@ async def test_the_status_of_a_resource_is_written_and_its_changes_are_events(cl
     assert grants.unused == set()
 
 
-async def test_the_time_of_a_condition_stays_while_it_holds_also_across_a_restart(cluster: Cluster) -> None:
+async def test_the_transition_time_of_a_condition_is_kept_while_it_holds_even_across_a_restart(
+    cluster: Cluster,
+) -> None:
     await cluster.create(STREAMS, resource())
     for minute in range(3):
         async with connected(StreamAutoscalers(kubeconfig=cluster.kubeconfig, namespaces=("jobs",))) as live:
@@ -282,7 +286,7 @@ async def test_the_time_of_a_condition_stays_while_it_holds_also_across_a_restar
     assert events(cluster) == [("Normal", "Rescaled", "2 to 4"), ("Warning", "Troubled", "no metric")]
 
 
-async def test_a_resource_that_was_deleted_meanwhile_is_no_error(
+async def test_a_resource_that_was_deleted_meanwhile_is_not_an_error(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -318,7 +322,7 @@ async def test_a_dry_run_writes_nothing(cluster: Cluster) -> None:
     assert cluster.server.asked("patch") == cluster.server.asked("create", EVENTS) == []
 
 
-def test_a_changed_status_is_no_changed_member() -> None:
+def test_a_changed_status_is_not_a_changed_member() -> None:
     plugin = StreamAutoscalers()
     before = plugin.keep(resource(resourceVersion="1", generation=1))
     changed = {**resource(resourceVersion="2", generation=1), "status": {"size": 3, "conditions": [{"type": "Ready"}]}}

@@ -22,8 +22,8 @@ class Block:
 
     Attributes:
         where: page and line.
-        language: what stands after the fence.
-        text: what is in it.
+        language: the word after the fence.
+        text: its content.
         excerpt: whether it is marked as one: `<!-- excerpt -->` before the fence, or `# excerpt` as its first line.
     """
 

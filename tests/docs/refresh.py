@@ -1,4 +1,4 @@
-"""Writes what is generated anew, the tables of the documentation among it: `python -m tests.docs.refresh`."""
+"""Writes generated files again, including the tables of the documentation: `python -m tests.docs.refresh`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "streamautoscalers.yaml"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-# What names the version besides pyproject.toml, each time after one of these.
+# Other mentions of the version, each after one of these.
 VERSIONED = [
     *PAGES,
     *(ROOT / "deploy").rglob("README.md"),
@@ -36,7 +36,7 @@ MENTION = re.compile(
     re.MULTILINE,
 )
 
-# <!-- plugin: adaptive -->, or <!-- plugin: source flink --> where a name is one of several kinds
+# <!-- plugin: adaptive -->, or <!-- plugin: source flink --> if several kinds have the name
 BLOCK = re.compile(r"(<!-- plugin: (?:(?P<kind>\w+) )?(?P<name>[\w-]+) -->\n).*?(<!-- /plugin -->)", re.DOTALL)
 
 # <!-- keys: settle -->
@@ -55,7 +55,7 @@ SECTIONS = {
 
 
 def refreshed(page: str) -> str:
-    """The page with each table as the installed plug-in has it."""
+    """The page with each table generated from the installed plug-in."""
     page = BLOCK.sub(lambda match: f"{match[1]}\n{of_plugin(match['name'], match['kind'])}\n{match[4]}", page)
     page = KEYS.sub(lambda match: f"{match[1]}\n{of_section(match[2])}\n{match[3]}", page)
     page = ERRORS.sub(lambda match: f"{match[1]}```\n{errors(match[2])}\n```\n{match[3]}", page)
@@ -63,7 +63,7 @@ def refreshed(page: str) -> str:
 
 
 def versioned(text: str) -> str:
-    """The text with each mention of the version as pyproject.toml has it."""
+    """The text with the version of pyproject.toml at each mention."""
     return MENTION.sub(lambda match: f"{match[1]}{VERSION}", text)
 
 
@@ -77,7 +77,7 @@ def decisions() -> str:
 
 
 def errors(text: str) -> str:
-    """What `autoscaler check` reports about a file."""
+    """The report of `autoscaler check` about a file."""
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         path = Path("autoscaler.yaml")
         path.write_text(text)
@@ -89,7 +89,7 @@ def errors(text: str) -> str:
 
 
 def of_section(name: str) -> str:
-    """The table of the keys of a part of the configuration; what has a section of its own is not repeated."""
+    """The table of the keys of a part of the configuration, without parts that have their own section."""
     section = SECTIONS[name]
     default = FileSections.daemon if section is DaemonSpec else None  # its directory has one only in the file
     rows = [key for key in keys(section, default) if name not in ("cluster", "fleet") or "." not in key.path]
@@ -97,7 +97,7 @@ def of_section(name: str) -> str:
 
 
 def of_plugin(name: str, kind: str | None) -> str:
-    """The tables of the plug-in of that name, and kind."""
+    """The tables of the plug-in with that name and kind."""
     (found,) = (one for one in installed() if one.name == name and kind in {None, one.kind.noun})
     return plugins_markdown.markdown(found)
 

@@ -22,7 +22,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("words", [words for _, words in commands()], ids=[name for name, _ in commands()])
-def test_a_command_in_the_documentation_is_one_of_the_program(words: list[str]) -> None:
+def test_every_command_in_the_documentation_exists(words: list[str]) -> None:
     assert cli.parse(words[: words.index(">")] if ">" in words else words).command
 
 

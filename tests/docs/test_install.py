@@ -14,8 +14,8 @@ EXTRAS = sorted(set(PROJECT["optional-dependencies"]) - {"flink-test", "docs", "
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_needs_no_package_index_for_the_installed_project(extra: str) -> None:
-    """Installed from a clone or a wheel, it adds an extra although the project itself is on no index."""
+def test_installing_an_extra_needs_no_package_index_for_the_installed_project(extra: str) -> None:
+    """Installed from a clone or a wheel, an extra can be added although the project itself is on no index."""
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", f"reactive-autoscaler[{extra}]"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -28,8 +28,8 @@ def test_every_extra_of_the_program_is_in_the_table_of_the_page() -> None:
     assert sorted(named) == EXTRAS
 
 
-def test_nothing_says_to_install_the_project_by_its_name() -> None:
-    """Where the name is on no index, or another's, that fails or installs something else."""
+def test_no_page_installs_the_project_by_its_name() -> None:
+    """If the name is on no index, or belongs to another project, that fails or installs something else."""
     assert len(EXTRAS) > 4
     texts = [*PAGES, *(ROOT / "deploy").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "autoscaler").rglob("*.py")]
     for path in texts:

@@ -1,4 +1,4 @@
-"""Errors and remarks that a page quotes are those of the program."""
+"""Errors and remarks quoted on a page are those of the program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.docs.blocks import PAGES, ROOT
 
 TABLE = re.compile(r"^\| (?:error|remark|message) \|.*\n\|---.*\n((?:\|.*\n)+)", re.MULTILINE)
-# Numbers, and the words and names of the systems that a message is about.
+# Numbers, and the words and names of external systems in a message.
 VARIABLE = re.compile(r"\d+(?:/\d+)?|\.\.\.|…|:|\b(?:tm|deployments\.apps|kubectl|main|pods?|by|in|at|on|is)\b")
 
 
 def code() -> str:
-    """All strings of the program, one a line; a placeholder ends one."""
+    """All strings of the program, one per line; a placeholder ends a string."""
     found = []
     for path in (ROOT / "autoscaler").rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
@@ -24,7 +24,7 @@ def code() -> str:
 
 
 def quoted() -> list[tuple[str, str]]:
-    """Page and message, of each table of messages."""
+    """Page and message, for each table of messages."""
     found = []
     for page in PAGES:
         for table in TABLE.findall(page.read_text(encoding="utf-8")):
@@ -39,7 +39,7 @@ def strings() -> str:
 
 
 @pytest.mark.parametrize(("page", "message"), quoted(), ids=lambda part: part[:60])
-def test_a_quoted_message_is_one_of_the_program(page: str, message: str, strings: str) -> None:
+def test_every_quoted_message_exists_in_the_program(page: str, message: str, strings: str) -> None:
     parts = [part.strip(" (),'.") for part in VARIABLE.split(message)]
     assert any(len(part) > 5 and part in strings for part in parts), f"{page}: {message!r}"
 

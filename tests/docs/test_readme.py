@@ -24,7 +24,7 @@ def test_its_first_configuration_is_the_example_with_adaptive_alone() -> None:
     assert block.count("type: adaptive") == block.count("policies:") == 1
 
 
-def test_its_explanation_is_what_the_command_prints(
+def test_its_explanation_is_the_output_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -52,7 +52,7 @@ def test_its_table_has_every_policy_of_the_benchmark_and_the_formula_of_j() -> N
     assert tuple(cell.strip() for cell in shown[1:4]) == figures
 
 
-def test_what_a_holding_cpu_policy_costs_is_what_simulate_prints(
+def test_the_cost_of_the_holding_cpu_policy_is_the_output_of_simulate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)

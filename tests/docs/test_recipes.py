@@ -1,4 +1,4 @@
-"""The plug-ins of docs/plugins.md keep their contracts as they stand there and as a recipe changes one."""
+"""The plug-ins of docs/plugins.md keep their contracts, unchanged and with the change of a recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = re.search(r"```python\n(    def __post_init__.*?)```", RECIPES, re.DOTALL)
 
 
 def with_scale(source: str) -> str:
-    """The source as the recipe for a further key changes it."""
+    """The source with the recipe for a further key applied."""
     assert KEY is not None
     source = source.replace(
         "        name: name of the file in the directory.\n",
@@ -33,7 +33,7 @@ def with_scale(source: str) -> str:
 
 
 def passes(folder: Path, kind: str, source: str) -> str:
-    """What pytest prints of the contract test of a recipe, with its plug-in as a module of its own."""
+    """The output of pytest for the contract test of a recipe, with its plug-in as a separate module."""
     (folder / f"file_{kind}.py").write_text(source)
     test = FILES[f"tests/contracts/test_file_{kind}.py"]
     (folder / "test_contract.py").write_text(test.replace(f"autoscaler.{FOLDERS[kind]}.file", f"file_{kind}"))
@@ -50,7 +50,7 @@ def test_a_plug_in_of_a_recipe_keeps_its_contract(kind: str, tmp_path: Path) -> 
     assert re.search(r"\d{2} passed|[7-9] passed", passes(tmp_path, kind, FILES[f"autoscaler/{FOLDERS[kind]}/file.py"]))
 
 
-def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_refused(tmp_path: Path) -> None:
+def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_invalid_values(tmp_path: Path) -> None:
     source = with_scale(FILES["autoscaler/sources/file.py"])
     passes(tmp_path, "source", source)
     program = [sys.executable, "-c", "from file_source import Query; print(Query('lag').scale); Query('lag', 0)"]
@@ -59,7 +59,7 @@ def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_re
     assert run.stderr.rstrip().endswith("scale: must not be 0")
 
 
-def test_the_code_that_the_first_recipe_changes_is_there() -> None:
+def test_the_code_that_the_first_recipe_changes_exists() -> None:
     (module,) = re.findall(r"In `(policies/[\w/]+\.py)` the method `_rescale_price`", RECIPES)
     (method,) = re.findall(r"```python\n(    def _rescale_price.*?)```", RECIPES, re.DOTALL)
     assert method in (ROOT / module).read_text()

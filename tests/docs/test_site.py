@@ -13,7 +13,7 @@ from tests.docs.blocks import PAGES, ROOT
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 PLACES = re.compile(r"`((?:docs|examples|deploy|tests|policies|autoscaler)/[\w./-]*\w)`")
-# Written by the reader.
+# Placeholders for the reader.
 MISSING = {"autoscaler/targets/file.py", "autoscaler/sources/file.py"}
 MISSING |= {f"tests/contracts/test_file_{kind}.py" for kind in ("target", "source", "discovery")}
 
@@ -33,9 +33,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_paths_lead_to_files(page: Path) -> None:
+def test_links_and_paths_lead_to_existing_files(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
-    if "adr" not in page.parts:  # decisions name the modules of their time
+    if "adr" not in page.parts:  # decision records name the modules of their time
         named = {place for place in PLACES.findall(text) if not (ROOT / place).exists()}
         assert named <= MISSING

@@ -13,12 +13,12 @@ BUILT_IN = [found for found in installed() if found.package == "reactive-autosca
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_tables_are_those_of_the_code(page: Path) -> None:
+def test_the_tables_match_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == refreshed(text), "run `python -m tests.docs.refresh`"
 
 
-def test_a_changed_table_is_noticed() -> None:
+def test_a_changed_table_is_detected() -> None:
     page = next(page.read_text() for page in PAGES if page.name == "adaptive.md")
     assert refreshed(page.replace("| `objective` |", "| `other` |")) == page
 
@@ -39,7 +39,7 @@ def test_every_built_in_plug_in_has_a_table() -> None:
 
 
 @pytest.mark.parametrize("found", BUILT_IN, ids=lambda found: f"{found.kind.noun} {found.name}")
-def test_every_key_has_a_meaning(found: object) -> None:
+def test_every_key_has_a_description(found: object) -> None:
     rows = [row for row in markdown(found).splitlines() if row.startswith("| `")]  # type: ignore[arg-type]
     assert rows
     for row in rows:

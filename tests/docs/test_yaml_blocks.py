@@ -20,7 +20,7 @@ METRICS = (
 
 
 def loads(text: str, directory: Path) -> bool:
-    """What `autoscaler check` does, with every variable set."""
+    """The result of `autoscaler check`, with every variable set."""
     path = directory / "autoscaler.yaml"
     path.write_text(text)
     config = load(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "value"))
@@ -33,12 +33,12 @@ def test_a_configuration_passes_check_unless_it_is_an_excerpt(block: Block, tmp_
 
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
-def test_what_is_not_a_configuration_is_marked_as_an_excerpt(block: Block) -> None:
+def test_other_yaml_is_marked_as_an_excerpt(block: Block) -> None:
     assert block in WHOLE or block.excerpt or block.where.startswith("deploy/")
 
 
 @pytest.mark.parametrize("block", POLICIES, ids=lambda block: block.where)
-def test_policies_are_those_of_a_cluster_that_loads(block: Block, tmp_path: Path) -> None:
+def test_policy_blocks_load_in_a_cluster(block: Block, tmp_path: Path) -> None:
     metrics = ", ".join(f"{name}: {{source: stats, path: {name}}}" for name in METRICS)
     cluster = f"target: {{type: 'null'}}\nmax: 10\nmetrics: {{{metrics}}}\n{block.text}"
     sources = "sources: {stats: {type: http, url: 'http://127.0.0.1/'}}\n"

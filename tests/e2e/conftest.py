@@ -1,4 +1,4 @@
-"""What several tests examine, and takes minutes to make."""
+"""Fixtures that several tests use and that take minutes to make."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ POLL_INTERVAL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What the machine had done at one time.
+    """The CPU use of the machine at one time.
 
     Attributes:
         at: seconds since 1970.
-        idle: CPU seconds in which there was nothing to do.
+        idle: idle CPU seconds.
         ours: CPU seconds of this process and all that it has started.
     """
 
@@ -35,10 +35,10 @@ class Poll:
 
 
 class Machine:
-    """The machine while a demo plays on it, observed from a thread of its own."""
+    """The machine while a demo runs on it, observed from a separate thread."""
 
     def __init__(self, output: Path) -> None:
-        """Watch it for the demo with this output directory."""
+        """Observe the machine during the demo with this output directory."""
         self._clock = output / "work" / "clock.json"
         self._start: float | None = None
         self._polls: list[Poll] = []
@@ -54,9 +54,10 @@ class Machine:
         self._watching.join()
 
     def others(self, begin: float, end: float) -> float:
-        """The share that others had of it between two times, in seconds since the load began.
+        """The share that other processes had of it between two times, in seconds since the load began.
 
-        That is what was neither idle nor ours: also what the host of a virtual machine gave to another one.
+        That is all time that was neither idle nor ours, including time that the host of a virtual machine gave to
+        another one.
         """
         assert self._start is not None
         polls = [poll for poll in self._polls if begin <= poll.at - self._start <= end]
@@ -72,7 +73,7 @@ class Machine:
                 self._start = json.loads(self._clock.read_text())["start"]
             for process in (me, *me.children(recursive=True)):
                 ours.setdefault(process, 0.0)
-            # What has ended keeps what it used, and what has lost its parent is still ours.
+            # A process that has ended keeps its CPU time, and a process that has lost its parent is still ours.
             for process in ours:
                 with suppress(psutil.Error):
                     if process.is_running():
@@ -84,9 +85,9 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def spark_demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of a demo on Spark at a short duration, and as `others` the share that others had of the machine.
+    """The result of a short demo on Spark, and as `others` the share that other processes had of the machine.
 
-    That is from the rise of the load until the last request: the time in which all happens that a simulation shows.
+    The share is from the rise of the load until the last request: the period that a simulation covers.
     """
     require_demo(tmp_path_factory)
     output = tmp_path_factory.mktemp("demo") / "output"

@@ -1,4 +1,4 @@
-"""Several copies of the daemon as processes over a real PostgreSQL, each behind a way to it that can be cut or slow."""
+"""Several copies of the daemon as processes over a real PostgreSQL, each behind a proxy that can be cut or slow."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 class Way:
-    """A way to a server, which can be cut, or take its time with each piece of data."""
+    """A proxy to a server that can be cut or can delay each piece of data."""
 
     def __init__(self, port: int) -> None:
         self.delay = 0.0
@@ -89,7 +89,7 @@ class Way:
         self._accepting.start()
 
     def cut(self) -> None:
-        """End what is connected, and refuse what comes."""
+        """Close the connections, and refuse new ones."""
         with self._lock:
             self._open = False
             for each in self._sockets:
@@ -101,7 +101,7 @@ class Way:
 
     def close(self) -> None:
         self.cut()
-        # That alone does not end what waits in accept().
+        # That alone does not end a thread that waits in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
@@ -157,14 +157,14 @@ class CopyProcess:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as response:  # noqa: S310 - ours
+            with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as response:  # noqa: S310 - our own
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             with closing(error):
                 return error.code, json.load(error)
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE) as response:  # noqa: S310 - ours
+        with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE) as response:  # noqa: S310 - our own
             text = response.read().decode()
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")))
 
@@ -209,7 +209,7 @@ class Copies:
         )
 
     def start(self, ahead: float = 0.0) -> CopyProcess:
-        """Start one more, whose clocks are so many seconds ahead."""
+        """Start another copy, whose clocks are so many seconds ahead."""
         way = Way(self.server.port)
         number = len(self.processes)
         log = self.directory / f"log-{number}"
@@ -232,7 +232,7 @@ class Copies:
         return self.server.execute(query, self.server.url(self.database))
 
     def owners(self) -> dict[str, str]:
-        """Cluster -> the URL of the copy that has it."""
+        """Cluster -> the URL of the copy that owns it."""
         rows = self.query(
             "SELECT cluster, url FROM autoscaler.lease JOIN autoscaler.copy ON id = copy "
             "WHERE seen > clock_timestamp() - interval '15 s'"
@@ -243,7 +243,7 @@ class Copies:
         return {name for name, url in self.owners().items() if url == copy.url}
 
     def balanced(self) -> bool:
-        """Whether each cluster has an owner, and each copy that runs about its share."""
+        """Whether each cluster has an owner, and each running copy has about its share."""
         owners = list(self.owners().values())
         counts = [owners.count(each.url) for each in self.running]
         mean = len(self.names) / len(counts)
@@ -274,7 +274,7 @@ class Copies:
         return [Call(float(at), int(pid), name, int(before), int(after)) for at, pid, name, before, after in rows]
 
     def terms(self) -> dict[str, list[tuple[float, str | None, int]]]:
-        """Cluster -> since when, which copy has had it, in which term."""
+        """Cluster -> start, copy and term of each ownership."""
         found = defaultdict(list)
         for cluster, copy, term, at in self.query(
             "SELECT cluster, copy, term, extract(epoch FROM at)::float FROM autoscaler.lease_log ORDER BY at"
@@ -283,7 +283,7 @@ class Copies:
         return found
 
     def callers_by_term(self) -> dict[tuple[str, int], set[int]]:
-        """Cluster and term -> the processes that have called its target while that was the term."""
+        """Cluster and term -> the processes that called its target during that term."""
         terms, found = self.terms(), defaultdict(set)
         for call in self.calls():
             changes = terms[call.cluster]
@@ -292,7 +292,7 @@ class Copies:
         return found
 
     def calls_without_lease(self) -> list[Call]:
-        """The calls that were made while no copy had the lease."""
+        """The calls that were made while no copy owned the lease."""
         terms, found = self.terms(), []
         for call in self.calls():
             changes = terms[call.cluster]
@@ -302,14 +302,14 @@ class Copies:
         return found
 
     def faster_than_the_rate(self) -> list[tuple[str, list[Call]]]:
-        """The clusters that have grown by more than their rate limit allows, and their calls within its period."""
+        """The clusters that grew by more than their rate limit allows, and their calls within its period."""
         found = []
         by_cluster = defaultdict(list)
         for call in self.calls():
             by_cluster[call.cluster].append(call)
         for name, calls in by_cluster.items():
             for index, call in enumerate(calls):
-                # What went down within the period may come back. The period counts between ticks: one that has waited
+                # Replicas removed within the period may come back. The period counts between ticks: a tick that waited
                 # for the database was up to 5 s before its call.
                 before = calls[: index + 1]
                 up = [each.after - each.before for each in before if each.at > call.at - PERIOD + 5]
@@ -329,7 +329,7 @@ class Copies:
 
 @contextmanager
 def copies(directory: Path, server: PostgresServer, clusters: int) -> Iterator[Copies]:
-    """A database with nothing in it, and the configuration of copies that share it. None is started."""
+    """An empty database, and the configuration of copies that share it. None is started."""
     site = directory / "site"
     information = site / "recorded_plugins-1.0.dist-info"
     information.mkdir(parents=True)

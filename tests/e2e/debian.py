@@ -1,6 +1,6 @@
-"""A root file system of Debian with its Python, in which images and packages are tried, and programs run in one.
+"""A Debian root file system with its Python, to test images and packages and to run programs in.
 
-It is made once and kept in a directory of the user's cache.
+It is built once and kept in a cache directory of the user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.e2e.kube_server import missing
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "netbase", "python3", "tzdata")
 SECONDS = 900
-# As a container engine starts one: its own mounts, nothing writable but what is mounted, no privileges.
+# Like a container engine: its own mounts, only the mounted directories writable, no privileges.
 START = """
 set -e
 root=$1; state=$2; config=$3; user=$4; directory=$5; shift 5
@@ -33,7 +33,7 @@ exec chroot "$root" setpriv --reuid="${user%:*}" --regid="${user#*:}" --clear-gr
 
 
 def need(*commands: str) -> None:
-    """Skip the test without them, or without the rights of root; fail it where all must be there."""
+    """Skip the test if debootstrap or root rights are missing; fail it if everything must be installed."""
     absent = [name for name in commands if shutil.which(name) is None]
     if absent:
         missing(f"not installed: {', '.join(absent)}")
@@ -62,7 +62,7 @@ def base() -> Path:
 
 
 def unpacked(directory: Path) -> Path:
-    """The root file system in a directory, which is made."""
+    """Unpack the root file system into a new directory."""
     directory.mkdir()
     subprocess.run(["tar", "-xf", base(), "-C", directory], check=True)
     return directory
@@ -75,10 +75,10 @@ def contained(
 
     Args:
         root: the root file system.
-        command: what runs in it.
-        environment: all of its environment.
-        state: is /var/lib/autoscaler in it.
-        config: is /etc/autoscaler in it, read-only.
+        command: the command to run.
+        environment: its complete environment.
+        state: mounted as /var/lib/autoscaler.
+        config: mounted as /etc/autoscaler, read-only.
         user: numbers of user and group, `65532:65532`.
         directory: its working directory.
     """

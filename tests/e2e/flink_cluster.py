@@ -33,11 +33,11 @@ from autoscaler.targets.local.pool import Place
 from autoscaler.targets.local.workers import FlinkTaskManagers, Sizes, flink_home, flink_sizes
 
 FOREVER = 1_000_000.0
-SOON = 1.0  # seconds until a new rate holds: nobody has read beyond it by then
+SOON = 1.0  # seconds until a new rate holds: no task has read beyond it by then
 
 
 def until(condition: Callable[[], object], seconds: float = 90, what: str = "") -> None:
-    """Wait for a condition; an address that nobody answers at is a condition that does not hold yet."""
+    """Wait for a condition; while an address does not answer, its condition does not hold."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -55,7 +55,7 @@ def get(url: str) -> Any:
 
 
 class FlinkCluster:
-    """The processes of one cluster. `settings` replace those of `autoscaler.demo.flink.cluster`."""
+    """The processes of one cluster. `settings` override those of `autoscaler.demo.flink.cluster`."""
 
     def __init__(self, directory: Path, jdk: Path, home: Path, settings: Mapping[str, str], **job: Any) -> None:
         self.directory, self.jdk, self.home = directory, jdk, home
@@ -84,7 +84,7 @@ class FlinkCluster:
         return f"http://127.0.0.1:{self.rest_port}"
 
     def get(self, path: str) -> Any:
-        """What the REST API answers."""
+        """Return an answer of the REST API."""
         return get(self.rest + path)
 
     def start_job_manager(self) -> None:
@@ -105,7 +105,7 @@ class FlinkCluster:
         self.processes.start(f"taskmanager-{number}", [command[0], *QUICK_START.split(), *command[1:]], environment)
 
     def task_manager_sizes(self, slots: int = 1) -> Sizes:
-        """How a TaskManager's memory is divided. To be asked for the first time takes a second."""
+        """How a TaskManager's memory is divided. The first call takes a second."""
         if slots not in self._sizes:
             settings = {
                 "taskmanager.numberOfTaskSlots": str(slots),
@@ -115,11 +115,11 @@ class FlinkCluster:
         return self._sizes[slots]
 
     def end_task_manager(self, number: int, how: signal.Signals) -> None:
-        """Send a signal to one that `start_task_manager` has started, and wait for nothing."""
+        """Send a signal to one that `start_task_manager` has started, without waiting."""
         os.kill(self.processes.pid(f"taskmanager-{number}"), how)
 
     def job_id(self) -> str:
-        """The job's number."""
+        """The id of the job."""
         return str(self.get("/jobs/overview")["jobs"][0]["jid"])
 
     def _job_id(self) -> object:
@@ -130,12 +130,12 @@ class FlinkCluster:
         return str(self.get("/jobs/overview")["jobs"][0]["state"])
 
     def parallelism(self) -> int:
-        """Of the source, of which all slots are running."""
+        """The parallelism of the source with all tasks running."""
         vertex = self.get(f"/jobs/{self.job_id()}")["vertices"][0]
         return int(vertex["parallelism"]) if vertex["status"] == "RUNNING" else 0
 
     def slots(self) -> int:
-        """Slots that the JobManager counts."""
+        """The number of slots of the JobManager."""
         return int(self.get("/overview")["slots-total"])
 
     def task_managers(self) -> set[str]:
@@ -152,7 +152,7 @@ class FlinkCluster:
     # ---- the load
 
     def offer(self, rate: float) -> float:
-        """Offer so many records per second from the next second on; returns when that is (seconds since 1970)."""
+        """Offer so many records per second from the next second on; returns that time (seconds since 1970)."""
         at = time.time() + SOON
         self._began = self._began or at
         self._steps.append((at - self._began, rate))
@@ -160,7 +160,7 @@ class FlinkCluster:
         return at
 
     def end_load(self) -> int:
-        """Offer nothing any more from the next second on; how many records there are then in all."""
+        """Stop offering records from the next second on; returns the total number of records at that time."""
         self._end = time.time() + SOON - self._began
         self._write()
         return self._load(self._end).offered(math.inf)
@@ -176,12 +176,12 @@ class FlinkCluster:
         start_clock(self.job.clock, self._load(self._end), self._began)
 
     def drained(self) -> bool:
-        """Whether the load has ended and nothing of it is waiting."""
-        # What Flink says of metrics may be two seconds old.
+        """Whether the load has ended and no records are waiting."""
+        # Flink's metrics may be two seconds old.
         return time.time() > self._began + self._end + 3 and self.pending() == 0
 
     def take_checkpoint(self) -> int:
-        """Have the job make a checkpoint now; returns its number when it is complete."""
+        """Trigger a checkpoint of the job; returns its number when it is complete."""
         path = f"/jobs/{self.job_id()}/checkpoints"
         request = urllib.request.Request(self.rest + path, b"{}", {"Content-Type": "application/json"})  # noqa: S310
         with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - loopback addresses of our own
@@ -192,14 +192,14 @@ class FlinkCluster:
         return int(made["checkpointId"])
 
     def stop_job(self, seconds: float = 60) -> None:
-        """Stop the job with a last savepoint: all that was read is written. The JobManager ends with it."""
+        """Stop the job with a final savepoint: all read records are written. The JobManager ends with it."""
         stop_job(self.rest, self.job_id(), self.directory / "savepoint", seconds)
         self.processes.wait_for_exit("jobmanager", seconds)
 
 
 @contextmanager
 def flink_cluster(directory: Path, settings: Mapping[str, str] | None = None, **job: Any) -> Iterator[FlinkCluster]:
-    """A cluster of which nothing runs yet. Skips, or fails where everything has to be there."""
+    """A cluster without running processes. Skips if Flink is missing, or fails if everything has to be installed."""
     try:
         jdk, home = find_jdk(), flink_home()
     except (JavaNotFoundError, RefusedError) as error:
@@ -214,5 +214,5 @@ def flink_cluster(directory: Path, settings: Mapping[str, str] | None = None, **
 
 
 def kill(pid: int) -> None:
-    """As the machine would when it is out of memory."""
+    """Kill the process like the machine when it is out of memory."""
     os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Watches a real Flink and writes down what happened to its job from outside, and what its scheduler made of it.
+"""Records the external events of a job on a real Flink, and the decisions of Flink's scheduler.
 
-A recorder asks the JobManager's REST API all the time: a poll takes a few hundredths of a second, and there is a tenth
-between two. What one poll shows and the one before did not has happened between the two: each observed change has an
-earliest and a latest time, and no more is claimed. Checkpoints and deployments carry Flink's own time stamps.
+A recorder polls the JobManager's REST API continuously: a poll takes a few hundredths of a second, and there is a tenth
+between two. A difference between two polls happened between them: each observed change has an earliest and a latest
+time, and nothing more exact is claimed. Checkpoints and deployments have Flink's own time stamps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.e2e.flink_cluster import FlinkCluster, until
 from tests.schedulers.recorded import Change, Deployment, Kill, Span, Timeline
 
 PAUSE = 0.1  # seconds between two polls
-CACHED = 0.05  # seconds for which the REST API repeats itself
+CACHED = 0.05  # seconds for which the REST API caches its answers
 
 RECORDED = {
     "web.refresh-interval": str(round(CACHED * 1000)),  # milliseconds, for the job
@@ -30,14 +30,14 @@ RECORDED = {
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """What the JobManager said, seconds since 1970.
+    """One answer of the JobManager, times in seconds since 1970.
 
     Attributes:
-        asked: before it was asked, and before what it may have repeated.
-        answered: when it had answered.
-        slots: slots that the job holds, whether it uses them or not.
-        deployed: when the job was last deployed; None: it never was, or waits for slots.
-        parallelism: with which.
+        asked: before the request, and before the time that a cached answer may be from.
+        answered: after the answer.
+        slots: slots that the job has, whether it uses them or not.
+        deployed: time of the last deployment; None: there was none, or the job waits for slots.
+        parallelism: that of the deployment.
         running: whether all of its tasks run.
     """
 
@@ -50,7 +50,7 @@ class _Poll:
 
 
 class Recorder:
-    """Looks at a cluster until the end of the context that made it."""
+    """Polls a cluster until the end of its context."""
 
     def __init__(self, flink: FlinkCluster) -> None:
         self._flink = flink
@@ -64,7 +64,7 @@ class Recorder:
         self._began = time.time()
 
     def runs_with(self, parallelism: int) -> None:
-        """Wait until the job was deployed anew with so many slots, which are all it holds, and runs."""
+        """Wait until the job was deployed again with so many slots, has no others, and runs."""
 
         def seen() -> bool:
             last = self._last()
@@ -75,15 +75,15 @@ class Recorder:
         self._deployed = self._last().deployed
 
     def holds(self, slots: int) -> None:
-        """Wait until the job holds so many slots, whether it uses them or not."""
+        """Wait until the job has so many slots, whether it uses them or not."""
         until(lambda: self._last().slots == slots, what=f"for {slots} slots")
 
     def holds_others_than(self, slots: int) -> None:
-        """Wait until the job no longer holds so many slots."""
+        """Wait until the job no longer has so many slots."""
         until(lambda: self._last().slots != slots, what=f"for others than {slots} slots")
 
     def held_for(self, seconds: float) -> None:
-        """Wait until no slot has come or gone for so many seconds."""
+        """Wait until the slots have not changed for so many seconds."""
 
         def seen() -> object:
             slots = self._last().slots
@@ -93,7 +93,7 @@ class Recorder:
         until(seen, what=f"for slots that are the same for {seconds:g} s")
 
     def checkpoint(self) -> None:
-        """Have the job make a checkpoint, and wait until it is known when it was complete."""
+        """Trigger a checkpoint, and wait until its completion time is known."""
         number = self._flink.take_checkpoint()
         until(lambda: number in self._checkpoints, what=f"for checkpoint {number}")
 
@@ -104,7 +104,7 @@ class Recorder:
         until(lambda: time.time() > deployed + seconds)
 
     def stop(self, number: int) -> None:
-        """Stop a TaskManager in good order: it says that it goes."""
+        """Stop a TaskManager gracefully: it announces its shutdown."""
         self._flink.end_task_manager(number, signal.SIGTERM)
 
     def kill(self, number: int, slots: int = 1) -> None:
@@ -113,10 +113,10 @@ class Recorder:
         self._killed.append((time.time(), slots))
 
     def timeline(self, settings: Mapping[str, float]) -> Timeline:
-        """What happened, in seconds since the recording began.
+        """The events, in seconds since the recording began.
 
         Args:
-            settings: what Flink was configured with, in seconds, as far as it matters.
+            settings: the relevant part of Flink's configuration, in seconds.
         """
         polls = [_since(self._began, poll) for poll in self._polls]
         return Timeline(
@@ -140,9 +140,9 @@ class Recorder:
             try:
                 self._poll()
             except OSError:
-                # It does not answer yet, or no longer: what changes meanwhile is known less exactly.
+                # It does not answer yet, or no longer: changes meanwhile are known less exactly.
                 continue
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised in the waiting thread
                 self._error = error
                 return
 
@@ -160,7 +160,8 @@ class Recorder:
         poll = _Poll(
             asked=asked,
             answered=answered,
-            # In Reactive Mode the job is given every slot; the slot counts as soon as it is, not when it is known.
+            # In Reactive Mode the job gets every slot; a slot counts from its allocation, not from when it is first
+            # seen.
             slots=overview["slots-total"] - overview["slots-available"],
             deployed=deployed / 1000 if deployed > 0 else None,
             parallelism=max(parallelism for _, parallelism in tasks),
@@ -174,7 +175,7 @@ class Recorder:
 
 @contextmanager
 def recorded(flink: FlinkCluster) -> Iterator[Recorder]:
-    """Record what a cluster does; it has to have a JobManager by the first poll, not before."""
+    """Record a cluster; its JobManager has to run by the first poll, but not earlier."""
     recorder = Recorder(flink)
     watching = threading.Thread(target=recorder._watch, name="recorder")
     watching.start()

@@ -1,4 +1,4 @@
-"""Helm, built from the Go module proxy once and kept in a directory of the user's cache."""
+"""Helm, built from the Go module proxy once and kept in a cache directory of the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "helm" / "autoscaler"
 
 
 def program() -> Path:
-    """The program, built if it is not there yet."""
+    """The program; it is built if it is missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = cache / "reactive-autoscaler-tests" / f"helm-{VERSION}"
     directory.mkdir(parents=True, exist_ok=True)

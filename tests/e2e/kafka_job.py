@@ -1,4 +1,4 @@
-"""A PySpark Structured Streaming job that reads a Kafka topic, as anybody would write it.
+"""A PySpark Structured Streaming job that reads a Kafka topic, written as a user would write it.
 
 python tests/e2e/kafka_job.py SETTINGS.json
 """
@@ -24,7 +24,7 @@ SCHEMA = "partition int, offset long, worker string, at double"
 
 
 class CommitProgress(StreamingQueryListener):  # type: ignore[misc] # PySpark has no types here
-    """Commits what a batch has read to a Kafka group, for all who watch lag there."""
+    """Commits the offsets of each batch to a Kafka group, for tools that watch the lag there."""
 
     def __init__(self, servers: str, group: str) -> None:
         self._servers, self._group = servers, group
@@ -39,18 +39,18 @@ class CommitProgress(StreamingQueryListener):  # type: ignore[misc] # PySpark ha
             consumer.assign(list(offsets))
             await consumer.commit(offsets)
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - likewise
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         pass
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - likewise
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
         pass
 
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - likewise
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         pass
 
 
 def main(path: str) -> int:
-    """Run the job until SIGTERM; 0 when it ended as asked."""
+    """Run the job until SIGTERM; returns 0 when it was stopped by it."""
     settings = json.loads(Path(path).read_text())
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
@@ -61,7 +61,7 @@ def main(path: str) -> int:
     report(spark, port=settings["report_port"])
     spark.streams.addListener(CommitProgress(settings["servers"], settings["group"]))
 
-    # The first tasks start the Python workers and warm the JVM up; they should not count as slow batches.
+    # The first tasks start the Python workers and warm the JVM up; they must not count as slow batches.
     warm = spark.range(settings["partitions"], numPartitions=settings["partitions"])
     warm.selectExpr("cast(id AS int) AS partition", "id AS offset").mapInArrow(call_service(0.0), SCHEMA).collect()
 
@@ -86,7 +86,7 @@ def main(path: str) -> int:
     Path(settings["ready"]).touch()
     while query.isActive and not ended:
         time.sleep(0.2)
-    query.stop()  # asked to end, every record has arrived: no batch is cut off by this
+    query.stop()  # stopped by the test, after every record has arrived: this interrupts no batch
     failure = query.exception()
     spark.stop()
     if failure is not None:

@@ -1,4 +1,4 @@
-"""A job that counts keys, on a Spark cluster of its own: how fast it is, whether it is exact, when it commits."""
+"""A job that counts keys, on its own Spark cluster: its throughput, its exactness, and its commits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def grow(pool: Pool, size: int) -> None:
 
 
 class Keyed:
-    """The job (`keyed_job.py`), with `ReactiveJob` or as plain Spark, and what it reads.
+    """The job (`keyed_job.py`), with `ReactiveJob` or as plain Spark, and its input.
 
-    Its first batch has each of `keys` once; each batch after it has `rows` that cost so many seconds each.
+    Its first batch has each of `keys` once; each later batch has `rows`, each of which takes so many seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Keyed:
         (self.place / "in").mkdir(parents=True)
         self.reactive = reactive
         self.rest = free_port()
-        chance = random.Random(1)  # noqa: S311 - no secret
+        chance = random.Random(1)  # noqa: S311 - not a secret
         self.rows = rows
         self.write(0, range(keys), 0.0)
         for number in range(1, files):
@@ -80,7 +80,7 @@ class Keyed:
         self.cluster.processes.start("job", argv, environment)
 
     def committed(self) -> dict[int, float]:
-        """When each batch was written."""
+        """The time at which each batch was written."""
         return {int(path.parent.name): path.stat().st_mtime for path in (self.place / "out").glob("*/_SUCCESS")}
 
     def throughput(self, since: float, batches: int = 8) -> float:
@@ -95,17 +95,17 @@ class Keyed:
         return max(after - before for before, after in pairwise([since, *times, time.time()]))
 
     def tasks_on(self, executors: int) -> float:
-        """Wait until so many executors have had a task. Returns when that was."""
+        """Wait until so many executors have had a task; returns that time."""
         until(lambda: self.cluster.working() >= executors, 600)
         return time.time()
 
     def warm(self, batches: int) -> float:
-        """Wait until batches after the first one are over. Returns when."""
+        """Wait until some batches after the first one have ended; returns that time."""
         until(lambda: len(self.committed()) > batches, 600)
         return time.time()
 
     def check(self) -> None:
-        """Each count is exact, over all batches that are whole."""
+        """Check that each count is exact, over all complete batches."""
         expected: Counter[int] = Counter()
         counted: dict[int, int] = {}
         done = sorted(self.committed())

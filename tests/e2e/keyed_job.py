@@ -1,6 +1,6 @@
-"""A PySpark job that counts keys in files, one file a batch, under `ReactiveJob` or as plain Spark starts it.
+"""A PySpark job that counts keys in files, one file per batch, under `ReactiveJob` or as a plain Spark query.
 
-What a row costs is slept in the tasks that have the state, so that throughput follows the slots and not the cores.
+The cost of a row is a sleep in the tasks with the state, so that throughput depends on the slots and not on the cores.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from autoscaler.injob import ReactiveJob, reactive_conf
 
 
 def work(batches: Any) -> Any:
-    """Wait as long as the rows of each batch cost."""
+    """Sleep as long as the rows of each batch cost."""
     for batch in batches:
         time.sleep(sum(batch.column("cost").to_pylist()))
         yield batch

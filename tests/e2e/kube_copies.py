@@ -1,9 +1,9 @@
 """The shipped Deployment with two copies on a real API server, whose pods are processes.
 
-The controller of Deployments makes and deletes the pods. What a kubelet does is done here: each process has the
-arguments, the environment, the configuration and a token of the service account of its pod; an address of its own, and
-a way to the API server of its own, on which changes of sizes can be kept back as if it stood still just then. The audit
-log of the API server says whose token a request had, the database which copy had which lease when.
+The controller of Deployments creates and deletes the pods. This module plays the kubelet: each process has the
+arguments, the environment, the configuration and a service account token of its pod, its own address, and its own proxy
+to the API server, which can hold changes of sizes back as if it hung at that moment. The audit log of the API server
+has the token of each request, the database the owner of each lease over time.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ CREATE TRIGGER logged AFTER INSERT ON decision FOR EACH ROW EXECUTE FUNCTION log
 
 
 class Way:
-    """The way of one copy to the API server, on which changes of sizes can be kept back.
+    """The proxy between one copy and the API server, which can hold changes of sizes back.
 
     Attributes:
-        url: its near end.
-        kept: the paths of the changes that were kept back.
+        url: its address for the copy.
+        kept: the paths of the held changes.
     """
 
     def __init__(self, kube: KubeServer) -> None:
@@ -84,15 +84,15 @@ class Way:
         self._listens.wait()
 
     def keep(self) -> None:
-        """Keep back every change of a size from now on."""
+        """Hold back every change of a size from now on."""
         self._loop.call_soon_threadsafe(self._open.clear)
 
     def release(self) -> None:
-        """Send what was kept back."""
+        """Send the held changes."""
         self._loop.call_soon_threadsafe(self._open.set)
 
     def close(self) -> None:
-        """End it, after the copy has ended."""
+        """Close it, after the copy has ended."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
         self._loop.close()
@@ -137,7 +137,7 @@ class Way:
                     await self._open.wait()
                 to_far.write(data)
                 await to_far.drain()
-        if kept:  # whoever sent it has given up: it is on its way all the same
+        if kept:  # the sender has given up: the request is still on its way
             await self._over.wait()
 
     async def _back(self, far: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
@@ -154,9 +154,9 @@ class Copy(Daemon):
     Attributes:
         pod: the name of its pod.
         container: that of the pod.
-        url: where it listens.
-        way: that to the API server.
-        credential: how the audit log names its token.
+        url: its HTTP address.
+        way: its proxy to the API server.
+        credential: the name of its token in the audit log.
         stopping: whether it was asked to end.
     """
 
@@ -176,13 +176,13 @@ class Copy(Daemon):
         self.process.send_signal(number)
 
     def is_ready(self) -> bool:
-        """Whether the probes of its container are content."""
+        """Whether the probes of its container succeed."""
         startup, command = (
             self.container["startupProbe"]["httpGet"],
             self.container["readinessProbe"]["exec"]["command"],
         )
         try:
-            urllib.request.urlopen(self.url + startup["path"], timeout=5).close()  # noqa: S310 - ours
+            urllib.request.urlopen(self.url + startup["path"], timeout=5).close()  # noqa: S310 - our own
         except OSError:
             return False
         at = urlsplit(self.url)
@@ -192,7 +192,7 @@ class Copy(Daemon):
 
 
 class Patched(NamedTuple):
-    """A change of a size that was asked of the API server."""
+    """A change of a size that was requested from the API server."""
 
     at: float
     copy: str
@@ -202,7 +202,7 @@ class Patched(NamedTuple):
 
 @dataclass
 class Copies:
-    """The Deployment, its pods and what they share.
+    """The Deployment, its pods and the objects they share.
 
     Attributes:
         directory: for the files of the copies.
@@ -238,7 +238,7 @@ class Copies:
     # -- as a kubelet
 
     def sync(self) -> None:
-        """Start and stop processes as the pods say, and say of the pods whether they are ready."""
+        """Start and stop processes as the pods require, and report whether the pods are ready."""
         selector = "labelSelector=app.kubernetes.io/name=autoscaler"
         pods = {pod["metadata"]["name"]: pod for pod in self.kube.request("GET", f"{PODS}?{selector}")["items"]}
         running = {copy.pod: copy for copy in self.copies if copy.runs}
@@ -305,7 +305,7 @@ class Copies:
         return found
 
     def _account(self, account: str, name: str, way: Way) -> tuple[str, str]:
-        """A kubeconfig of the service account with a token of its own, and how the audit log names that."""
+        """A kubeconfig of the service account with its own token, and the token's name in the audit log."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{account}/token"
         token = self.kube.request("POST", path, body)["status"]["token"]
@@ -315,20 +315,20 @@ class Copies:
         file.write_text(file.read_text().replace(self.kube.url, way.url))
         return str(file), f"JTI={found['jti']}"
 
-    # -- what there is
+    # -- observed state
 
     @property
     def running(self) -> list[Copy]:
         return [copy for copy in self.copies if copy.runs]
 
     def query(self, query: str) -> list[tuple[Any, ...]]:
-        if self.connection is None:  # kept: a new one costs the server more than what it is asked
+        if self.connection is None:  # reused: a new client costs the server more than the request
             self.connection = psycopg.connect(self.server.url(self.database), autocommit=True)
         cursor = self.connection.execute(query)
         return cursor.fetchall() if cursor.description else []
 
     def owners(self) -> dict[str, str]:
-        """Cluster -> the URL of the copy that has it."""
+        """Cluster -> the URL of the copy that owns it."""
         rows = self.query(
             "SELECT cluster, url FROM autoscaler.lease JOIN autoscaler.copy ON id = copy "
             "WHERE seen > clock_timestamp() - interval '15 s'"
@@ -339,7 +339,7 @@ class Copies:
         return sorted(name for name, url in self.owners().items() if url == copy.url)
 
     def settle(self) -> None:
-        """Wait until two copies are ready and share all clusters, and the Deployment has no others."""
+        """Wait until two copies are ready and own all clusters, and the Deployment has no other copies."""
 
         def settled() -> bool:
             self.sync()
@@ -358,7 +358,7 @@ class Copies:
         )
 
     def ticks(self) -> dict[str, list[float]]:
-        """Cluster -> when there were decisions about it."""
+        """Cluster -> the times of its decisions."""
         found: dict[str, list[float]] = {name: [] for name in self.names}
         for cluster, at in self.query(
             "SELECT cluster, extract(epoch FROM at)::float FROM autoscaler.tick_log ORDER BY at"
@@ -367,7 +367,7 @@ class Copies:
         return found
 
     def wait_for_ticks(self, names: Collection[str], since: float) -> float:
-        """Wait until there was a decision about each of these clusters since a time. Returns when."""
+        """Wait until there was a decision about each of these clusters since a time; returns the present time."""
 
         def first() -> float | None:
             ticks = self.ticks()
@@ -386,7 +386,7 @@ class Copies:
         return longest
 
     def patched(self) -> list[Patched]:
-        """All changes of sizes that the copies have asked for, in the order in which they were received."""
+        """All changes of sizes that the copies requested, in the order in which they were received."""
         copies = {copy.credential: copy.url for copy in self.copies}
         found = []
         for entry in self.kube.requests(ACCOUNT).entries:
@@ -400,7 +400,7 @@ class Copies:
         return sorted(found)
 
     def of_others(self) -> list[Patched]:
-        """The changes that a copy has asked for while another one, or none, had the lease of the cluster."""
+        """The changes by a copy that were requested while another one, or none, owned the lease of the cluster."""
         leases = defaultdict(list)
         for cluster, url, at in self.query(
             "SELECT cluster, url, extract(epoch FROM at)::float FROM autoscaler.lease_log ORDER BY at"
@@ -415,7 +415,7 @@ class Copies:
         return found
 
     def cli(self, copy: Copy, *arguments: str) -> str:
-        """Give an order to one copy."""
+        """Run a command of the CLI against one copy."""
         command = [sys.executable, "-m", "autoscaler", *arguments, "--url", copy.url]
         environment = {**os.environ, "AUTOSCALER_TOKEN": TOKEN, "NO_PROXY": urlsplit(copy.url).hostname or ""}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

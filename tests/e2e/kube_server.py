@@ -1,9 +1,8 @@
 """A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager, with nodes of kwok.
 
-The programs are built from the Go module proxy, once: they are kept in a directory of the user's cache. There is no
-scheduler: pods name their node themselves, and are up as soon as kwok knows a Node of that name, which is when a test
-creates it. The daemon's identity is a real service account
-under RBAC, and every request is in the audit log.
+The programs are built from the Go module proxy, once, and kept in a cache directory of the user. There is no scheduler:
+pods name their node themselves, and become ready as soon as kwok knows a Node of that name, which a test creates. The
+daemon's identity is a real service account under RBAC, and every request is in the audit log.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ START_SECONDS = 120
 STOP_SECONDS = 20
 IDLE_SECONDS = 30
 ADMIN, CONTROLLERS = "an-administrator", "the-controllers"
-# The others want nodes, clouds and certificates.
+# The other controllers need nodes, clouds and certificates.
 BASIC_CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "garbage-collector-controller")
 WORKLOAD_CONTROLLERS = (
     "deployment-controller",
@@ -71,14 +70,14 @@ AUDIT = {
 
 
 def missing(reason: str) -> None:
-    """Skip the test, or fail it where all servers must be there."""
+    """Skip the test, or fail it if all servers must be installed."""
     if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def programs() -> Path:
-    """The directory with the programs, built if they are not there yet."""
+    """The directory with the programs; they are built if they are missing."""
     if shutil.which("etcd") is None:
         missing("no etcd on the PATH (Debian: apt-get install etcd-server)")
     texts = b"".join((MODULE / name).read_bytes() for name in ("go.mod", "go.sum"))
@@ -99,7 +98,7 @@ def _build(directory: Path) -> None:
     for name in ("go.mod", "go.sum"):
         shutil.copy(MODULE / name, directory)
     environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
-    # Into a directory of its own: one that is interrupted leaves nothing that looks finished.
+    # Into a separate directory: an interrupted build leaves nothing that looks complete.
     command = ["go", "build", "-mod=readonly", "-o", "building/", *PACKAGES.values()]
     shutil.rmtree(directory / "building", ignore_errors=True)
     try:
@@ -113,7 +112,7 @@ def _build(directory: Path) -> None:
 
 @dataclass
 class Requests:
-    """What one user has asked the API server, from its audit log."""
+    """The requests of one user to the API server, from its audit log."""
 
     entries: list[Json] = field(default_factory=list)
 
@@ -123,12 +122,12 @@ class Requests:
 
     @property
     def used(self) -> set[tuple[str, str]]:
-        """The verbs and resources that were allowed, those that are not there included."""
+        """The allowed verbs and resources, including those that do not exist."""
         return {_used(entry) for entry in self.entries if entry["responseStatus"]["code"] != 403}
 
     @property
     def refused(self) -> set[tuple[str, str]]:
-        """The verbs and resources that were forbidden."""
+        """The forbidden verbs and resources."""
         return {_used(entry) for entry in self.entries if entry["responseStatus"]["code"] == 403}
 
 
@@ -139,7 +138,7 @@ def _used(entry: Json) -> tuple[str, str]:
 
 
 class RefusedRequest(OSError):  # noqa: N818 - an answer
-    """An answer that is no success: its code, and what it says."""
+    """An answer with an error: its code and its message."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -151,14 +150,14 @@ class KubeServer:
 
     Attributes:
         url: the API server's address.
-        directory: where its files are, and those of tests may be.
+        directory: for its files and those of tests.
         admin: the path of a kubeconfig of an administrator.
     """
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
         self.directory = directory
-        # Connections, and until when they are used again: thousands of handshakes take long.
+        # Connections, and until when they may be reused: thousands of handshakes take long.
         self._idle: list[tuple[HTTPSConnection, float]] = []
         self.admin = self.kubeconfig("admin", ADMIN)
 
@@ -190,12 +189,12 @@ class KubeServer:
         return create_default_context(cafile=str(self.directory / "ca.crt"))
 
     def request(self, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
-        """A request of the administrator. Returns the object; raises RefusedRequest."""
+        """Send a request as the administrator; returns the object, or raises RefusedRequest."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": content}
         connection, until = self._idle.pop() if self._idle else (self._connection(), math.inf)
         if time.monotonic() > until:
-            connection.close()  # the server may be about to: the request opens it again
+            connection.close()  # the server may be about to close it: the request opens it again
         try:
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
@@ -226,22 +225,22 @@ class KubeServer:
         return done
 
     def node(self, name: str) -> None:
-        """Create a node, on which the pods that name it come up."""
+        """Create a node; pods that name it become ready."""
         self.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
 
     def account(self, namespace: str, name: str) -> str:
-        """A kubeconfig with a token of a service account, which must be there."""
+        """A kubeconfig with a token of an existing service account."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self.request("POST", path, body)["status"]["token"]
         return self.kubeconfig(f"{namespace}-{name}", token, namespace)
 
     def requests(self, user: str) -> Requests:
-        """What a user has asked so far, watches included that still run."""
+        """The requests of a user so far, including watches that still run."""
         lines = (self.directory / "audit.log").read_text().splitlines()
         entries: dict[str, Json] = {}
         for line in lines:
-            with contextlib.suppress(ValueError):  # the last one may be half written
+            with contextlib.suppress(ValueError):  # the last line may be incomplete
                 entry = json.loads(line)
                 if entry["user"]["username"] == user:
                     entries[entry["auditID"]] = entry  # a watch has two entries: when it starts and when it ends
@@ -250,11 +249,11 @@ class KubeServer:
 
 @contextmanager
 def kube_server(directory: Path, *, workloads: bool = True) -> Iterator[KubeServer]:
-    """Start a control plane with nothing in it.
+    """Start an empty control plane.
 
     Args:
         directory: for its files.
-        workloads: whether Deployments and StatefulSets have controllers, which make pods, and nodes run these.
+        workloads: whether Deployments and StatefulSets have controllers, which create pods, and nodes run these.
     """
     binaries = programs()
     etcd, peer, port = free_port(), free_port(), free_port()
@@ -385,7 +384,7 @@ def _await_account(server: KubeServer) -> None:
 
 
 def _certificates(directory: Path) -> None:
-    """An authority, a certificate of the server, and the keys that sign tokens of service accounts."""
+    """Create an authority, a certificate of the server, and the keys that sign tokens of service accounts."""
     now = datetime.fromtimestamp(time.time(), UTC)
     authority, key, accounts = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "An authority for one test")])

@@ -1,4 +1,4 @@
-"""A real daemon with a day of history, and a real browser in front of it."""
+"""A real daemon with a day of history, and a real browser that shows its page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from autoscaler.simulation.plant import PLANTS
 
 T = TypeVar("T")
 
-expect.set_options(timeout=30_000)  # milliseconds: CI has two cores, and other tests beside these
+expect.set_options(timeout=30_000)  # milliseconds: CI has two cores, and runs other tests at the same time
 
 PATIENCE = 60.0
 WRITE, READ, EXPIRED = "w" * 32, "r" * 32, "e" * 32
@@ -87,7 +87,7 @@ def eventually(ask: Callable[[], T], patience: float = PATIENCE) -> T:
 
 
 class Metrics:
-    """What the clusters measure: a JSON document at an address."""
+    """The metrics of the clusters: a JSON document at an address."""
 
     def __init__(self) -> None:
         self.clusters: dict[str, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ class Metrics:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def set(self, name: str, load: float, capacity: float, lag: float = 0.0) -> None:
-        """Let a cluster have a load, and process as much of it as it can."""
+        """Set the load of a cluster, which it processes as far as it can."""
         busy = 1.0 if lag else min(load / capacity, 1.0)
         self.clusters[name] = {
             "lag": lag,
@@ -127,7 +127,7 @@ class Metrics:
 
 @dataclass
 class World:
-    """A daemon, as a process, and what it measures."""
+    """A daemon process and its metrics."""
 
     directory: Path
     metrics: Metrics
@@ -169,13 +169,13 @@ class World:
             self.process.wait()
 
     def reload(self, text: str) -> None:
-        """Have the daemon use another configuration."""
+        """Make the daemon use another configuration."""
         assert self.process is not None
         self.config.write_text(text)
         self.process.send_signal(signal.SIGHUP)
 
     def observed(self) -> int:
-        """How many clusters something was decided about."""
+        """The number of clusters with a decision."""
         return sum(row["at"] is not None for row in self.get("/api/v1/clusters")["clusters"])
 
     def get(self, path: str) -> Any:
@@ -186,12 +186,12 @@ class World:
         return self._ask(urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers))  # noqa: S310
 
     def _ask(self, request: urllib.request.Request) -> Any:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - likewise
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - the daemon of this test
             return json.load(answer)
 
 
 def remember_a_day(world: World, name: str) -> Record:
-    """Give a cluster a day behind it: what its policies would have done under a simulated one. Returns the last."""
+    """Write a day of history for a cluster: the decisions of its policies on a simulated day. Returns the last one."""
     spec = config.load(world.config, world.environment).clusters[name].spec
     start = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1, seconds=15)  # noqa: TID251 - real daemons follow
     records: list[Record] = []
@@ -209,12 +209,12 @@ def _save(world: World, name: str, state: ClusterState, records: Sequence[Record
                 each = records[begin : begin + 200]
                 await asyncio.gather(*(store.save(name, replace(state, at=r.decision.at), r) for r in each))
 
-    with ThreadPoolExecutor(1) as other:  # Playwright has a loop of its own in this one
+    with ThreadPoolExecutor(1) as other:  # Playwright runs its own loop in this thread
         other.submit(asyncio.run, save()).result()
 
 
 def remember_a_week(world: World, name: str) -> Record:
-    """Give a cluster a week behind it at a decision a minute: seven times one simulated day. Returns the last."""
+    """Write a week of history at a decision per minute: seven times a simulated day. Returns the last decision."""
     spec = config.load(world.config, world.environment).clusters[name].spec
     end = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=60)  # noqa: TID251 - real daemons follow
     day: list[Record] = []
@@ -247,7 +247,7 @@ def world(directory: Path, interval: int = 1000) -> Iterator[World]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium: the one that Playwright would download cannot be had everywhere."""
+    """Debian's Chromium, since Playwright's own download is not available everywhere."""
     program = shutil.which("chromium")
     if program is None:
         missing = "no chromium on the PATH (Debian: apt-get install chromium)"
@@ -264,7 +264,7 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Tab:
-    """A page that is open, and what its console has said."""
+    """An open page and the messages of its console."""
 
     page: Page
     url: str
@@ -285,11 +285,11 @@ class Tab:
         self.page.get_by_role("button", name="Use it").click()
 
     def problems(self) -> list[str]:
-        """What is in the console that should not be."""
+        """Errors and warnings in the console that should not be there."""
         return [text for text in self.said if not text.startswith("log:")]
 
     def violations(self) -> list[str]:
-        """What axe objects to."""
+        """The violations that axe reports."""
         results = Axe().run(self.page, options={"resultTypes": ["violations"]})
         return [
             f"{each['id']}: {each['help']}: {[node['target'] for node in each['nodes']]}"
@@ -303,14 +303,14 @@ class Tab:
 
 @contextmanager
 def tab_of(browser: Browser, url: str, **options: Any) -> Iterator[Tab]:
-    """A tab of its own, without what another has stored. At its end nothing wrong may be in its console."""
+    """A tab with its own storage. At its end its console must have no errors."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 850}, "color_scheme": "dark", **options})
     try:
         page = context.new_page()
         found = Tab(page, url)
 
         def said(message: ConsoleMessage) -> None:
-            # What Chromium itself says about an answer with an error is in every page that asks for one.
+            # Chromium itself logs an answer with an error for every page that requests one.
             if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
                 found.said.append(f"{message.type}: {message.text}")
 

@@ -1,4 +1,4 @@
-"""A PySpark job under `ReactiveJob`: counts the words of files, and writes what it knows after each batch."""
+"""A PySpark job under `ReactiveJob` that counts the words of files, and writes its state after each batch."""
 
 from __future__ import annotations
 

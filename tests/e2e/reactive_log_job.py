@@ -1,4 +1,4 @@
-"""A PySpark job under `ReactiveJob` that reads a log whose load is known, at a fixed cost for each record."""
+"""A PySpark job under `ReactiveJob` that reads a log with a known load, at a fixed cost per record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoscaler.injob import ReactiveJob, reactive_conf
 
 
 class ChangingClock(Clock):
-    """A load whose file may be written again."""
+    """A load whose file may be rewritten."""
 
     def offered(self) -> int:
         self._known = None
@@ -25,7 +25,7 @@ class ChangingClock(Clock):
 
 
 class ChangingLog(VirtualLog):
-    """The log of such a load; a batch reads all there is."""
+    """The log of such a load; a batch reads all available records."""
 
     def streamReader(self, schema: object) -> VirtualLogReader:  # noqa: ARG002, N802 - Spark's signature
         return VirtualLogReader(ChangingClock(Path(self.options["clock"])), partitions=6, most=10_000, seconds=60)

@@ -1,6 +1,6 @@
-"""Plug-ins for copies of the daemon: a load, and a target that records in a file who has called it."""
+"""Plug-ins for copies of the daemon: a load, and a target that records its callers in a file."""
 
-# ruff: noqa: ASYNC240 - a small local file; simplicity is what this is for
+# ruff: noqa: ASYNC240 - a small local file; simplicity is the point
 
 import os
 import time
@@ -16,7 +16,7 @@ from autoscaler.ports import Shared, TargetStatus
 
 
 def real_time() -> float:
-    """The machine's clock, whatever clock the copy believes in."""
+    """The machine's clock, whatever the clock of the copy shows."""
     return time.clock_gettime(time.CLOCK_REALTIME)
 
 
@@ -25,7 +25,7 @@ class WaveQuery:
     """One wave.
 
     Attributes:
-        phase: where it begins, in seconds.
+        phase: its start, in seconds.
     """
 
     phase: float = 0.0
@@ -50,17 +50,17 @@ class Wave:
         yield self
 
     async def collect(self, query: WaveQuery, now: datetime) -> Reading:
-        """Where the wave is."""
+        """Return the present value of the wave."""
         high = (real_time() + query.phase) % self.period >= self.period / 2
         return Reading(900.0 if high else 100.0, now)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A size in a file. Each call is a line in `calls` beside it: when, by which process, for which cluster, what.
+    """A size in a file. Each call is a line in `calls` beside it: time, process, cluster, and size.
 
     Attributes:
-        path: the file, called as the cluster.
+        path: the file, named like the cluster.
     """
 
     path: str
@@ -72,7 +72,7 @@ class Recorded:
         yield self
 
     async def describe(self) -> TargetStatus:
-        """What the file says."""
+        """Return the content of the file."""
         try:
             desired = int(Path(self.path).read_text())
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class Recorded:
         return TargetStatus(desired, desired)
 
     async def scale(self, replicas: int) -> None:
-        """Write it to the file, whole or not at all."""
+        """Write the size to the file, completely or not at all."""
         path = Path(self.path)
         before = (await self.describe()).desired
         line = f"{real_time()!r} {os.getpid()} {path.name} {before} {replicas}\n"

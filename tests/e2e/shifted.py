@@ -13,11 +13,11 @@ real = time.time
 
 
 def later() -> datetime:
-    """The time that this copy believes in."""
+    """The time that this copy uses."""
     return datetime.fromtimestamp(real(), UTC) + timedelta(seconds=ahead)
 
 
-# Before the modules are imported that take these by name.
+# Before the import of the modules that import these by name.
 time.time = lambda: real() + ahead
 observer.utc_now = later
 

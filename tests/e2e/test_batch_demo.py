@@ -1,4 +1,4 @@
-"""The demo with a batch job, with tables of a quarter: too short to save anything, and everything else is the same."""
+"""The demo with a batch job, with tables of a quarter of the size: too short to save anything, otherwise the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 SCALE = 1.0
 
 
-def test_workers_come_and_go_under_a_batch_job_and_it_writes_the_same(
+def test_workers_follow_a_batch_job_and_its_output_stays_the_same(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     require_demo(tmp_path_factory)
@@ -29,7 +29,7 @@ def test_workers_come_and_go_under_a_batch_job_and_it_writes_the_same(
     ours, fixed = result["autoscaler"], result["fixed"]
     assert (ours["failed_tasks"], ours["repeated_stages"], ours["workers_left"]) == (0, [], 0)
     sizes = [(each["before"], each["to"]) for each in ours["rescales"]]
-    # From none at the first stage, and back to none after the job at the latest.
+    # From zero at the first stage, and back to zero after the job at the latest.
     assert sizes[0][0] == 0
     assert sizes[-1][1] == 0
     assert fixed["rescales"] == []

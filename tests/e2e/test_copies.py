@@ -1,7 +1,7 @@
-"""Copies of the daemon that share clusters: real processes, a real PostgreSQL, and all that happens to them.
+"""Copies of the daemon that share clusters: real processes, a real PostgreSQL, and faults of each.
 
-One set of copies goes through all of it. One of them has clocks that are an hour ahead, from the start. At the end the
-logs of the targets and of the database are compared: who has called what, and in whose term.
+All tests use one set of copies. The clocks of one copy are an hour ahead from the start. At the end the logs of the
+targets and of the database are compared: who called which target, and in whose term.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AWAY = float(os.environ.get("COPIES_AWAY", "40"))
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
-    """Three copies that have been at work for a while."""
+    """Three copies that have been running for a while."""
     with postgres() as server, copies(tmp_path_factory.mktemp("copies"), server, CLUSTERS) as found:
         first = found.start()
         eventually(lambda: "clusters taken over" in first.messages(), first.log.read_text)
@@ -44,7 +44,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
 
 @pytest.fixture
 def system(played: Copies) -> Copies:
-    """The same, with what an event before has taken away."""
+    """The same system, repaired after the previous fault."""
     while len(played.running) < 3:
         played.start()
     played.wait_until_balanced()
@@ -58,11 +58,11 @@ def test_a_killed_copy_is_replaced_by_the_others(system: Copies) -> None:
     at = time.time()
     eventually(lambda: len(system.owners()) == CLUSTERS and not system.owned_by(killed), patience=TAKEN)
     assert time.time() - at <= TAKEN
-    # Not only owned but decided about.
+    # Not only owned, but with new decisions.
     eventually(lambda: all(times[-1] > at + 5 for name, times in system.ticks().items() if name in lost))
 
 
-def test_a_copy_that_was_stopped_for_longer_than_the_lease_does_no_harm(system: Copies) -> None:
+def test_a_copy_suspended_for_longer_than_the_lease_does_no_harm(system: Copies) -> None:
     stopped = system.running[0]
     lost = system.owned_by(stopped)
     at = time.time()
@@ -75,14 +75,14 @@ def test_a_copy_that_was_stopped_for_longer_than_the_lease_does_no_harm(system: 
         stopped.process.send_signal(signal.SIGCONT)
     eventually(lambda: LOST in stopped.messages(), stopped.log.read_text)
     system.wait_until_balanced()
-    # What it has called from then on it had taken anew.
+    # It called only targets of leases that it had taken again.
     terms = system.terms()
     for call in system.calls():
         if call.process == stopped.process.pid and call.at > continued and call.cluster in lost:
             assert any(at < since < call.at for since, _, _ in terms[call.cluster])
 
 
-def test_a_copy_that_is_cut_off_scales_nothing_and_comes_back(system: Copies) -> None:
+def test_a_disconnected_copy_scales_nothing_and_resumes_afterwards(system: Copies) -> None:
     cut = system.running[0]
     lost = system.owned_by(cut)
     cut.way.cut()
@@ -99,7 +99,7 @@ def test_a_copy_that_is_cut_off_scales_nothing_and_comes_back(system: Copies) ->
     assert lost
 
 
-def test_a_slow_database_makes_ticks_late_and_loses_no_lease(system: Copies) -> None:
+def test_a_slow_database_delays_ticks_but_loses_no_lease(system: Copies) -> None:
     lines = [len(each.lines()) for each in system.running]
     for each in system.running:
         each.way.delay = 0.2
@@ -113,7 +113,7 @@ def test_a_slow_database_makes_ticks_late_and_loses_no_lease(system: Copies) -> 
     assert system.longest_gap(begin, time.time()) <= TAKEN
 
 
-def test_a_database_that_is_restarted_is_used_again(system: Copies) -> None:
+def test_a_restarted_database_is_used_again(system: Copies) -> None:
     lines = [len(each.lines()) for each in system.running]
     system.server.stop()
     system.server.start()
@@ -123,7 +123,7 @@ def test_a_database_that_is_restarted_is_used_again(system: Copies) -> None:
         assert LOST not in each.messages()[number:]
 
 
-def test_while_the_database_is_away_nothing_is_scaled_all_is_said_and_all_comes_back(system: Copies) -> None:
+def test_during_a_database_outage_nothing_is_scaled_the_reason_is_shown_and_everything_resumes(system: Copies) -> None:
     system.server.stop()
     time.sleep(2)
     begin = time.time()
@@ -176,7 +176,7 @@ def test_a_copy_that_does_not_answer_is_named(system: Copies) -> None:
     assert len(answer["clusters"]) == CLUSTERS
 
 
-def test_a_rolling_update_loses_no_tick_for_long(system: Copies) -> None:
+def test_a_rolling_update_causes_no_long_gap_between_ticks(system: Copies) -> None:
     begin = time.time()
     for old in system.running:
         new = system.start()
@@ -188,7 +188,7 @@ def test_a_rolling_update_loses_no_tick_for_long(system: Copies) -> None:
     assert system.longest_gap(begin, time.time()) <= TAKEN
 
 
-def test_never_have_two_copies_called_for_one_cluster_in_one_term(played: Copies) -> None:
+def test_two_copies_never_call_for_one_cluster_in_one_term(played: Copies) -> None:
     calls = played.calls()
     assert len(calls) > 2 * CLUSTERS
     assert len({call.process for call in calls}) > 3
@@ -196,6 +196,6 @@ def test_never_have_two_copies_called_for_one_cluster_in_one_term(played: Copies
     assert played.calls_without_lease() == []
 
 
-def test_rate_limits_are_kept_whoever_owns_a_cluster_and_whatever_its_clock_shows(played: Copies) -> None:
+def test_rate_limits_hold_whatever_the_owner_of_a_cluster_and_its_clock(played: Copies) -> None:
     assert any(call.after - call.before == RATE for call in played.calls())
     assert played.faster_than_the_rate() == [], (RATE, PERIOD)

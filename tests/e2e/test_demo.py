@@ -1,4 +1,4 @@
-"""The demo itself, as a user starts it, at a short duration."""
+"""The demo itself, started as by a user, with a short duration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _everything_is_installed(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def require_demo(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip, unless there is what the demo needs."""
+    """Skip the test if the requirements of the demo are missing."""
     problems = [
         f"{package} is not installed (extra demo)"
         for package in ("pyspark", "pyarrow", "matplotlib")
@@ -42,7 +42,7 @@ def require_demo(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def missing(problems: list[str]) -> None:
-    """Skip, unless everything has to be there."""
+    """Skip, or fail if everything has to be installed."""
     if problems and os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail("; ".join(problems))
     if problems:
@@ -65,7 +65,7 @@ def left_behind(directory: Path) -> list[str]:
 
 
 def played(output: Path, *options: str) -> dict[str, Any]:
-    """Play a demo that succeeds; its result."""
+    """Run a demo that succeeds; returns its result."""
     answer = subprocess.run(
         [sys.executable, "-m", "autoscaler", "demo", "--json", "--output", str(output), *options],
         capture_output=True,
@@ -86,28 +86,28 @@ def played(output: Path, *options: str) -> dict[str, Any]:
     assert result["peak_lag"] > 0
     assert result["first_scale_up_after_s"] is not None
     assert result["last_new_worker_first_task_s"] is not None
-    # A daemon that has no time just then is late with its answer: that poll saw no size.
+    # A daemon without CPU time answers late: that poll saw no size.
     assert next(size for _, *size in result["workers"] if None not in size) == [1, 1]
     assert (output / "plot.png").read_bytes().startswith(b"\x89PNG")
-    # without --keep only the results stay
+    # without --keep only the results remain
     assert sorted(path.name for path in output.iterdir()) == ["autoscaler.yaml", "plot.png", "result.json"]
     assert left_behind(output) == []
     return result
 
 
-def test_the_demo_scales_up_and_down_and_loses_nothing(spark_demo: dict[str, Any]) -> None:
+def test_the_demo_scales_up_and_down_and_loses_no_record(spark_demo: dict[str, Any]) -> None:
     assert spark_demo["failed_tasks"] == 0
     steps = spark_demo["job_scheduler"]
     states = [step["state"] for step in steps]
     assert states[:3] == ["waiting for resources", "creating", "executing"]
     assert states[-2:] == ["stopping with a last commit", "finished"]
     assert steps[0]["at"] < 0
-    # Each batch uses the workers that are there: what comes and goes takes no restart.
+    # Each batch uses the available workers: adding and removing them needs no restart.
     assert max(step["slots"] for step in steps) > 1
     assert [step for step in steps[2:-2] if step["state"] != "executing"] == []
 
 
-def test_the_demo_does_the_same_with_flink(tmp_path: Path) -> None:
+def test_the_demo_works_the_same_with_flink(tmp_path: Path) -> None:
     try:
         flink_home()
         find_jdk()
@@ -129,7 +129,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: si
     )
     try:
         deadline = time.monotonic() + 240
-        # interrupted in the middle: when a job runs on a worker
+        # interrupted in the middle: while a job runs on a worker
         while not (output / "work" / "ready").exists():
             assert demo.poll() is None
             assert time.monotonic() < deadline

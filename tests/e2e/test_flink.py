@@ -1,7 +1,7 @@
-"""The daemon scales the TaskManagers of a real Flink in Reactive Mode, and the job's state survives it all.
+"""The daemon scales the TaskManagers of a real Flink in Reactive Mode, and the job's state survives every change.
 
 One job, one load that rises and falls, and in between a TaskManager that is killed and one that is stopped: the first
-keeps its slots until its heartbeat has run out (10 s here), the second gives them up at once.
+keeps its slots until its heartbeat times out (10 s here), the second releases them at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .flink_cluster import FlinkCluster, flink_cluster, get, kill, until
 pytestmark = pytest.mark.e2e
 
 COST = 45  # milliseconds: 22 records/s per slot at best
-CALM, SURGE = 10.0, 46.0  # records/s: one slot is enough, two are not
+CALM, SURGE = 10.0, 46.0  # records/s: one slot suffices, two are too many
 HEARTBEAT = 10.0  # seconds
-# When one is killed, 230 to 330 records are waiting, and 46/s come for at least 8 s of heartbeat and 3 s of restart.
+# When one is killed, 230 to 330 records are waiting, and 46/s arrive for at least 8 s of heartbeat and 3 s of restart.
 MUCH = 600
-SETTLED = 150.0  # seconds that anything may take
+SETTLED = 150.0  # maximum seconds of any step
 
 CONFIGURATION = """\
 daemon: {{directory: {directory}/state, listen: "127.0.0.1:{listen}"}}
@@ -71,7 +71,7 @@ clusters:
 
 
 class Daemon:
-    """`autoscaler run` as a process of its own, seen through its API."""
+    """`autoscaler run` as a separate process, observed through its API."""
 
     def __init__(self, flink: FlinkCluster) -> None:
         self._flink = flink
@@ -92,7 +92,7 @@ class Daemon:
         flink.processes.start("daemon", [sys.executable, "-m", "autoscaler", "run", str(file)], environment)
 
     def settled_at(self, size: int) -> None:
-        """Wait until so many TaskManagers are there and the job runs on all of them and has caught up."""
+        """Wait until so many TaskManagers exist and the job runs on all of them and has caught up."""
 
         def settled() -> bool:
             self._flink.processes.check()
@@ -116,7 +116,7 @@ class Daemon:
         return [each["decision"] for each in reversed(get(f"{self._api}/decisions?limit=500")["decisions"])]
 
     def says(self, text: str, start: float) -> None:
-        """Wait until a note of a decision from a time on has this in it."""
+        """Wait until a note of a decision from a time on contains this text."""
         until(
             lambda: any(text in note for each in self.since(start) for _, note in each["notes"]),
             what=f"for the note {text!r}",
@@ -139,7 +139,7 @@ def flink(tmp_path: Path) -> Iterator[FlinkCluster]:
 
 
 def lose_one(flink: FlinkCluster, number: signal.Signals) -> tuple[float, float]:
-    """End the oldest TaskManager; when that was, and for how many seconds Flink went on counting its slots."""
+    """End the oldest TaskManager; returns the time, and for how many seconds Flink still counted its slots."""
     record = min((flink.pool / "workers").glob("*.json"), key=lambda path: int(path.stem))
     worker = json.loads(record.read_text())
     name = f"{worker['address']}-{worker['number']}"
@@ -157,32 +157,34 @@ def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster)
     request_size(flink.pool, 1)
     flink.start_job_manager()
     daemon = Daemon(flink)
-    # Not before it runs: what comes while the first worker starts would be a jump, and scaled for.
+    # Not before it runs: the arrivals while the first worker starts would be a jump, and the job would be scaled for
+    # it.
     daemon.settled_at(1)
     flink.offer(CALM)
     daemon.sees_arrivals(CALM)
     daemon.settled_at(1)
 
-    # The load rises: more are asked for until there are three.
+    # The load rises: more workers are requested until there are three.
     risen = flink.offer(SURGE)
     daemon.settled_at(3)
     ups = [each for each in daemon.since(risen) if each["desired"] > each["current"]]
     assert ups[0]["current"] == 1
     assert ups[-1]["desired"] == 3
 
-    # One is killed: its slots are counted, and the job stands still, until its heartbeat has run out.
+    # One is killed: its slots count, and the job is stalled, until its heartbeat times out.
     killed, counted_killed = lose_one(flink, signal.SIGKILL)
     daemon.says("the engine still counts their slots, as for workers that were killed or hang", killed)
     daemon.settled_at(3)
     assert counted_killed > HEARTBEAT / 2
 
-    # One is stopped: its slots are gone at once.
+    # One is stopped: its slots disappear at once.
     stopped, counted_stopped = lose_one(flink, signal.SIGTERM)
     daemon.says("the engine has given up their slots, as for workers that were stopped", stopped)
     daemon.settled_at(3)
     assert counted_stopped < counted_killed
 
-    # What piled up meanwhile was not taken for load. Where a policy did, which depends on the moment, a guard said no.
+    # The backlog of this time did not count as load. If a policy counted it, which depends on timing, a guard prevented
+    # it.
     asked = {each["proposed"] for each in daemon.since(killed)}
     assert asked <= {3, 4}
     verdicts = [verdict for each in daemon.since(killed) for verdict in each["verdicts"]]

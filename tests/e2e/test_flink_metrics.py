@@ -1,7 +1,6 @@
 """The source and engine `flink` on a real Flink, compared with the truth.
 
-The truth is what the job cannot influence: the rate at which its log grows, how long it takes for one record, and
-which processes there are.
+The truth is what the job cannot influence: the growth rate of its log, the time per record, and the processes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.e2e
 
 COST = 45  # milliseconds
 PER_SLOT = 1000 / COST
-PATIENCE = 120.0  # seconds that anything may take on a busy machine
+PATIENCE = 120.0  # maximum seconds of any step on a busy machine
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ class Rig:
         self.readings: dict[str, Reading] = {}
 
     async def read(self, *metrics: str, **query: float) -> dict[str, float]:
-        """What can be read of these now."""
+        """Read these metrics, as far as they are available now."""
         now = datetime.now(UTC)  # noqa: TID251 - a real daemon's clock
         found = await asyncio.gather(
             *(self.source.collect(FlinkQuery(metric=metric, **query), now) for metric in metrics),  # type: ignore[arg-type]
@@ -59,7 +58,7 @@ class Rig:
         return values
 
     async def comes_to(self, expected: dict[str, Callable[[float], bool]]) -> dict[str, float]:
-        """Look every two seconds until all are as expected."""
+        """Poll every two seconds until all values are as expected."""
         deadline = time.monotonic() + PATIENCE
         while True:
             found = await self.read(*expected)
@@ -69,7 +68,7 @@ class Rig:
             await asyncio.sleep(2)
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the engine says; asked again while a JobManager that has no time is late with it."""
+        """The engine's answer; repeated while a JobManager without CPU time answers late."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -80,7 +79,7 @@ class Rig:
             await asyncio.sleep(0.5)
 
     async def status(self, holds: Callable[[EngineStatus], bool]) -> tuple[EngineStatus, list[EngineStatus]]:
-        """Look until the status is as expected; and all that was seen on the way."""
+        """Poll until the status is as expected; returns all statuses on the way."""
         deadline = time.monotonic() + PATIENCE
         seen: list[EngineStatus] = []
         while True:
@@ -91,7 +90,7 @@ class Rig:
             await asyncio.sleep(0.5)
 
     async def finds(self, subjects: set[str]) -> None:
-        """Ask until these are what makes the job hard to scale, and nothing else."""
+        """Poll until these are the only findings."""
         deadline = time.monotonic() + PATIENCE
         while (found := {finding.subject for finding in await self.answer(self.engine.diagnose)}) != subjects:
             assert time.monotonic() < deadline, f"last found: {found}"
@@ -119,7 +118,7 @@ def about(value: float, share: float = 0.15) -> Callable[[float], bool]:
     return lambda found: abs(found - value) <= share * value
 
 
-async def test_the_numbers_are_those_of_the_job(rig: Rig) -> None:
+async def test_the_readings_are_those_of_the_job(rig: Rig) -> None:
     rig.cluster.offer(20.0)
     await rig.comes_to(
         {
@@ -152,7 +151,7 @@ async def test_the_numbers_are_those_of_the_job(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [{"partitions": 3}], indirect=True)
-async def test_a_worker_with_more_partitions_than_the_other_is_seen_as_the_hottest(rig: Rig) -> None:
+async def test_a_worker_with_more_partitions_than_the_other_is_the_hottest(rig: Rig) -> None:
     rig.cluster.offer(20.0)
     hot, cool = 20 * 2 / 3 / PER_SLOT, 20 / 3 / PER_SLOT
     deadline = time.monotonic() + PATIENCE
@@ -166,16 +165,16 @@ async def test_a_worker_with_more_partitions_than_the_other_is_seen_as_the_hotte
     assert rig.readings[Metric.UTILIZATION].mean == pytest.approx((cool + hot) / 2, rel=0.2)
 
 
-async def test_a_stopped_worker_gives_its_slots_up_at_once_and_nothing_is_made_up(rig: Rig) -> None:
+async def test_a_stopped_worker_releases_its_slots_at_once_and_no_metric_is_invented(rig: Rig) -> None:
     rig.cluster.offer(20.0)
     before, _ = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 2)
     assert (before.slots, before.max_parallelism) == (2, 120)
-    # By its settings: 10 s heartbeat; 5 s cooldown, 2 s stabilization, 3 s for a checkpoint, 1 s more, 5 s restart.
+    # From its settings: 10 s heartbeat; 5 s cooldown, 2 s stabilization, 3 s for a checkpoint, 1 s more, 5 s restart.
     margin = timedelta(minutes=1)
     assert before.deadlines[Phase.REGISTERED] - margin == timedelta(seconds=10)
     assert before.deadlines[Phase.ABSORBED] - margin == timedelta(seconds=5 + 2 + 3 + 1 + 5.5)
     assert len(await rig.answer(rig.engine.workers)) == 2
-    # On a busy machine the first checkpoint may fail, which is found until one has completed.
+    # On a busy machine the first checkpoint may fail, which is a finding until one has completed.
     await rig.finds({"high-availability.type"})
     await asyncio.to_thread(rig.cluster.processes.stop, "taskmanager-2", 20)
     after, seen = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 1)

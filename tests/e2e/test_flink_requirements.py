@@ -58,7 +58,7 @@ async def opened(flink: FlinkCluster, **parameters: Any) -> AsyncIterator[ScaleT
 async def shown(
     target: ScaleTarget, desired: int, ready: int, meanwhile: type[EdgeError] = UnavailableError
 ) -> TargetStatus:
-    """Wait until the target shows that; until then it may fail like that."""
+    """Wait until the target shows these sizes; until then it may raise this error."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -71,7 +71,7 @@ async def shown(
 
 
 async def upload(flink: FlinkCluster) -> str:
-    """Give the job's JAR to the cluster; returns what it calls it."""
+    """Upload the job's JAR to the cluster; returns the id of the JAR."""
     jar = compile_job(flink.jdk, flink.home, flink.directory / "job")
     form = aiohttp.FormData()
     form.add_field("jarfile", jar.read_bytes(), filename="job.jar", content_type="application/java-archive")
@@ -90,12 +90,12 @@ async def submit(flink: FlinkCluster, jar: str) -> str:
 
 def cancel(flink: FlinkCluster, jid: str) -> None:
     request = urllib.request.Request(f"{flink.rest}/jobs/{jid}?mode=cancel", method="PATCH")  # noqa: S310 - loopback
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - likewise
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - loopback
         json.load(answer)
     until(lambda: flink.get(f"/jobs/{jid}")["state"] == "CANCELED", what="for the job to end")
 
 
-async def test_a_job_of_a_session_cluster_runs_as_wide_as_configured(session: FlinkCluster) -> None:
+async def test_a_job_of_a_session_cluster_gets_the_configured_parallelism(session: FlinkCluster) -> None:
     jar = await upload(session)
     jid = await submit(session, jar)
     async with opened(session) as target:
@@ -104,7 +104,7 @@ async def test_a_job_of_a_session_cluster_runs_as_wide_as_configured(session: Fl
         assert status.ceiling.replicas == session.job.max_parallelism
 
         await target.scale(3)
-        assert (await target.describe()).desired == 3  # at once, though the job has not followed yet
+        assert (await target.describe()).desired == 3  # at once, although the job has not followed yet
         await shown(target, desired=3, ready=3)
         assert widths(session, jid) == {3}
 
@@ -124,7 +124,7 @@ async def test_a_job_of_a_session_cluster_runs_as_wide_as_configured(session: Fl
             await shown(target, desired=0, ready=0)
         again = await submit(session, jar)
         assert again != jid
-        # It begins with what its author wants, not with what the last one had.
+        # It starts with its author's bounds, not with those of the last run.
         await shown(target, desired=1, ready=1, meanwhile=EdgeError)
         await target.scale(2)
         await shown(target, desired=2, ready=2)
@@ -136,7 +136,7 @@ async def test_a_job_of_a_session_cluster_runs_as_wide_as_configured(session: Fl
 
 
 @pytest.mark.parametrize("session", ["default"], indirect=True)
-async def test_a_job_of_the_default_scheduler_is_refused_with_the_way_out(session: FlinkCluster) -> None:
+async def test_a_job_of_the_default_scheduler_is_refused_with_the_remedy(session: FlinkCluster) -> None:
     await submit(session, await upload(session))
     async with opened(session) as target:
         for ask in (target.describe(), target.scale(2)):
@@ -146,7 +146,7 @@ async def test_a_job_of_the_default_scheduler_is_refused_with_the_way_out(sessio
                 await ask
 
 
-async def test_a_job_in_reactive_mode_is_refused_with_the_way_out(tmp_path: Path) -> None:
+async def test_a_job_in_reactive_mode_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with flink_cluster(tmp_path) as flink:
         flink.start_job_manager()
         flink.start_task_manager(1)
@@ -159,5 +159,5 @@ async def test_a_job_in_reactive_mode_is_refused_with_the_way_out(tmp_path: Path
 
 
 def widths(flink: FlinkCluster, jid: str) -> set[int]:
-    """The parallelisms of the job's vertices, as Flink itself tells them."""
+    """The parallelisms of the job's vertices, as Flink itself reports them."""
     return {vertex["parallelism"] for vertex in flink.get(f"/jobs/{jid}")["vertices"]}

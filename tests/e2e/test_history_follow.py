@@ -1,4 +1,4 @@
-"""`history follow` as a process: killed at any moment, asked to stop, scaled by the autoscaler."""
+"""`history follow` as a process: killed at any moment, stopped, and scaled by the autoscaler."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PATIENCE = 600.0
 
 @dataclass
 class Place:
-    """Daemons' directories, a dataset, and the processes that were started."""
+    """Daemons' directories, a dataset, and the started processes."""
 
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def write(self, hours: range, *more: bytes) -> None:
-        """Hours of all daemons, packed as they do it, with further lines."""
+        """Write hours of all daemons, compressed as by them, with additional lines."""
         from tests.history.test_follow import NOON, packed  # noqa: PLC0415 - it needs PySpark
 
         for daemon in range(DAEMONS):
@@ -82,7 +82,7 @@ class Place:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """All that was started, with the Java of each."""
+        """Kill all started processes, with the Java of each."""
         for process in self.processes:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -99,13 +99,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def halt(place: Place, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
-    """Halt it in the middle of a batch that is not the first: its rows are being written. Returns its report."""
+    """Stop it in the middle of a batch that is not the first, while its rows are being written; returns its report."""
     staging = place.dataset / "_staging"
     while True:
         place.until(lambda: place.batches() and staging.exists(), process)
         os.killpg(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        # It is removed before the batch is reported, so that all that is reported now is done.
+        # The report is removed before the batch is reported, so that everything reported now is complete.
         if staging.exists():
             return place.batches()
         os.killpg(process.pid, signal.SIGCONT)
@@ -123,9 +123,9 @@ def rows(place: Place) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("killed", ["all of it", "all of it, with Spark", "its Java", "Java for odd files"])
-def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
+def test_killed_in_the_middle_it_loses_and_duplicates_nothing(place: Place, killed: str) -> None:
     place.write(range(HOURS), *([b"nonsense\n"] if killed == "Java for odd files" else []))
-    # With this option Spark's checkpoint is used.
+    # With this option it uses Spark's checkpoint.
     by_spark = ["--explain"] if killed in {"all of it, with Spark", "its Java"} else []
     options = ("--available-now", "--files", "5", *by_spark)
     first = place.start(*options)
@@ -135,7 +135,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
             child.kill()
         os.killpg(first.pid, signal.SIGCONT)
         assert first.wait(PATIENCE) == 1
-        # PySpark's own threads say something as well, before or after it.
+        # PySpark's own threads write something too, before or after it.
         (why,) = re.findall("autoscaler: Spark ended during the query: .*", (place.root / "out").read_text())
         assert "run this again: it continues with the same files" in why
     place.kill()
@@ -148,7 +148,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
     assert rows(place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
 
 
-def test_it_reports_the_files_that_wait_and_stops_when_requested(place: Place) -> None:
+def test_it_reports_the_waiting_files_and_stops_when_requested(place: Place) -> None:
     from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs PySpark
 
     port = free_port()
@@ -175,7 +175,7 @@ def test_it_reports_the_files_that_wait_and_stops_when_requested(place: Place) -
     place.write(range(2, 3))
     process = place.start("--trigger", "1s", out="interrupted")
     place.until(lambda: place.batches("interrupted"), process, "interrupted")
-    # As a terminal does it: to Java as well.
+    # Like a terminal: to Java too.
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(PATIENCE) == 130, (place.root / "interrupted").read_text()
     assert "Traceback" not in (place.root / "interrupted").read_text()
@@ -191,7 +191,7 @@ PILE = 60
 
 @dataclass
 class Scaled:
-    """The example: a Master, `history follow` on it, and the daemon, which alone starts workers."""
+    """The example: a Master, `history follow` on it, and the daemon, which starts all workers."""
 
     place: Place
     processes: Processes
@@ -200,7 +200,7 @@ class Scaled:
     hours: int = 1
 
     def workers(self) -> int:
-        """Workers that the Master has."""
+        """Workers of the Master."""
         self.processes.check()
         return sum(worker["state"] == "ALIVE" for worker in get(f"http://127.0.0.1:{self.ui}/json/")["workers"])
 
@@ -242,7 +242,7 @@ def scaled(place: Place, java: Path) -> Iterator[Scaled]:
         "127.0.0.1:4050": f"127.0.0.1:{report}",
         "memory: 2g": "memory: 1g\n      worker_timeout: 60s",
         "max: 8": "max: 2\n    interval: 5s",
-        # A batch every 4 s takes at most 4 files/s: with as many waiting that is never enough.
+        # A batch every 4 s processes at most 4 files/s: with as many waiting that is never enough.
         "drain_time: 10m": "drain_time: 8s, restart: 2s",
     }.items():
         assert example in text

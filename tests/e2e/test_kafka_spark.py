@@ -1,4 +1,4 @@
-"""A PySpark job that reads Kafka, scaled by what the brokers and the job show."""
+"""A PySpark job that reads Kafka, scaled by the metrics of the brokers and of the job."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.e2e
 T = TypeVar("T")
 TOPIC, PARTITIONS, GROUP = "orders", 6, "orders-job"
 COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
-LOW, HIGH = 8.0, 60.0  # records/s: one worker has time to spare, three have enough to do
+LOW, HIGH = 8.0, 60.0  # records/s: one worker has spare time, three have enough to do
 SURGE = 30.0  # seconds
 WINDOW = 6  # seconds over which arrivals are averaged
-PATIENCE = 300  # seconds, for what takes as long as the machine makes it
+PATIENCE = 300  # seconds, for steps whose duration depends on the machine
 WORKER_TIMEOUT = 60
 
-# The connector of Spark's own version where Maven Central has it; these are the newest that it had.
+# The connector of Spark's own version if Maven Central has it; otherwise the newest that it had.
 CONNECTOR = {
     "org.apache.spark:spark-sql-kafka-0-10_2.13": "4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13": "4.0.0",
@@ -106,7 +106,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def get(url: str) -> Any:
-    """The JSON at an address, or None while nobody answers there."""
+    """Return the JSON at an address, or None while nothing answers there."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback addresses of our own
             return json.load(answer)
@@ -116,7 +116,7 @@ def get(url: str) -> Any:
 
 @dataclass
 class Producer:
-    """Appends records at a rate that can be changed, and counts them by partition and over time."""
+    """Appends records at a variable rate, and counts them by partition and over time."""
 
     client: AIOKafkaProducer
     rate: float = LOW
@@ -137,7 +137,7 @@ class Producer:
             self.history.append((time.time(), turn))
 
     def truth(self, at: float) -> float:
-        """Records per second that were sent in the window before a time; not `rate` where this process stalled."""
+        """Records per second that were sent in the window before a time; not `rate` while this process stalled."""
         before, until = (max(sent for when, sent in self.history if when <= end) for end in (at - WINDOW, at))
         return (until - before) / WINDOW
 
@@ -158,7 +158,7 @@ class World:
     """A Spark cluster, the job and the daemon."""
 
     def __init__(self, directory: Path, java: Path, broker: Broker) -> None:
-        # The demo has all that is needed to start these; it is imported here since it needs pyspark.
+        # The demo can start these; it is imported here since it needs pyspark.
         from autoscaler.demo.processes import QUICK_START, Processes, free_port  # noqa: PLC0415
         from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
         from autoscaler.targets.local.workers import spark_home  # noqa: PLC0415
@@ -235,12 +235,12 @@ class World:
         self.processes.start("daemon", run, self.environment)
 
     def cluster(self) -> dict[str, Any]:
-        """What the daemon shows of the cluster."""
+        """The API's document of the cluster."""
         found: dict[str, Any] = get(f"http://127.0.0.1:{self.ports['listen']}/api/v1/clusters/orders") or {}
         return found
 
     def reading(self, name: str) -> dict[str, Any] | None:
-        """A metric as the daemon saw it last, or None when it missed it then."""
+        """The last reading of a metric in the daemon, or None if it was missing."""
         found: dict[str, Any] | None = ((self.cluster().get("observation") or {}).get("metrics") or {}).get(name)
         return found
 

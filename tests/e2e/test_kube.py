@@ -1,4 +1,4 @@
-"""Kubernetes itself: the shipped Roles, the target, fleets of Deployments and the custom resource, with daemons."""
+"""A real Kubernetes: the shipped Roles, the target, fleets of Deployments and the custom resource, with daemons."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ FLEET = 1000
 NODE = "a-node"
 INTERVAL = 10.0  # seconds between two observations of a member
 MEMBER_BYTES = 150_000
-LATE = 1.0  # seconds by which most ticks may begin late, at most
-# Where another client has changed the size at the same time, and where there is KEDA.
+LATE = 1.0  # seconds by which most ticks may be late
+# Tests in which another client changes the size at the same time, and tests with KEDA.
 SELDOM = {("get", "deployments/scale"), ("watch", "scaledobjects")}
 
 
@@ -62,11 +62,11 @@ def eventually(
         time.sleep(pause)
 
 
-# -- what the daemon sees and does
+# -- observations and effects of the daemon
 
 
 class Load:
-    """A document with a load for each name: a replica is meant for 100 of it.
+    """A document with a load for each name: one replica per 100 of it.
 
     Attributes:
         url: its address.
@@ -181,7 +181,7 @@ def daemon(directory: Path, load: Load, **sections: Any) -> Iterator[Daemon]:
                 process.kill()
 
 
-# -- what is on the server
+# -- objects on the server
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def namespace(server: KubeServer, name: str) -> None:
 def deployment(
     name: str, labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}, node: str = NODE
 ) -> Json:
-    """A Deployment of one replica. Its pods come up on the node, if there is one of this name."""
+    """A Deployment of one replica. Its pods become ready on the node, if there is one of this name."""
     container = {"name": "main", "image": "registry.invalid/none:1"}
     template = {"metadata": {"labels": {"app": name}}, "spec": {"nodeName": node, "containers": [container]}}
     return {
@@ -221,12 +221,12 @@ def size(server: KubeServer, space: str, name: str) -> int:
 
 
 def ready(server: KubeServer, space: str, name: str) -> int:
-    """How many pods of a Deployment are up."""
+    """The number of ready pods of a Deployment."""
     return int(server.request("GET", apps(space, name))["status"].get("readyReplicas", 0))
 
 
 def reaches(server: KubeServer, space: str, name: str, replicas: int, *, running: Daemon) -> None:
-    """Wait until a Deployment has a size, and as many pods are up."""
+    """Wait until a Deployment has this size and as many ready pods."""
     eventually(
         lambda: size(server, space, name) == ready(server, space, name) == replicas,
         lambda: (size(server, space, name), ready(server, space, name), running.lines[-20:]),
@@ -248,7 +248,7 @@ def rules(*manifests: str) -> set[tuple[str, str]]:
 # -- the target
 
 
-def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_used(
+def test_the_shipped_role_is_exactly_sufficient_to_scale_a_deployment(
     kube: KubeServer, load: Load, tmp_path: Path
 ) -> None:
     for name in ("role", "rolebinding"):
@@ -257,7 +257,7 @@ def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_us
     kubeconfig = kube.account("streaming", "autoscaler")
     target = {"type": "kubernetes", "name": "flink-taskmanager", "namespace": "streaming", "kubeconfig": kubeconfig}
     with daemon(tmp_path / "daemon", load, clusters={"tm": cluster("tm", target=target)}) as running:
-        # Its pod is not up: why, is asked.
+        # Its pod is not ready: the target reads the reason.
         eventually(lambda: kube.requests(ACCOUNT).count("list", "pods"), lambda: running.lines[-20:])
         kube.node("a-late-node")
         load.of["tm"] = 300
@@ -275,7 +275,7 @@ def test_the_shipped_role_is_enough_to_scale_a_deployment_and_nothing_more_is_us
 # -- the chart
 
 
-def test_the_chart_is_installed_upgraded_and_removed_and_its_account_may_scale_what_the_values_name(
+def test_the_chart_is_installed_upgraded_and_removed_and_its_account_may_scale_the_configured_objects(
     kube: KubeServer, load: Load, tmp_path: Path
 ) -> None:
     space = "charted"
@@ -316,15 +316,13 @@ def test_the_chart_is_installed_upgraded_and_removed_and_its_account_may_scale_w
     )
 
     helm("uninstall", "autoscaler", *where[2:])
-    # The claim as well, but for the controller that lets it go, which does not run here.
+    # The claim too, except for the controller that releases it, which does not run here.
     kinds = "deployment,configmap,serviceaccount,role,rolebinding,service,networkpolicy,pdb"
     left = kube.kubectl("get", kinds, f"--namespace={space}", "--selector=app.kubernetes.io/managed-by=Helm", "-oname")
     assert left.stdout == ""
 
 
-def test_what_the_target_and_the_discovery_do_on_the_test_server_they_do_on_kubernetes(
-    kube: KubeServer, tmp_path: Path
-) -> None:
+def test_the_tests_of_target_and_discovery_also_pass_on_a_real_kubernetes(kube: KubeServer, tmp_path: Path) -> None:
     files = ["tests/targets/test_kubernetes.py", "tests/discoveries/test_kubernetes.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/own"]
     environment = {**os.environ, "AUTOSCALER_TEST_KUBECONFIG": kube.admin, "NO_PROXY": "127.0.0.1"}
@@ -335,7 +333,7 @@ def test_what_the_target_and_the_discovery_do_on_the_test_server_they_do_on_kube
     assert " passed" in done.stdout
 
 
-def test_a_label_as_long_as_a_template_would_refuse_is_refused_by_the_server(kube: KubeServer) -> None:
+def test_a_label_that_is_too_long_for_a_template_is_refused_by_the_server(kube: KubeServer) -> None:
     with pytest.raises(RefusedRequest, match="must be no more than 63") as raised:
         kube.request("POST", apps("default"), deployment("long", {"autoscale": "x" * 64}))
     assert raised.value.code == 422
@@ -367,7 +365,7 @@ def discovered(kubeconfig: str, space: str, **more: Any) -> Json:
 
 
 def up(server: KubeServer, space: str, name: str) -> None:
-    """Create a Deployment and write what its controllers, where there are none, would."""
+    """Create a Deployment and write its status, since no controller does here."""
     labels = {"autoscale": "streaming", "team": f"team-{len(name)}"}
     server.request("POST", apps(space), deployment(name, labels))
     status = {"status": {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "observedGeneration": 1}}
@@ -394,7 +392,7 @@ def test_a_thousand_deployments_by_one_label_cost_one_list_and_one_watch(load: L
                 controlled(running, FLEET)
                 each = (resident(running) - before) / len(rest)
                 asked = kube.requests(ACCOUNT)
-                # A discovery and the targets, each with one list and one watch, which begins anew twice a minute.
+                # A discovery and the targets, each with one list and one watch, which restarts twice a minute.
                 assert asked.count("list", "deployments") <= 4
                 watches = asked.count("watch", "deployments")
                 assert asked.refused == set()
@@ -413,7 +411,7 @@ def test_a_thousand_deployments_by_one_label_cost_one_list_and_one_watch(load: L
 
 
 def controlled(running: Daemon, count: int) -> None:
-    """Wait until so many members have been decided about, and have been once more."""
+    """Wait until so many members have two decisions each."""
 
     def are() -> bool:
         found = running.get("/readyz")
@@ -428,7 +426,7 @@ def resident(running: Daemon) -> int:
     return int(psutil.Process(running.process.pid).memory_info().rss)
 
 
-def test_members_have_limits_of_their_own_and_one_that_is_wrong_is_in_trouble_alone(
+def test_members_have_their_own_limits_and_an_invalid_one_fails_alone(
     kube: KubeServer, load: Load, tmp_path: Path
 ) -> None:
     namespace(kube, "notes")
@@ -457,7 +455,7 @@ def test_members_have_limits_of_their_own_and_one_that_is_wrong_is_in_trouble_al
         eventually(lambda: running.fleet()["members"] == 3, running.fleet)
 
 
-def test_a_discovery_without_permission_says_which_rule_is_missing_and_other_fleets_go_on(
+def test_a_discovery_without_permission_names_the_missing_rule_and_other_fleets_continue(
     kube: KubeServer, load: Load, tmp_path: Path
 ) -> None:
     for name in ("granted", "denied"):
@@ -545,7 +543,7 @@ CRD_NAME = f"{STREAM_PLURAL}.reactive-autoscaler.internal"
         ({"maximum": 9}, "unknown field"),
     ],
 )
-def test_the_server_refuses_what_cannot_be(streams: KubeServer, change: Json, message: str) -> None:
+def test_the_server_refuses_an_invalid_resource(streams: KubeServer, change: Json, message: str) -> None:
     spec = {key: value for key, value in {**STREAM["spec"], **change}.items() if value is not None}
     assert message in applied(streams, {**STREAM, "spec": spec}, check=False)
 
@@ -590,7 +588,7 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         assert "Rescaled" in described.partition("Events:")[2]
         assert "SpecRefused" in streams.kubectl("-n", "team", "describe", "streamautoscalers", "wrong").stdout
 
-        # Deleted in the middle of a rescale: of the new pods none has come up.
+        # Deleted in the middle of a rescale: none of the new pods is ready.
         reaches(streams, "team", "gone", 1, running=running)
         streams.request("DELETE", "/api/v1/nodes/a-lost-node")
         load.of["gone"] = 500
@@ -599,7 +597,7 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
         asks_why(streams, before, running)
         streams.request("DELETE", path_of("gone"))
         eventually(lambda: running.fleet()["members"] == 3, running.fleet)
-        time.sleep(3 * POLL)  # what must not happen: that its status is written, at one of three looks
+        time.sleep(3 * POLL)  # must not happen: a write of its status, checked three times
         assert not [line for line in running.lines if line["level"] in {"error", "critical"}]
         assert not running.said("cannot be shown")
         assert streams.kubectl("-n", "team", "get", "streamautoscalers", "gone", check=False).returncode == 1
@@ -613,13 +611,13 @@ def test_a_resource_is_scaled_and_has_its_status_its_events_and_its_columns(
 
 
 def asks_why(server: KubeServer, before: Requests, running: Daemon) -> None:
-    """Wait until the daemon has looked at the pods: why do they not come up?"""
+    """Wait until the daemon has requested the pods, to find out why they are not ready."""
     listed = before.count("list", "pods")
     eventually(lambda: server.requests(ACCOUNT).count("list", "pods") > listed, lambda: running.lines[-20:])
 
 
 STATUSES = f"{STREAM_PLURAL}/status"
-# A priority level without seats, where one request at a time gets through: to the others, when the daemon writes
+# A priority level without seats, which lets one request through at a time: to the others, when the daemon writes
 # statuses, the server answers 429.
 FULL: list[Json] = [
     {
@@ -722,8 +720,8 @@ def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limite
     assert most(statuses) <= RATE + 2 * AT_ONCE  # a second of the server's clock may have one more batch
     assert most(events) <= RATE + 2 * AT_ONCE
     assert most(refused) <= RATE + 2 * AT_ONCE
-    # On a busy machine a target or a reading may fail, and be there again: these are changes too.
-    # The last Events may be on their way when the daemon is stopped.
+    # On a busy machine a target or a reading may fail and recover: these are changes too. The last Events may be on
+    # their way when the daemon is stopped.
     assert FLEET - AT_ONCE <= len(events) <= 3 * FLEET
     assert FLEET <= len(statuses) <= 3 * FLEET
     # All statuses take two intervals: if ticks waited for them, nearly all would be late.
@@ -731,7 +729,7 @@ def test_the_statuses_of_a_thousand_resources_are_written_on_changes_at_a_limite
 
 
 def times(entries: Sequence[Json], verb: str, resource: str) -> list[float]:
-    """When such requests were received, in seconds."""
+    """The times at which such requests were received, in seconds."""
     return [
         datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
         for entry in entries
@@ -740,13 +738,13 @@ def times(entries: Sequence[Json], verb: str, resource: str) -> list[float]:
 
 
 def most(times: Sequence[float]) -> int:
-    """How many of them are in one second, at most."""
+    """The maximum number of them in one second."""
     ordered = sorted(times)
     return max((bisect_left(ordered, at + 1.0) - number for number, at in enumerate(ordered)), default=0)
 
 
 def late(metrics: str, share: float) -> float:
-    """By how many seconds this share of the ticks began late at most, as far as the buckets of the metric tell."""
+    """The maximum delay of this share of the ticks, with the resolution of the metric's buckets."""
     found = re.findall(r'autoscaler_tick_lateness_seconds_bucket{le="([^"]+)"} (\S+)', metrics)
     counts = {float(edge): float(count) for edge, count in found}
     return min(edge for edge, count in counts.items() if count >= share * counts[math.inf])

@@ -1,7 +1,7 @@
-"""Two copies of the shipped Deployment on a real API server, with its service account, and all that happens to them.
+"""Two copies of the shipped Deployment on a real API server, with its service account, and faults of each.
 
-One set of copies goes through all of it. At the end the audit log of the API server is compared with the leases: who
-has changed which size, and was it its cluster.
+All tests use one set of copies. At the end the audit log of the API server is compared with the leases: every change of
+a size must come from the owner of the cluster.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load() -> Iterator[Load]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory, load: Load) -> Iterator[Copies]:
-    """Two copies that share the clusters, some of which people have given orders for."""
+    """Two copies that share the clusters; some clusters have manual controls."""
     with postgres() as server, kube_server(tmp_path_factory.mktemp("kube")) as kube:
         database = server.database().rsplit("/", 1)[1]
         names = [*OWN, *(f"{FLEET}/job-{number}" for number in range(JOBS))]
@@ -97,7 +97,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, load: Load) -> Iterator[Cop
 
 
 def order(copies: Copies, name: str) -> None:
-    """Hold a cluster through the copy that does not have it."""
+    """Hold a cluster through the copy that does not own it."""
     url = copies.owners()[name]
     asked = next(copy for copy in copies.running if copy.url != url)
     hold = ("hold", str(ORDERS[ORDERED]), name, "--until-resumed", "--reason", "a rehearsal")
@@ -106,13 +106,13 @@ def order(copies: Copies, name: str) -> None:
 
 @pytest.fixture
 def system(played: Copies) -> Copies:
-    """The same, with what an event before has taken away."""
+    """The same system, repaired after the previous fault."""
     played.settle()
     return played
 
 
 def reaches(copies: Copies, name: str, replicas: int) -> None:
-    """Wait until a cluster has a size, and as many pods are up."""
+    """Wait until a cluster has this size and as many ready pods."""
     space, _, short = name.rpartition("/")
     space = space or SPACE
     eventually(
@@ -122,7 +122,7 @@ def reaches(copies: Copies, name: str, replicas: int) -> None:
 
 
 def obeys(copies: Copies, load: Load) -> None:
-    """Check that orders are obeyed whatever the load is, by ticks from now on."""
+    """Check that controls are followed whatever the load is, by ticks from now on."""
     for name in ORDERS:
         load.of[name] = 700 if load.of.get(name) == 600 else 600
     begin = time.time()
@@ -134,12 +134,12 @@ def obeys(copies: Copies, load: Load) -> None:
 
 
 def free(copies: Copies, copy: Copy) -> list[str]:
-    """The members of a copy for which nobody has given an order."""
+    """The members of a copy without manual controls."""
     jobs = {name.partition("/")[2] for name in copies.owned_by(copy) if name.startswith(FLEET)}
     return sorted(jobs - ORDERS.keys())
 
 
-def test_orders_by_annotation_and_through_any_copy_are_obeyed_by_the_owner(system: Copies, load: Load) -> None:
+def test_controls_by_annotation_and_through_any_copy_are_followed_by_the_owner(system: Copies, load: Load) -> None:
     obeys(system, load)
     for copy in system.running:
         for name in ORDERS:
@@ -147,7 +147,7 @@ def test_orders_by_annotation_and_through_any_copy_are_obeyed_by_the_owner(syste
             assert len(controls) == 1, (name, controls)
 
 
-def test_a_killed_copy_is_replaced_and_its_orders_stay(system: Copies, load: Load) -> None:
+def test_a_killed_copy_is_replaced_and_its_controls_stay(system: Copies, load: Load) -> None:
     url = system.owners()[f"{FLEET}/{ORDERED}"]
     killed, other = sorted(system.running, key=lambda copy: copy.url != url)
     lost, rises = system.owned_by(killed), free(system, killed)[0]
@@ -163,7 +163,7 @@ def test_a_killed_copy_is_replaced_and_its_orders_stay(system: Copies, load: Loa
     obeys(system, load)
 
 
-def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_corrected(
+def test_a_change_of_a_suspended_copy_that_arrives_after_its_lease_is_refused_or_corrected(
     system: Copies, load: Load
 ) -> None:
     stopped = max(system.running, key=lambda copy: len(free(system, copy)))
@@ -171,7 +171,7 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
     falls, rises = [name for name in free(system, stopped) if name not in load.of][:2]
     load.of[falls] = 300
     reaches(system, f"{FLEET}/{falls}", 3)
-    # Both changes are on their way when it is stopped.
+    # Both changes are on their way when the copy is suspended.
     stopped.way.keep()
     for name, wanted in ((falls, 100), (rises, 300)):
         load.of[name] = wanted
@@ -183,7 +183,7 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
     try:
         eventually(lambda: len(system.owned_by(other)) == len(system.names), system.describe, TAKEN)
         taken = time.time() - at
-        # The new owner wants the one as well, and of the other what it is.
+        # The new owner requests the same size for one cluster, and keeps the present size of the other.
         reaches(system, f"{FLEET}/{rises}", 3)
         system.wait_for_ticks([f"{FLEET}/{falls}"], at + taken + INTERVAL)
         assert size(system.kube, FLEET, falls) == 3
@@ -210,7 +210,7 @@ def test_a_change_of_a_stopped_copy_that_arrives_after_its_lease_is_refused_or_c
     eventually(lambda: stopped.said("leases lost: expired, or taken by another copy of the daemon"), system.describe)
 
 
-def test_a_rolling_update_by_the_deployment_loses_no_tick_for_long(system: Copies, load: Load) -> None:
+def test_a_rolling_update_by_the_deployment_causes_no_long_gap_between_ticks(system: Copies, load: Load) -> None:
     old = system.running
     begin = time.time()
     annotations = {"kubectl.kubernetes.io/restartedAt": "now"}
@@ -231,9 +231,9 @@ def test_a_rolling_update_by_the_deployment_loses_no_tick_for_long(system: Copie
     obeys(system, load)
 
 
-def test_what_is_not_ordered_any_more_follows_its_load_again(system: Copies, load: Load) -> None:
+def test_clusters_without_controls_follow_their_load_again(system: Copies, load: Load) -> None:
     accepted = [each.cluster.partition("/")[2] for each in system.patched() if each.code == 200]
-    assert [accepted.count(name) for name in (PAUSED, HELD, ORDERED)] == [0, 1, 1]  # whatever has happened
+    assert [accepted.count(name) for name in (PAUSED, HELD, ORDERED)] == [0, 1, 1]  # whatever has happened before
     none = {"metadata": {"annotations": {"autoscaler/paused": None, "autoscaler/hold": None}}}
     for name in (PAUSED, HELD):
         system.kube.request("PATCH", apps(FLEET, name), none, "application/merge-patch+json")
@@ -244,16 +244,16 @@ def test_what_is_not_ordered_any_more_follows_its_load_again(system: Copies, loa
         reaches(system, name if name in OWN else f"{FLEET}/{name}", 2)
 
 
-def test_each_cluster_was_scaled_by_its_owner_alone(played: Copies) -> None:
+def test_each_cluster_was_scaled_only_by_its_owner(played: Copies) -> None:
     changes = played.patched()
     assert len({each.copy for each in changes if each.code == 200}) >= 4
-    # But for what was kept back on its way: the one that nobody else had changed was accepted, once.
+    # Except for the held changes: the one for the cluster that nobody else had changed was accepted, once.
     assert {each.code for each in played.of_others()} == {200, 409}
     assert len({each.copy for each in played.of_others()}) == 1
     assert [each.code for each in played.of_others()].count(200) == 1
 
 
-def test_the_shipped_roles_are_enough(played: Copies) -> None:
+def test_the_shipped_roles_are_sufficient(played: Copies) -> None:
     asked = played.kube.requests(ACCOUNT)
     assert asked.refused == set()
     assert asked.used <= rules("base/role.yaml", "fleet/role.yaml")

@@ -55,7 +55,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 class Shared:
-    """Opens what plug-ins share, as the daemon does."""
+    """Opens shared clients of plug-ins, as the daemon does."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -66,7 +66,7 @@ class Shared:
 
 
 def missing(what: str) -> None:
-    """Skip, unless everything has to be there."""
+    """Skip, or fail if everything has to be installed."""
     if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail(what)
     pytest.skip(what)
@@ -122,7 +122,7 @@ class Cluster:
     """A Spark Master, and a job on request."""
 
     def __init__(self, directory: Path, java: Path) -> None:
-        # The demo has all that is needed to start these; it is imported here since it needs pyspark.
+        # The demo can start these; it is imported here since it needs pyspark.
         from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415
         from autoscaler.demo.spark.cluster import spark_variables  # noqa: PLC0415
 
@@ -185,7 +185,7 @@ class Cluster:
             yield target
 
 
-async def test_a_pool_is_adopted_and_scaled_down_without_a_failed_task(cluster: Cluster) -> None:
+async def test_a_pool_is_taken_over_and_scaled_down_without_a_failed_task(cluster: Cluster) -> None:
     owner = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNER, str(cluster.pool)),
         *(f"spark://127.0.0.1:{cluster.port}", f"http://127.0.0.1:{cluster.ui}"),
@@ -216,7 +216,7 @@ async def test_a_pool_is_adopted_and_scaled_down_without_a_failed_task(cluster: 
             await settled(pool)
         assert processes.family(newest.token) == []
         await became(pool, desired=1, ready=1)
-        # the job went on with the one that is left, and nothing failed
+        # the job continued with the remaining worker, and nothing failed
         done = sum(executor["completedTasks"] for executor in cluster.executors())
         await asyncio.to_thread(
             until, lambda: sum(executor["completedTasks"] for executor in cluster.executors()) > done + 8
@@ -248,7 +248,7 @@ async def test_a_worker_that_hangs_is_killed_after_the_grace_time(cluster: Clust
         assert processes.family(worker.token) == []
 
 
-async def test_a_worker_that_is_lost_is_replaced_at_the_master(cluster: Cluster) -> None:
+async def test_a_lost_worker_is_replaced_at_the_master(cluster: Cluster) -> None:
     async with cluster.target() as pool:
         await pool.scale(1)
         await became(pool, desired=1, ready=1)
@@ -256,7 +256,7 @@ async def test_a_worker_that_is_lost_is_replaced_at_the_master(cluster: Cluster)
         assert lost.pid is not None
         os.kill(lost.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
-            while sorted(pool._workers) != [2]:  # noqa: ASYNC110 - processes give no event to wait for
+            while sorted(pool._workers) != [2]:  # noqa: ASYNC110 - processes have no event to wait for
                 await asyncio.sleep(0.25)
         await became(pool, desired=1, ready=1)
         await pool.scale(0)

@@ -1,4 +1,4 @@
-"""The page at `/` in a real Chromium, before a real daemon with a day of history."""
+"""The page at `/` in a real Chromium, served by a real daemon with a day of history."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def row(tab: Tab, name: str) -> Any:
     return tab.page.locator("table.fleet tbody tr").filter(has=tab.page.get_by_role("link", name=name, exact=True))
 
 
-def test_the_whole_page_is_small_and_asks_no_other_server_for_anything(tab: Tab, house: World) -> None:
+def test_the_whole_page_is_small_and_loads_nothing_from_other_servers(tab: Tab, house: World) -> None:
     tab.go("#/cluster/clicks")
     tab.page.locator("figure[data-marks]").first.wait_for()
     sizes: dict[str, int] = tab.page.evaluate(
@@ -122,7 +122,7 @@ def test_the_whole_page_is_small_and_asks_no_other_server_for_anything(tab: Tab,
     assert [url for url in tab.requested if not url.startswith((house.url, "data:"))] == []
 
 
-def test_the_policy_of_the_page_allows_no_script_but_its_own(tab: Tab) -> None:
+def test_the_content_security_policy_allows_no_script_but_its_own(tab: Tab) -> None:
     answer = tab.page.request.get(tab.url)
     assert answer.headers["content-security-policy"].startswith(
         "default-src 'none'; script-src 'self'; style-src 'self'"
@@ -139,7 +139,7 @@ def test_the_policy_of_the_page_allows_no_script_but_its_own(tab: Tab) -> None:
     tab.said.clear()
 
 
-def test_clusters_in_trouble_come_first_and_say_why(tab: Tab) -> None:
+def test_clusters_with_problems_come_first_and_show_the_reason(tab: Tab) -> None:
     eventually(lambda: names(tab)[:2] == ["full", "broken"])
     expect(row(tab, "full").locator(".state")).to_contain_text("at its maximum of 2")
     expect(row(tab, "full").locator("th")).to_contain_text("In trouble")
@@ -147,7 +147,7 @@ def test_clusters_in_trouble_come_first_and_say_why(tab: Tab) -> None:
     expect(row(tab, QUIET[0])).to_contain_text("1.5k")
 
 
-def test_html_in_an_error_is_shown_as_text_and_does_nothing(tab: Tab) -> None:
+def test_html_in_an_error_is_shown_as_text_and_has_no_effect(tab: Tab) -> None:
     expect(row(tab, "broken").locator(".state")).to_contain_text(HTML)
     tab.go("#/cluster/broken")
     expect(tab.page.locator(".sentence")).to_contain_text(HTML)
@@ -155,7 +155,7 @@ def test_html_in_an_error_is_shown_as_text_and_does_nothing(tab: Tab) -> None:
     assert tab.page.locator("main img").count() == 0
 
 
-def test_html_in_a_name_is_shown_as_text_and_does_nothing(opens: Opener, house: World) -> None:
+def test_html_in_a_name_is_shown_as_text_and_has_no_effect(opens: Opener, house: World) -> None:
     all_rows = house.get("/api/v1/clusters")
     all_rows["clusters"][0] |= {
         "name": HTML,
@@ -175,7 +175,7 @@ def test_html_in_a_name_is_shown_as_text_and_does_nothing(opens: Opener, house: 
         assert tab.page.locator("main img, main svg[onload], main script, main b").count() == 0
 
 
-def test_search_and_filters_leave_what_fits(tab: Tab) -> None:
+def test_search_and_filters_show_only_matching_clusters(tab: Tab) -> None:
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("QUIET 3")
     eventually(lambda: names(tab) == ["quiet-3"])
@@ -189,7 +189,7 @@ def test_search_and_filters_leave_what_fits(tab: Tab) -> None:
     expect(tab.page.get_by_text("No cluster matches")).to_be_visible()
 
 
-def test_a_change_arrives_within_seconds_and_is_read_out(tab: Tab, house: World) -> None:
+def test_a_change_is_shown_within_seconds_and_announced(tab: Tab, house: World) -> None:
     eventually(lambda: "full" in names(tab))
     try:
         house.metrics.clusters["quiet-8"] |= {"lag": None}
@@ -231,7 +231,7 @@ def test_the_charts_show_a_day_with_its_decisions(tab: Tab) -> None:
     tab.picture("cluster")
 
 
-def test_a_range_and_a_zoom_show_less_and_come_back(tab: Tab) -> None:
+def test_a_range_and_a_zoom_show_less_and_can_be_reset(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=24h")
     clock = tab.page.locator(".charts .clock").first
     expect(clock).to_contain_text(" to ")
@@ -254,7 +254,7 @@ def test_a_range_and_a_zoom_show_less_and_come_back(tab: Tab) -> None:
     expect(tab.page.get_by_role("button", name="6h")).to_have_attribute("aria-pressed", "true")
 
 
-def test_one_cursor_goes_through_all_charts(tab: Tab) -> None:
+def test_one_cursor_is_shown_in_all_charts(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=24h")
     tab.page.locator("figure[data-marks]").nth(2).wait_for()
     box = tab.page.locator(".u-over").first.bounding_box()
@@ -268,7 +268,7 @@ def test_one_cursor_goes_through_all_charts(tab: Tab) -> None:
     assert after[5] != before[5]
 
 
-def test_all_of_it_can_be_done_by_the_keyboard_alone(tab: Tab, house: World) -> None:
+def test_everything_can_be_done_with_the_keyboard_alone(tab: Tab, house: World) -> None:
     press, focused = tab.page.keyboard.press, tab.page.locator(":focus")
     press("Tab")
     expect(focused).to_have_text("Skip to the content")
@@ -291,7 +291,7 @@ def test_all_of_it_can_be_done_by_the_keyboard_alone(tab: Tab, house: World) -> 
     press("Enter")
     decisions = tab.page.locator("ol.decisions button")
     eventually(lambda: decisions.count() >= 5)
-    # On from the range: back to the charts, and the decisions after them.
+    # From the range onwards: back to the charts, and the decisions after them.
     for _ in range(8):
         press("Tab")
         if tab.page.evaluate("document.activeElement.closest('ol.decisions') !== null"):
@@ -315,7 +315,7 @@ def test_all_of_it_can_be_done_by_the_keyboard_alone(tab: Tab, house: World) -> 
     expect(decisions.nth(1)).to_be_focused()
 
 
-def test_charts_are_read_and_zoomed_by_the_keyboard(tab: Tab) -> None:
+def test_charts_are_read_and_zoomed_with_the_keyboard(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=24h")
     tab.page.locator("figure[data-marks]").nth(2).wait_for()
     tab.page.locator(".charts").focus()
@@ -328,7 +328,7 @@ def test_charts_are_read_and_zoomed_by_the_keyboard(tab: Tab) -> None:
     expect(tab.page.get_by_role("button", name="back from zoom")).to_be_hidden()
 
 
-def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: World) -> None:
+def test_a_pause_set_in_its_dialog_reaches_the_daemon_and_is_shown(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-2")
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("Can change: alice")
@@ -351,7 +351,7 @@ def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: 
     expect(tab.page.get_by_role("table", name="Controls in force")).to_contain_text("quiet-2")
     expect(tab.page.get_by_role("table", name="Audit, newest first").locator("tbody tr").first).to_contain_text("alice")
     tab.go("#/")
-    tab.go("#/orders")  # its address in bookmarks from before
+    tab.go("#/orders")  # its former address in bookmarks
     expect(tab.page.get_by_role("heading", name="Controls")).to_be_visible()
     tab.go("#/cluster/quiet-2")
     tab.page.get_by_role("button", name="Resume").click()
@@ -360,7 +360,7 @@ def test_a_pause_by_its_dialog_arrives_at_the_daemon_and_shows(tab: Tab, house: 
     assert house.get("/api/v1/controls")["controls"] == []
 
 
-def test_what_the_daemon_refuses_is_explained_in_the_dialog(tab: Tab, house: World) -> None:
+def test_a_refusal_by_the_daemon_is_explained_in_the_dialog(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-3")
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("Can change")
@@ -375,7 +375,7 @@ def test_what_the_daemon_refuses_is_explained_in_the_dialog(tab: Tab, house: Wor
     assert house.get("/api/v1/controls")["controls"] == []
 
 
-def test_without_a_token_that_may_write_the_page_says_what_is_needed(tab: Tab) -> None:
+def test_without_a_token_with_the_write_right_the_page_says_what_is_needed(tab: Tab) -> None:
     tab.go("#/cluster/quiet-4")
     pause = tab.page.get_by_role("button", name="Pause", exact=True)
     expect(pause).to_have_attribute("aria-disabled", "true")
@@ -414,7 +414,7 @@ def reading_needs_a_token(house: World) -> Iterator[None]:
         eventually(lambda: not refused())
 
 
-def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house: World) -> None:
+def test_if_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house: World) -> None:
     with reading_needs_a_token(house), opens() as tab:
         tab.page.goto(tab.url)
         expect(tab.page.locator("#link-text")).to_have_text("refused")
@@ -425,7 +425,7 @@ def test_where_reading_needs_a_token_the_page_asks_for_one(opens: Opener, house:
         eventually(lambda: len(names(tab)) == len(QUIET) + 3)
 
 
-def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens: Opener, house: World) -> None:
+def test_an_expired_token_is_refused_and_the_page_says_since_when(opens: Opener, house: World) -> None:
     since = "The token of carol has expired, at 2026-01-31 00:00:00 UTC"
     with opens() as tab:
         tab.open()
@@ -447,7 +447,7 @@ def test_a_token_that_has_expired_is_refused_and_the_page_says_since_when(opens:
             expect(tab.page.locator("#banner")).to_have_text(f"{since}. Enter a token at “Access”.")
 
 
-def test_a_token_stays_in_its_tab(tab: Tab) -> None:
+def test_a_token_is_stored_in_its_tab_only(tab: Tab) -> None:
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("Can change")
     assert tab.page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
@@ -459,7 +459,7 @@ def test_a_token_stays_in_its_tab(tab: Tab) -> None:
     expect(opened.value.locator("#access")).to_have_text("Access")
 
 
-def test_what_would_you_do_now_is_decided_at_once_and_explained(tab: Tab, house: World) -> None:
+def test_a_requested_decision_is_made_at_once_and_explained(tab: Tab, house: World) -> None:
     tab.go("#/cluster/quiet-5")
     tab.enter(WRITE)
     expect(tab.page.locator("#access")).to_contain_text("Can change")
@@ -473,7 +473,7 @@ def test_what_would_you_do_now_is_decided_at_once_and_explained(tab: Tab, house:
     assert any(each["action"] == "decide" and each["reason"] == "a look at it" for each in entries)
 
 
-def test_what_if_shows_another_objective_next_to_what_happened(tab: Tab) -> None:
+def test_what_if_shows_another_objective_beside_the_recorded_history(tab: Tab) -> None:
     tab.go("#/cluster/clicks?range=6h")
     tab.page.get_by_label("Another objective").fill("20s")
     tab.page.get_by_role("button", name="Simulate").click()
@@ -529,7 +529,7 @@ def test_the_theme_can_be_switched_and_is_remembered(tab: Tab) -> None:
     assert tab.page.evaluate(ground) == light
 
 
-def test_a_daemon_that_is_gone_is_said_and_followed_again_when_it_is_back(tab: Tab, house: World) -> None:
+def test_an_unreachable_daemon_is_reported_and_updates_resume_when_it_is_back(tab: Tab, house: World) -> None:
     eventually(lambda: "full" in names(tab))
     house.stop()
     expect(tab.page.locator("#link")).to_contain_text("stale since", timeout=WITHIN)
@@ -549,7 +549,7 @@ GROWING = CROWD[100:104]
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A daemon with a thousand clusters, of which a few are in trouble and two are paused."""
+    """A daemon with a thousand clusters, of which a few have problems and two are paused."""
     with world(tmp_path_factory.mktemp("crowd"), interval=5000) as found:
         for number, name in enumerate(CROWD):
             size = 2 + number * 7 % 23
@@ -568,7 +568,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield found
 
 
-def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
+def test_scrolling_through_a_thousand_rows_is_smooth(browser: Browser, crowd: World) -> None:
     with opener(browser, crowd)() as tab:
         tab.page.add_init_script(
             """window.tasks = [];
@@ -581,8 +581,8 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
         assert grid.get_attribute("aria-rowcount") == str(THOUSAND + 1)
         assert grid.locator("tbody tr").count() < 60
         paint = tab.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-        # An update of a thousand clusters changes what is in view, and makes no row anew. They stand by their sizes,
-        # which do not change: on a busy machine a cluster may come into trouble, or out of it.
+        # An update of a thousand clusters changes the visible rows, and recreates none. They are sorted by their sizes,
+        # which do not change: on a busy machine a problem of a cluster may begin or end.
         tab.page.get_by_role("button", name="Workers").click()
         rows = "Object.fromEntries([...document.querySelectorAll('a.name')].map((link) => [link.textContent, link]))"
         tab.page.evaluate(f"window.before = {rows}; window.tasks.length = 0")
@@ -592,7 +592,7 @@ def test_a_thousand_rows_stay_smooth(browser: Browser, crowd: World) -> None:
         tab.page.wait_for_timeout(6000)
         assert tab.page.evaluate(f"Object.entries({rows}).every(([name, link]) => window.before[name] === link)")
         updating = tab.page.evaluate("window.tasks")
-        # Through all of it and back: the document stays small, and the last row is there.
+        # Scrolled down and up again: the document stays small, and the last row is shown.
         frames: list[float] = tab.page.evaluate(
             """async () => {
                 window.tasks.length = 0;
@@ -653,8 +653,8 @@ def test_a_week_is_drawn_from_a_small_answer(browser: Browser, tmp_path: Path) -
         found.metrics.set("clicks", load=3900, capacity=4600)
         found.start()
         eventually(lambda: found.observed() == 1)
-        # The first request reads a week of decisions from the state store. A busy machine needs longer than the 30 s
-        # that a request has; the work goes on meanwhile, and is there for the next one.
+        # The first request reads a week of decisions from the state store. A busy machine needs longer than the 30 s of
+        # a request; the work continues meanwhile, and its result is available to the next request.
         begun = time.monotonic()
         eventually(lambda: _answers(f"{found.url}/api/v1/clusters/clicks/series"), 600)
         filled = time.monotonic() - begun
@@ -680,12 +680,12 @@ def test_a_week_is_drawn_from_a_small_answer(browser: Browser, tmp_path: Path) -
                 f"{filled:.1f} s to read the store before; "
                 f"charts drawn again in {sorted(redrawn)[len(redrawn) // 2]:.1f} ms in the median of {len(redrawn)}"
             )
-            # A stretch is 15 minutes: 672 in a week, of which the page asks for 600.
+            # A period is 15 minutes: 672 in a week, of which the page requests 600.
             assert 400 <= len(series["at"]) <= 700
             assert series["at"][-1] - series["at"][0] > 6.5 * 24 * 3600
             known = [value for value in series["load"] if value is not None]
             assert len(known) > 0.95 * len(series["at"])
-            assert max(known) > 3 * min(known)  # the days are seen
+            assert max(known) > 3 * min(known)  # the labels of the days are visible
             assert drawn["bytes"] < 50_000
             assert int(figures.first.get_attribute("data-marks") or 0) > 30
             assert len(redrawn) == 10
@@ -702,7 +702,7 @@ RUN = r'<script type="application/json" id="run">(.*?)</script>'
 
 
 def simulated(directory: Path, load: str) -> Path:
-    """The page of a simulated run, in a file."""
+    """The page of a simulated run, as a file."""
     example = Path(__file__).parents[2] / "examples" / "flink-kubernetes.yaml"
     command = [sys.executable, "-m", "autoscaler", "simulate", str(example), "--load", load, "--open"]
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
@@ -743,7 +743,7 @@ OVERLAPS = """() => {
 
 
 def until(recorded: dict[str, Any], share: float) -> dict[str, Any]:
-    """A recorded run of one cluster as it was after a share of it."""
+    """A recorded run of one cluster, cut after this share of it."""
     [row], [name] = recorded["clusters"], recorded["series"]
     series = recorded["series"][name]
     count = max(2, round(share * len(series["at"])))
@@ -771,7 +771,7 @@ def until(recorded: dict[str, Any], share: float) -> dict[str, Any]:
     }
 
 
-def test_a_run_as_a_strip_of_pictures_shows_more_from_left_to_right(browser: Browser, tmp_path: Path) -> None:
+def test_consecutive_pictures_of_a_run_show_more_and_more_of_it(browser: Browser, tmp_path: Path) -> None:
     file = Path(RECORDED) if RECORDED else simulated(tmp_path, "steps6h")
     recorded = json.loads(re.findall(RUN, file.read_text(), re.DOTALL)[0])
     marks, pictures = [], []
@@ -797,7 +797,7 @@ def test_a_run_as_a_strip_of_pictures_shows_more_from_left_to_right(browser: Bro
             tab.picture("strip")
 
 
-def test_html_in_a_recorded_run_is_shown_as_text_and_does_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_html_in_a_recorded_run_is_shown_as_text_and_has_no_effect(browser: Browser, tmp_path: Path) -> None:
     row: dict[str, Any] = {
         "name": HTML,
         "fleet": None,

@@ -1,6 +1,6 @@
 """The pipeline on clusters: a standalone one, by --master and by spark-submit, and a Spark Connect server.
 
-The executors have a Python of their own with PySpark's packages and nothing of this project.
+The executors have a separate Python with PySpark's packages and nothing of this project.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class Cluster:
     environment: dict[str, str]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command of ours, its driver here."""
+        """Run a command of the CLI with a local driver."""
         environment = self.environment | {"PYSPARK_PYTHON": str(self.python), "PYSPARK_DRIVER_PYTHON": sys.executable}
         return subprocess.run(
             [*command],
             env=environment,
             capture_output=True,
             text=True,
-            timeout=600,  # it may have next to nothing of a busy machine
+            timeout=600,  # on a busy machine it may have almost no CPU time
             check=False,
             stdin=subprocess.DEVNULL,
         )
 
     def applications(self) -> list[str]:
-        """Names of all applications that the Master has seen."""
+        """Names of all applications of the Master so far."""
         state = get(f"http://127.0.0.1:{self.ui}/json/")
         return [app["name"] for app in [*state["activeapps"], *state["completedapps"]]]
 
 
 def bare_python(directory: Path) -> Path:
-    """A Python with what PySpark needs on a worker, and nothing else that is installed here."""
+    """A Python with the packages that PySpark needs on a worker, and no other package."""
     packages = directory / "packages"
     packages.mkdir(parents=True)
     here = Path(importlib.util.find_spec("pyarrow").origin).parent.parent  # type: ignore[union-attr, arg-type]
@@ -66,7 +66,7 @@ def bare_python(directory: Path) -> Path:
         if (here / name).exists():
             (packages / name).symlink_to(here / name)
     python = directory / "python3"
-    # -S: no site-packages. What Spark adds to the path stays.
+    # -S: no site-packages. The paths that Spark adds remain.
     start = f'PYTHONPATH="{packages}${{PYTHONPATH:+:$PYTHONPATH}}" exec {sys._base_executable} -S "$@"'  # type: ignore[attr-defined]
     python.write_text(f"#!/bin/sh\n{start}\n")
     python.chmod(0o755)
@@ -75,7 +75,7 @@ def bare_python(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A day of three clusters as two daemons have recorded it, with a line that is no record."""
+    """A day of three clusters as recorded by two daemons, with an invalid line."""
     from tests.history import fleet  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("traces")
@@ -88,7 +88,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an import and a profile of what was imported have printed and written."""
+    """The output and the files of an import and a profile."""
 
     imported: dict[str, Any]
     profiles: list[dict[str, Any]]
@@ -120,7 +120,7 @@ COMMAND = (sys.executable, "-m", "autoscaler")
 
 @pytest.fixture(scope="module")
 def embedded(cluster: Cluster, traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What comes of it on this machine alone."""
+    """The result on this machine alone."""
     own = Cluster(cluster.master, cluster.ui, Path(sys.executable), cluster.environment)
     return piped(own, COMMAND, ("--master", "local[2]", *SMALL), traces, tmp_path_factory.mktemp("embedded"))
 
@@ -200,7 +200,7 @@ def test_on_this_machine_everything_is_imported_and_profiled(embedded: Outcome) 
     assert all(profile["capacity"] for profile in embedded.profiles)
 
 
-def test_a_standalone_cluster_imports_and_profiles_the_same(
+def test_a_standalone_cluster_gives_the_same_import_and_profile(
     cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
 ) -> None:
     options = ("--master", cluster.master, *SMALL, *ON_CLUSTER)
@@ -237,7 +237,7 @@ def test_a_policy_of_a_plug_in_is_sent_to_the_workers(cluster: Cluster, tmp_path
     )
     cluster.environment["PYTHONPATH"] = str(plugin)
     try:
-        # So many trials are not worth to be run in the driver.
+        # So many trials are too many for the driver alone.
         command = (
             *COMMAND,
             "backtest",
@@ -257,7 +257,7 @@ def test_a_policy_of_a_plug_in_is_sent_to_the_workers(cluster: Cluster, tmp_path
     assert [(row["cluster"], row["days"]) for row in rows] == 4 * [("shop", 1)]
 
 
-def test_spark_submit_imports_and_profiles_the_same(
+def test_spark_submit_gives_the_same_import_and_profile(
     cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
 ) -> None:
     submit = str(spark_home() / "bin" / "spark-submit")
@@ -295,7 +295,7 @@ def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     try:
         argv = [str(spark_home() / "bin" / "spark-submit"), *server, *binding, *options, "spark-internal"]
-        # To Spark's scripts this server is a daemon, as the Master is.
+        # For Spark's scripts this server is a daemon, like the Master.
         own = {"PYSPARK_PYTHON": str(cluster.python), "SPARK_DAEMON_MEMORY": "700m"}
         processes.start("connect", argv, cluster.environment | own)
 
@@ -309,14 +309,14 @@ def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         processes.clear()
 
 
-def test_a_spark_connect_server_imports_and_profiles_the_same(
+def test_a_spark_connect_server_gives_the_same_import_and_profile(
     connect: str, cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
 ) -> None:
     assert piped(cluster, COMMAND, ("--remote", connect), traces, tmp_path) == embedded
 
 
-def test_where_no_spark_connect_server_is_that_is_said_at_once(cluster: Cluster, tmp_path: Path) -> None:
-    # What is no dataset is said before a server is asked for.
+def test_a_missing_spark_connect_server_is_reported_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    # A missing dataset is reported before a server is contacted.
     (tmp_path / "autoscaler-history.json").write_text('{"format": "autoscaler-history", "version": 1}')
     answer = cluster.run(*COMMAND, "profile", str(tmp_path), "--out", str(tmp_path), "--remote", "sc://127.0.0.1:1")
     assert answer.returncode == 1

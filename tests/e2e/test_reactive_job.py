@@ -72,7 +72,7 @@ clusters:
 
 
 class Job:
-    """A job under `ReactiveJob`, and the files that it reads."""
+    """A job under `ReactiveJob`, and its input files."""
 
     def __init__(self, directory: Path, java: Path, cluster: Cluster | None = None) -> None:
         from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs pyspark
@@ -124,7 +124,7 @@ class Job:
             self.files += 1
 
     def counted(self) -> dict[str, int]:
-        """What the last batch knew."""
+        """The state written by the last batch."""
         batches = sorted(int(path.stem) for path in (self.place / "out").glob("*.json"))
         return json.loads((self.place / "out" / f"{batches[-1]}.json").read_text()) if batches else {}
 
@@ -164,7 +164,7 @@ class Job:
         return {executor["id"] for executor in self.cluster.executors() if executor["isActive"]}
 
     def kill_executor(self) -> str:
-        """Kill the process of an executor, and not its worker. Returns Spark's id of it."""
+        """Kill the process of an executor, but not its worker; returns Spark's id of it."""
         applications = f"http://127.0.0.1:{self.cluster.driver}/api/v1/applications"
         until(lambda: get(applications))  # the first answer of Spark's UI takes seconds on a busy machine
         (application,) = get(applications)
@@ -177,7 +177,7 @@ class Job:
         raise AssertionError("no executor runs")
 
     def daemon(self) -> str:
-        """Start a daemon that scales it to `wish`. Returns its URL."""
+        """Start a daemon that scales it to `wish`; returns its URL."""
         test = self
 
         class Wish(BaseHTTPRequestHandler):
@@ -194,7 +194,7 @@ class Job:
         return self.daemon_of(CONFIG, port=self.server.server_address[1])
 
     def daemon_of(self, text: str, **values: Any) -> str:
-        """Start a daemon with that configuration. Returns its URL."""
+        """Start a daemon with that configuration; returns its URL."""
         from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs pyspark
 
         listen = f"127.0.0.1:{free_port()}"
@@ -205,7 +205,7 @@ class Job:
         return f"http://{listen}"
 
     def commits(self) -> list[float]:
-        """When batches were committed, by the files that they have written."""
+        """The commit times of batches, by the files that they have written."""
         return sorted(path.stat().st_mtime for path in (self.place / "out").glob("*.json"))
 
 
@@ -232,7 +232,7 @@ async def test_workers_come_go_and_die_and_a_batch_fails_and_the_counts_are_exac
         await pool.scale(1)
         await became(pool, desired=1, ready=1)
         job.start(min_slots=2)
-        # It waits for the slots that it needs.
+        # It waits for its required slots.
         until(lambda: job.slots() == 1)
         assert job.state() == "CREATED"
         assert job.counted() == {}
@@ -242,7 +242,7 @@ async def test_workers_come_go_and_die_and_a_batch_fails_and_the_counts_are_exac
         until(lambda: job.slots() == 3)
         assert job.state() == "RUNNING"
 
-        # Less gives executors back and takes none again; more takes them.
+        # Lowering the bound releases executors and takes no new ones; raising it takes them.
         begun = time.monotonic()
         job.bound(2)
         until(lambda: job.slots() == 2, 15)
@@ -250,13 +250,13 @@ async def test_workers_come_go_and_die_and_a_batch_fails_and_the_counts_are_exac
         job.write(2)
         executed(job)
         assert job.slots() == 2
-        # One of these that is lost is replaced.
+        # A lost executor is replaced.
         lost = job.kill_executor()
         until(lambda: lost not in job.active() and job.slots() == 2)
         job.bound(3)
         until(lambda: job.slots() == 3)
 
-        # The daemon scales it, by a number in a file of a server's.
+        # The daemon scales it, by a number in a document of a server.
         daemon = job.daemon()
         job.wish = 1
         until(lambda: job.slots() == 1)
@@ -288,8 +288,8 @@ async def test_workers_come_go_and_die_and_a_batch_fails_and_the_counts_are_exac
     assert job.counted() == job.expected()
 
 
-async def test_the_daemon_scales_a_job_by_what_the_job_itself_says(job: Job) -> None:
-    from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415 - as the demo
+async def test_the_daemon_scales_a_job_by_the_metrics_of_the_job_itself(job: Job) -> None:
+    from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415 - as in the demo
 
     began, steps = time.time(), [(0.0, 0.0)]
 
@@ -303,7 +303,7 @@ async def test_the_daemon_scales_a_job_by_what_the_job_itself_says(job: Job) -> 
         return {name: one["value"] for name, one in last["metrics"].items()} if last else {}
 
     def comes_to(slots: int, arrivals: float) -> None:
-        """Wait until the job runs on so many slots and says what is offered to it."""
+        """Wait until the job runs on so many slots and reports this load."""
 
         def reached() -> bool:
             now = readings()
@@ -333,7 +333,7 @@ async def test_the_daemon_scales_a_job_by_what_the_job_itself_says(job: Job) -> 
         print(readings())  # noqa: T201 - the figures
 
 
-async def test_a_hung_worker_is_given_up_after_the_heartbeat_timeout(job: Job) -> None:
+async def test_a_hung_worker_is_removed_after_the_heartbeat_timeout(job: Job) -> None:
     job.write(1)
     async with job.cluster.target() as pool:
         await pool.scale(2)

@@ -1,4 +1,4 @@
-"""Two jobs under `ReactiveJob` on one Spark cluster: each keeps to its bounds, and none takes what is another's."""
+"""Two jobs under `ReactiveJob` on one Spark cluster: each stays within its bounds, and takes no slots of the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def jobs(tmp_path: Path, java: Path) -> Iterator[tuple[Job, Job]]:
         first.cluster.processes.clear()
 
 
-async def test_two_jobs_keep_to_their_bounds_and_get_what_the_other_gives_back(jobs: tuple[Job, Job]) -> None:
+async def test_two_jobs_stay_within_their_bounds_and_use_slots_that_the_other_releases(jobs: tuple[Job, Job]) -> None:
     first, second = jobs
     for job in jobs:
         job.write(2)
@@ -42,7 +42,7 @@ async def test_two_jobs_keep_to_their_bounds_and_get_what_the_other_gives_back(j
             executed(job)
         assert (first.slots(), second.slots()) == (2, 1)
 
-        # What one gives back the other takes, at once and not more.
+        # The other job takes the released slots, at once and no more than these.
         first.bound(1)
         second.bound(2)
         until(lambda: (first.slots(), second.slots()) == (1, 2))
@@ -50,7 +50,7 @@ async def test_two_jobs_keep_to_their_bounds_and_get_what_the_other_gives_back(j
             job.write(1)
             executed(job)
 
-        # A worker is lost: each goes on with what is left to it or waits, and gets its slots again.
+        # A worker is lost: each job continues with its remaining slots or waits, and gets its slots again.
         await grow(pool, 2)
         until(lambda: first.slots() + second.slots() == 2)
         await grow(pool, 3)

@@ -1,9 +1,9 @@
 """The state machine of Flink's adaptive scheduler against a real Flink in Reactive Mode.
 
-TaskManagers are added, stopped and killed, and the job is to be stopped and deployed when the state machine says so,
-with the parallelism it says. Times are known to the polling resolution: two looks at the JobManager's REST API are a
-tenth of a second apart, and a poll takes a few hundredths. Flink's own steps, which the state machine takes to need no
-time, come on top.
+TaskManagers are added, stopped and killed. The job must be stopped and deployed at the times and with the parallelism
+that the state machine gives. Times are known to the polling resolution: two polls of the JobManager's REST API are a
+tenth of a second apart, and a poll takes a few hundredths. The time of Flink's own steps, which the state machine takes
+as zero, comes on top.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.schedulers.recorded import differences
 pytestmark = pytest.mark.e2e
 
 ADAPTIVE = "jobmanager.adaptive-scheduler"
-# Seconds. A rescale waits for a checkpoint, and one is taken when the test asks for it, far before the greatest delay.
-# With one every other second it was chance whether Flink, which needs a moment more than its timers, was ready for it.
+# Seconds. A rescale waits for a checkpoint, and the test triggers one long before the maximum delay. With a checkpoint
+# every other second it was random whether Flink, which needs a moment more than its timers, was ready for it.
 BY_CHECKPOINT = {
     f"{ADAPTIVE}.executing.cooldown-after-rescaling": 9.0,
     f"{ADAPTIVE}.executing.resource-stabilization-timeout": 3.0,
@@ -30,12 +30,12 @@ BY_CHECKPOINT = {
     "execution.checkpointing.interval": 86_400.0,
     "heartbeat.interval": 1.0,
     "heartbeat.timeout": 10.0,
-    # Between a kill and its notice Flink may restart the job in vain, and then wait out this delay, or may not: that
+    # Between a kill and its detection Flink may restart the job in vain, and then wait for this delay, or may not: that
     # depends on whether the dead worker's connection was refused before the tasks were cancelled.
     "restart-strategy.exponential-delay.initial-backoff": 0.5,
     "restart-strategy.exponential-delay.max-backoff": 0.5,
 }
-# No checkpoint is taken but the one after each restore: the greatest delay starts it.
+# The only checkpoint is the one after each restore: it starts the maximum delay.
 BY_DELAY = BY_CHECKPOINT | {
     f"{ADAPTIVE}.executing.cooldown-after-rescaling": 5.0,
     f"{ADAPTIVE}.executing.resource-stabilization-timeout": 1.0,
@@ -45,15 +45,15 @@ BY_DELAY = BY_CHECKPOINT | {
     "restart-strategy.exponential-delay.initial-backoff": 1.0,
     "restart-strategy.exponential-delay.max-backoff": 5.0,
 }
-# Seconds that Flink may need in all between a timer and the deployment: 0.1 to 0.3 were seen, and up to 0.6 for the
-# first one on a machine with far more to do than it can.
+# Seconds that Flink may need in total between a timer and the deployment: observed were 0.1 to 0.3, and up to 0.6 for
+# the first one on an overloaded machine.
 SLACK = 1.0
-# Chance, and no rule: a tenth more or less.
+# Random, not a rule: a tenth more or less.
 NO_JITTER = {"restart-strategy.exponential-delay.jitter-factor": "0"}
 
 
 def by_checkpoint(flink: FlinkCluster, recorder: Recorder) -> None:
-    # None is there at first: the job waits.
+    # There is none at first: the job waits.
     flink.start_task_manager(1)
     recorder.runs_with(1)
     # Two at once, after the cooldown: one rescale, and not with a checkpoint before the slots are stable.
@@ -75,7 +75,7 @@ def by_checkpoint(flink: FlinkCluster, recorder: Recorder) -> None:
     recorder.checkpoint()
     recorder.runs_with(4)
     recorder.ran_for(2)
-    # One is stopped in good order, and one is killed: Flink waits for its heartbeat.
+    # One is stopped gracefully, and one is killed: Flink waits for its heartbeat.
     recorder.stop(4)
     recorder.runs_with(3)
     recorder.ran_for(2)
@@ -98,7 +98,7 @@ def by_delay(flink: FlinkCluster, recorder: Recorder) -> None:
     recorder.stop(3)
     recorder.runs_with(3)
     recorder.ran_for(2)
-    # One goes and none comes: the delay before the restart has grown.
+    # One leaves and none comes: the delay before the restart has grown.
     recorder.stop(4)
     recorder.runs_with(2)
     recorder.ran_for(2)
@@ -129,7 +129,7 @@ def test_a_real_flink_stops_and_deploys_the_job_when_the_state_machine_does(
             act(flink, recorder)
         timeline = recorder.timeline(settings)
     (tmp_path / "timeline.json").write_text(timeline.to_json())
-    # What was done had the effects that it was done for.
+    # The actions had their intended effects.
     assert [each.parallelism for each in timeline.deployments if each.restored] == parallelism
     found = differences(timeline)
     assert [each for each in found if abs(each[1]) > SLACK] == []

@@ -66,7 +66,7 @@ def cloned(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with a release of the commit that is checked out."""
+    """The directory with a release of the checked-out commit."""
     debian.need("dpkg-deb")
     directory = tmp_path_factory.mktemp("release")
     clone = cloned(directory)
@@ -80,7 +80,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "out"
 
 
-def test_a_release_has_the_wheel_its_source_the_sbom_the_package_and_the_chart_in_one_version(released: Path) -> None:
+def test_a_release_has_wheel_source_sbom_package_and_chart_in_one_version(released: Path) -> None:
     assert {path.name for path in released.iterdir()} == {*NAMES, "SHA256SUMS"}
     summed = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=released, capture_output=True, check=False)
     assert summed.returncode == 0
@@ -103,7 +103,7 @@ def test_the_sbom_names_each_locked_requirement_with_a_hash(released: Path) -> N
         assert any(reference.get("hashes") for reference in each["externalReferences"]), each["name"]
 
 
-def test_a_tag_that_is_no_release_is_refused_with_all_that_is_wrong(clone: Path, tmp_path: Path) -> None:
+def test_an_invalid_release_tag_is_refused_with_all_its_errors(clone: Path, tmp_path: Path) -> None:
     dockerfile = clone / "deploy" / "docker" / "Dockerfile"
     dockerfile.write_text(re.sub(r"@sha256:\w+", "", dockerfile.read_text()))
     commit(clone, "v99.0.0")
@@ -142,11 +142,11 @@ def dpkg(root: Path, *arguments: str) -> str:
 
 
 def judge(root: Path) -> None:
-    """Hold the unit to systemd's checker where the package has put it: what it names must be there."""
+    """Check the installed unit with systemd's checker: the files that it names must exist."""
     if shutil.which("systemd-analyze") is None:
         missing("not installed: systemd-analyze")
     analyze = ["systemd-analyze", f"--root={root}", "--no-pager"]
-    # That root has no systemd: that its targets are missing is not our affair.
+    # That root has no systemd: its missing targets do not matter here.
     done = subprocess.run(
         [*analyze, "verify", "--man=no", UNIT], capture_output=True, text=True, timeout=60, check=False
     )
@@ -163,7 +163,7 @@ def judge(root: Path) -> None:
     assert "Overall exposure level for autoscaler.service" in judged.stdout
 
 
-def test_the_package_is_installed_runs_under_its_unit_s_command_and_is_removed(
+def test_the_package_is_installed_runs_with_its_units_command_and_is_removed(
     released: Path, scratch: Path, tmp_path: Path
 ) -> None:
     shutil.copy(released / f"reactive-autoscaler_{VERSION}_amd64.deb", scratch / "package.deb")

@@ -18,7 +18,7 @@ INTERVAL = 2.0
 """Seconds between two decisions of the demo's daemon."""
 
 
-def test_the_simulation_says_what_the_demo_did(spark_demo: dict[str, Any]) -> None:
+def test_the_simulation_predicts_the_demo(spark_demo: dict[str, Any]) -> None:
     if spark_demo["others"] > OTHERS:
         pytest.skip(f"other processes had {spark_demo['others']:.0%} of the machine while the demo played: too much")
     simulated = spark_demo["simulated"]
@@ -28,9 +28,9 @@ def test_the_simulation_says_what_the_demo_did(spark_demo: dict[str, Any]) -> No
     assert [(each["before"], each["to"]) for each in simulated["rescales"]] == sizes
 
 
-def test_the_simulation_decides_when_the_daemon_could(spark_demo: dict[str, Any]) -> None:
+def test_the_simulation_decides_at_times_at_which_the_daemon_could(spark_demo: dict[str, Any]) -> None:
     first = spark_demo["rescales"][0]["at"]
     for each in spark_demo["simulated"]["rescales"]:
         after = (each["at"] - first) % INTERVAL
-        # The simulation goes by quarters of a second, and the result is given to a tenth.
+        # The simulation uses steps of a quarter of a second, and the result is rounded to a tenth.
         assert min(after, INTERVAL - after) < 0.25, (first, each)

@@ -1,6 +1,6 @@
 """The readings of a batch job, and its engine, on a real standalone cluster.
 
-What the job does is known: 12 tasks and then 6 that read what those wrote, each of a known time.
+The work of the job is known: 12 tasks and then 6 that read their output, each of a known time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def test_the_readings_of_a_batch_job_rise_and_fall_to_0_with_it(daemon: Da
     def nothing(seen: dict[str, float]) -> bool:
         return not any(seen.values())
 
-    # The Master is up before it knows the job.
+    # The Master starts before it knows the job.
     await daemon.until(PATIENCE, daemon.engine.describe, lambda seen: seen == EngineStatus(job=JobState.IDLE))
     assert nothing(await readings())
     job = start_job(cluster)
@@ -95,7 +95,7 @@ async def test_the_readings_of_a_batch_job_rise_and_fall_to_0_with_it(daemon: Da
     assert mean >= COST
     assert mean * (finished - 1) <= time.monotonic() - begin
 
-    # Only the second stage reads anything.
+    # Only the second stage reads a shuffle.
     second = await daemon.until(PATIENCE, readings, lambda seen: seen["runnable_bytes"] > 0)
     assert second["pending_tasks"] + second["running_tasks"] <= READERS
     assert second["shuffle_workers"] == 1
@@ -106,7 +106,7 @@ async def test_the_readings_of_a_batch_job_rise_and_fall_to_0_with_it(daemon: Da
     assert (cluster.directory / "done").read_text() == str(TASKS)
     assert await daemon.engine.describe() == EngineStatus(job=JobState.RUNNING, slots=1, parallelism=1)
 
-    # The second stage is a Spark job of its own, but of the same query.
+    # The second stage is a separate Spark job, but of the same query.
     assert second["job_time"] > ran["job_time"]
     assert max(poll["job_time"] for poll in polls) >= (TASKS + READERS - 1) * COST
     assert max(poll["running_tasks"] for poll in polls) == 1

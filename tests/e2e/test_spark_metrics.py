@@ -1,8 +1,8 @@
 """The Spark source, engine, report and doctor on a real standalone cluster, compared with the truth.
 
-The truth is what the job cannot influence: the head of the log follows from the rates in the control file, and what
-has been processed, and when, stands in the query's checkpoint. What a batch takes besides its records depends on the
-machine and on who else is busy there, so rates are compared with this truth and promptness is counted in batches.
+The truth is what the job cannot influence: the head of the log follows from the rates in the control file, and the
+query's checkpoint has the processed records and their times. The fixed cost of a batch depends on the machine and its
+other load, so rates are compared with this truth and delays are counted in batches.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.e2e
 T = TypeVar("T")
 JOB = Path(__file__).parent / "data" / "spark_metrics_job.py"
 DECOMMISSION = "spark.decommission.enabled=true"
-MOST = 200  # records: two workers are faster than one can ever be while a batch costs less than 2 s besides its records
+MOST = 200  # records: two workers are faster than one can ever be while a batch has a fixed cost below 2 s
 COST = 0.02
 CAPACITY = 1 / COST
 WINDOW = Spark.window.total_seconds()
-PATIENCE = 300  # seconds, for what takes as long as the machine makes it
-KEPT = 50  # batches of which the checkpoint is read; Spark keeps the last 100
+PATIENCE = 300  # seconds, for steps whose duration depends on the machine
+KEPT = 50  # batches read from the checkpoint; Spark keeps the last 100
 
 
 def unavailable(reason: str) -> None:
@@ -118,7 +118,7 @@ class Cluster:
         return sum(rate * (end - begin) for (begin, rate), end in zip(self.steps, ends, strict=True))
 
     def commits(self) -> list[tuple[float, int]]:
-        """When each of the last batches was committed, and the records of all up to it, from the checkpoint."""
+        """The commit times of the last batches, and the total records up to each, from the checkpoint."""
         found = []
         paths = sorted((self.directory / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
         for path in paths[-KEPT:]:
@@ -131,7 +131,7 @@ class Cluster:
         return max((records for _, records in self.commits()), default=0)
 
     def truth(self, at: float) -> tuple[float, float]:
-        """Records per second in the window that ends with the batch at a time, and when its first batch began."""
+        """Records per second in the window that ends with the batch at a time, and the start of its first batch."""
         commits = self.commits()
         last, records = min(commits, key=lambda commit: abs(commit[0] - at))
         first, before = max(commit for commit in commits if commit[0] <= last - WINDOW)
@@ -142,7 +142,7 @@ class Cluster:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started, by its own process group."""
+    """End a process and its children, by its own process group."""
     for kind, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
         if process.poll() is None:
             os.killpg(process.pid, kind)
@@ -172,7 +172,7 @@ def running(directory: Path) -> Iterator[Cluster]:
 
 
 class Shared:
-    """What the daemon would share."""
+    """The shared objects of a daemon."""
 
     def __init__(self) -> None:
         self.live: dict[Hashable, Any] = {}
@@ -185,14 +185,14 @@ class Shared:
 
 
 class Daemon:
-    """Asks as the daemon does."""
+    """Reads metrics as the daemon does."""
 
     def __init__(self, source: SparkSource, engine: LiveEngine, cluster: Cluster) -> None:
         self.source, self.engine, self.cluster = source, engine, cluster
         self.last: object = None
 
     async def reading(self, name: str) -> tuple[float, float]:
-        """The value of a metric, and when it was true."""
+        """The value of a metric, and its time."""
         now = datetime.fromtimestamp(time.time(), UTC)
         reading = await self.source.collect(SparkQuery(name), now)
         assert isinstance(reading.value, float)
@@ -206,18 +206,18 @@ class Daemon:
         return tuple(await asyncio.gather(*map(self.metric, names)))
 
     async def metric_and_truth(self, name: str) -> tuple[float, float, float]:
-        """A metric, the true throughput in the window that it is of, and when that window began."""
+        """A metric, the true throughput in its window, and the start of that window."""
         value, at = await self.reading(name)
         return (value, *self.cluster.truth(at))
 
     async def arrivals_since(self, rose: float) -> tuple[int, float]:
-        """How many batches that began after a time have ended at least, and the arrivals that are read then."""
+        """The minimum number of batches that began after a time and have ended, and the arrivals read then."""
         report = (await self.source._api.report()).value
         ended = sum(batch.start > rose for run in report.queries for batch in run.progress)
         return ended, await self.metric("arrivals")
 
     async def until(self, seconds: float, ask: Callable[[], Awaitable[T]], fits: Callable[[T], bool]) -> T:
-        """Ask every half second until the answer fits; errors count as not fitting."""
+        """Poll every half second until the answer fits; errors count as not fitting."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
@@ -250,10 +250,10 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
             yield Daemon(source, engine, cluster)
 
 
-async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
+async def test_the_readings_of_a_real_query_are_true(daemon: Daemon) -> None:
     cluster = daemon.cluster
 
-    # The Master is up before it knows the job.
+    # The Master starts before it knows the job.
     await daemon.until(PATIENCE, daemon.engine.describe, lambda seen: seen.job is JobState.STOPPED)
     cluster.start_worker(1)
     job = cluster.start_job()
@@ -266,7 +266,7 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     assert status.max_parallelism is None, "the query keeps no state"
     assert status.restarts == 0
 
-    # Little load: once what came during the first, slow batches is gone, the offered rate is seen, and nothing is
+    # Low load: once the arrivals of the first, slow batches are processed, the offered rate is shown, and nothing is
     # saturated.
     cluster.set_rate(20)
     await daemon.until(
@@ -275,7 +275,7 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
         lambda seen: abs(seen[0] - 20) < 1 and abs(seen[1] - 20) < 3 and seen[2] < 0.9,
     )
 
-    # Three times what one worker can do: seen when three batches that began since have ended, for it takes two
+    # Three times the capacity of one worker: visible when three batches that began since have ended, for it takes two
     # intervals between their starts.
     cluster.set_rate(150)
     rose = cluster.steps[-1][0]
@@ -284,8 +284,8 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     )
     assert arrivals > 130
 
-    # Soon the job is saturated: its throughput is what it truly processes, and its slot is busy with that at least,
-    # less what the polls of its executor cut off.
+    # Soon the job is saturated: its throughput is the true one, and its slot is busy for at least that share, less the
+    # part that the polls of its executor cut off.
     await daemon.until(30, lambda: daemon.metric("saturation"), lambda share: share >= 0.95)
     saturated = time.time()
     throughput, true, _ = await daemon.until(
@@ -298,14 +298,14 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     )
     assert busy <= 1
 
-    # Lag is what truly waits, also while a batch runs. A batch that ends while both are asked is asked again.
+    # Lag is the true backlog, even while a batch runs. If a batch ends between the two reads, both are repeated.
     def lag_is_true() -> Callable[[tuple[float, float, float]], bool]:
         return lambda seen: seen[0] - 25 <= seen[1] <= seen[2] + 25
 
     async def lag_and_truth() -> tuple[float, float, float]:
         before = cluster.offered() - cluster.processed()
         lag = await daemon.metric("lag")
-        # What is committed is reported with a delay of some tenths of a second; then lag is still the higher one.
+        # A commit is reported with a delay of some tenths of a second; until then lag is the higher value.
         return min(before, cluster.offered() - cluster.processed()), lag, before + 50
 
     for _ in range(5):
@@ -325,12 +325,12 @@ async def test_what_is_read_of_a_real_query_is_true(daemon: Daemon) -> None:
     assert throughput == pytest.approx(true, rel=0.1)
     await daemon.until(30, lambda: daemon.metric("saturation"), lambda share: share >= 0.95)
 
-    # The doctor knows this job; what the Master shows is not asked for.
+    # The doctor knows this job; it does not ask for values that the Master shows.
     found = {finding.subject: finding for finding in await daemon.engine.diagnose()}
     assert "spark.deploy.maxExecutorRetries" in found
     assert not {subject for subject in found if "decommission" in subject or "timeout" in subject}
 
-    # The job ends: the engine says so, and no metric is made up.
+    # The job ends: the engine reports it, and no metric is invented.
     end(job)
     await daemon.until(30, daemon.engine.describe, lambda seen: seen.job in {JobState.STOPPED, JobState.FAILED})
     for name in ("lag", "arrivals", "throughput", "saturation", "utilization", "batch_time"):

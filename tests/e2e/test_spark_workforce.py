@@ -39,7 +39,7 @@ def standalone(tmp_path: Path) -> Iterator[Cluster]:
         found.processes.clear()
 
 
-async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fails(
+async def test_a_real_worker_is_drained_before_its_instance_is_terminated_and_no_task_fails(
     standalone: Cluster, proxy: Proxy
 ) -> None:
     async with standalone.target() as pool:
@@ -50,7 +50,7 @@ async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fai
 
         group = proxy.moto.group(2)
         hosts = sorted(worker.address for worker in pool._workers.values())
-        # To moto the instances have addresses of their own; here they are those of the workers.
+        # In moto the instances have their own addresses; here they are those of the workers.
         places = dict(zip(proxy.moto.instances(group).values(), hosts, strict=True))
 
         def rewrite(text: str) -> str:
@@ -83,7 +83,7 @@ async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fai
             assert (status.desired, status.ready, status.remarks) == (1, 1, ())
             assert len(proxy.made("TerminateInstanceInAutoScalingGroup")) == 1
             (left,) = await engine.workers()
-            await engine.drain(left)  # once more, now the last
+            await engine.drain(left)  # once more, for the last worker
             await engine.drain(left)
 
         def drained() -> bool:

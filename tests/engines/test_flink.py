@@ -1,4 +1,4 @@
-"""The engine `flink` on recorded answers of Flink 1.18, 1.20 and 2.3, and what its doctor finds."""
+"""The engine `flink` on recorded answers of Flink 1.18, 1.20 and 2.3, and the findings of its doctor."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("release", VERSIONS)
 @pytest.mark.parametrize("scene", ["running", "rescaled"])
-async def test_a_running_job_shows_what_it_has(release: str, scene: str) -> None:
+async def test_a_running_job_shows_its_slots_and_parallelism(release: str, scene: str) -> None:
     async for rig in _rig(release, scene):
         seen = await rig.describe(job="recorded")
         slots = 4 if scene == "rescaled" else 2
@@ -97,7 +97,7 @@ async def test_a_job_that_waits_for_workers_is_starting_and_uses_nothing(release
     ("listed", "shown", "expected"),
     [
         ("RUNNING", "RUNNING", JobState.RUNNING),
-        ("RUNNING", "RESTARTING", JobState.RESTARTING),  # the job itself is shown up to 3 s later
+        ("RUNNING", "RESTARTING", JobState.RESTARTING),  # the job itself appears up to 3 s later
         ("CREATED", "RUNNING", JobState.RESTARTING),
         ("RESTARTING", "RUNNING", JobState.RESTARTING),
         ("INITIALIZING", "INITIALIZING", JobState.RESTARTING),
@@ -111,7 +111,7 @@ async def test_a_job_that_waits_for_workers_is_starting_and_uses_nothing(release
         ("DREAMING", "DREAMING", JobState.UNKNOWN),
     ],
 )
-async def test_each_state_of_flink_is_one_of_ours(rig: Rig, listed: str, shown: str, expected: JobState) -> None:
+async def test_each_state_of_flink_maps_to_one_of_ours(rig: Rig, listed: str, shown: str, expected: JobState) -> None:
     rig.flink.line["state"], rig.flink.job["state"] = listed, shown
     seen = await rig.describe()
     assert seen.job is expected
@@ -119,12 +119,12 @@ async def test_each_state_of_flink_is_one_of_ours(rig: Rig, listed: str, shown: 
 
 
 @pytest.mark.parametrize("tasks", ["DEPLOYING", "SCHEDULED", "INITIALIZING", "CANCELED", "FAILED"])
-async def test_a_job_runs_only_when_all_its_tasks_do(rig: Rig, tasks: str) -> None:
+async def test_a_job_is_running_only_when_all_its_tasks_are(rig: Rig, tasks: str) -> None:
     rig.flink.vertex(SUM)["tasks"] |= {"RUNNING": 1, tasks: 1}
     assert (await rig.describe()).job is JobState.RESTARTING
 
 
-async def test_tasks_that_have_come_to_their_end_are_no_harm(rig: Rig) -> None:
+async def test_finished_tasks_do_no_harm(rig: Rig) -> None:
     rig.flink.vertex(SUM)["tasks"] |= {"RUNNING": 1, "FINISHED": 1}
     assert (await rig.describe()).job is JobState.RUNNING
 
@@ -134,23 +134,23 @@ async def test_a_job_without_restarts_has_failed_when_its_worker_is_lost() -> No
         assert await rig.describe() == EngineStatus(job=JobState.FAILED)
 
 
-async def test_a_job_of_the_default_scheduler_runs_on_the_slots_it_uses() -> None:
+async def test_the_slots_of_a_job_of_the_default_scheduler_are_those_it_uses() -> None:
     async for rig in _rig("2.3", "plain"):
         seen = await rig.describe()
         assert (seen.job, seen.slots, seen.parallelism, seen.last_checkpoint) == (JobState.RUNNING, 1, 1, None)
         assert {"checkpointing", "restart strategy", "scheduler-mode"} <= (await rig.findings()).keys()
-        for vertex in rig.flink.job["vertices"]:  # it says that it runs while it waits for slots
+        for vertex in rig.flink.job["vertices"]:  # it is shown as running while it waits for slots
             vertex["tasks"] = {"SCHEDULED": 1}
             vertex["start-time"] = -1
         seen = await rig.describe()
         assert (seen.job, seen.slots, seen.parallelism) == (JobState.STARTING, 0, 0)
 
 
-async def test_a_job_that_is_not_there_is_stopped(rig: Rig) -> None:
+async def test_a_missing_job_is_stopped(rig: Rig) -> None:
     assert await rig.describe(job="other") == EngineStatus(job=JobState.STOPPED)
 
 
-async def test_two_jobs_of_one_name_are_refused(rig: Rig) -> None:
+async def test_two_jobs_with_one_name_are_refused(rig: Rig) -> None:
     lines = rig.flink.answers["/jobs/overview"]["answer"]["jobs"]
     lines.append({**rig.flink.line, "jid": "f" * 32})
     with pytest.raises(AnswerError, match="2 jobs named 'recorded'"):
@@ -160,11 +160,11 @@ async def test_two_jobs_of_one_name_are_refused(rig: Rig) -> None:
 async def test_restarts_of_an_earlier_run_are_not_reported(rig: Rig) -> None:
     assert (await rig.describe()).restarts is not None
     rig.flink.ages.clear()
-    rig.flink.ages.append(-3600_000)  # metrics that still say that the job has been running for longer
+    rig.flink.ages.append(-3600_000)  # metrics that still show the previous, longer run
     assert (await rig.describe()).restarts is None
 
 
-async def test_where_slots_are_shared_only_those_in_use_are_counted(rig: Rig) -> None:
+async def test_if_several_jobs_share_the_slots_only_those_in_use_are_counted(rig: Rig) -> None:
     rig.flink.answers["/overview"]["answer"]["slots-total"] = 16
     assert (await rig.describe()).slots == 16
     rig.flink.unset("scheduler-mode")
@@ -173,7 +173,7 @@ async def test_where_slots_are_shared_only_those_in_use_are_counted(rig: Rig) ->
     assert (await rig.describe()).slots == 2
 
 
-def test_slot_sharing_groups_need_slots_of_their_own() -> None:
+def test_slot_sharing_groups_need_their_own_slots() -> None:
     def vertex(parallelism: int, group: str | None) -> Vertex:
         return Vertex(id="v", name="v", parallelism=parallelism, slot_sharing_group=group)
 
@@ -185,7 +185,7 @@ def test_slot_sharing_groups_need_slots_of_their_own() -> None:
 # workers
 
 
-async def test_workers_are_known_by_every_name(rig: Rig) -> None:
+async def test_workers_are_found_by_every_name(rig: Rig) -> None:
     engine = await rig.open()
     assert isinstance(engine, Workforce)
     workers = await engine.workers()
@@ -207,13 +207,13 @@ def test_the_host_of_a_worker_is_in_its_path(path: str, host: str | None) -> Non
     assert worker(known) == Worker(known.id, frozenset({known.id, host} - {None}), 3.0)  # type: ignore[arg-type]
 
 
-async def test_draining_is_refused_with_what_to_do_instead(rig: Rig) -> None:
+async def test_draining_is_refused_with_the_alternative(rig: Rig) -> None:
     engine = await rig.open()
     with pytest.raises(RefusedError, match="cannot drain the TaskManager tm; stop it with SIGTERM"):
         await engine.drain(Worker("tm", frozenset()))
 
 
-# how long its scheduler takes
+# deadlines from its scheduler's settings
 
 
 def facts(release: str = "2.3", scene: str = "running", **settings: str) -> Facts:
@@ -260,7 +260,7 @@ A = "jobmanager__adaptive_scheduler__"
         # 2.x also waits for stable slots, and for a checkpoint: three times its interval of 3 s.
         ("2.3", {}, 50, 30 + 60 + 9 + 66, 66),
         ("2.3", {A + "executing__cooldown_after_rescaling": "5 s"}, 50, 5 + 60 + 9 + 66, 66),
-        ("2.3", {A + "scaling_interval__min": "PT7S"}, 50, 7 + 60 + 9 + 66, 66),  # its old name still counts
+        ("2.3", {A + "scaling_interval__min": "PT7S"}, 50, 7 + 60 + 9 + 66, 66),  # its old name still works
         ("2.3", {A + "executing__resource_stabilization_timeout": "2s"}, 50, 30 + 2 + 9 + 66, 66),
         ("2.3", {A + "rescale_trigger__max_checkpoint_failures": "4"}, 50, 30 + 60 + 15 + 66, 66),
         ("2.3", {A + "rescale_trigger__max_delay": "1 min"}, 50, 30 + 60 + 60 + 66, 66),
@@ -272,7 +272,7 @@ A = "jobmanager__adaptive_scheduler__"
         ("2.3", {"restart_strategy__exponential_delay__max_backoff": "10 s"}, 50, 99 + 11, 11),
         ("1.18", {"restart_strategy": "exponential-delay"}, 50, 330, 330),
         ("2.3", {"restart_strategy__type": "none"}, 50, 99, 0),
-        ("2.3", {"heartbeat__timeout": "soon"}, 50, 165, 66),  # what cannot be read has its default
+        ("2.3", {"heartbeat__timeout": "soon"}, 50, 165, 66),  # an invalid value gives the default
     ],
 )
 def test_deadlines_follow_the_settings_of_each_version(
@@ -284,7 +284,7 @@ def test_deadlines_follow_the_settings_of_each_version(
     )
 
 
-def test_where_slots_in_use_are_counted_they_come_as_late_as_the_parallelism() -> None:
+def test_if_slots_in_use_are_counted_their_deadline_is_that_of_the_parallelism() -> None:
     known = facts()
     shared = replace(known, settings={key: value for key, value in known.settings.items() if key != "scheduler-mode"})
     assert status(shared, {}).deadlines[Phase.REGISTERED] > status(known, {}).deadlines[Phase.ABSORBED]
@@ -371,7 +371,7 @@ def narrow(most: int) -> Facts:
     return replace(known, job=known.job.model_copy(update={"vertices": vertices}))
 
 
-def test_a_good_job_has_no_finding() -> None:
+def test_a_well_configured_job_has_no_finding() -> None:
     assert examine(good()) == []
 
 
@@ -493,7 +493,7 @@ def test_flink_1_18_restarts_for_every_slot_and_its_steps_may_be_limited() -> No
     assert "only by 4 slots" in found["jobmanager.adaptive-scheduler.min-parallelism-increase"].problem
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_most_severe_findings_come_first() -> None:
     found = examine(replace(facts(), checkpointing=None))
     assert [finding.severity for finding in found] == sorted(
         (finding.severity for finding in found), key=list(Severity).index
@@ -512,7 +512,7 @@ async def test_the_doctor_reports_that_a_job_has_ended(rig: Rig, state: str) -> 
     assert f"does not run it; the last one is {state}" in found["job recorded"].problem
 
 
-async def test_warnings_are_logged_once_for_a_job(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_are_logged_once_per_job(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "autoscaler.engines"):
         for _ in range(3):
             await rig.describe()
@@ -522,14 +522,16 @@ async def test_warnings_are_logged_once_for_a_job(rig: Rig, caplog: pytest.LogCa
         answers = rig.flink.answers
         for path in [path for path in answers if rig.flink.jid in path]:
             answers[path.replace(rig.flink.jid, "f" * 32)] = answers[path]
-        rig.flink.line["jid"] = "f" * 32  # started again under its name
+        rig.flink.line["jid"] = "f" * 32  # restarted under its name
         rig.flink.jid = "f" * 32
         await rig.describe()
     assert len(caplog.records) == len(first)
 
 
-async def test_what_shows_only_once_a_job_runs_is_logged_too(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """The daemon is often there before the job: an initializing one has neither vertices nor checkpoints."""
+async def test_findings_that_appear_only_while_a_job_runs_are_logged_too(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon often starts before the job: an initializing job has neither vertices nor checkpoints."""
     vertices = rig.flink.job["vertices"]
     for vertex in vertices:
         vertex["maxParallelism"] = 1
@@ -548,7 +550,7 @@ async def test_what_shows_only_once_a_job_runs_is_logged_too(rig: Rig, caplog: p
 
 
 async def test_each_finding_is_logged_once(rig: Rig, tmp_path: Path) -> None:
-    """In its report; what the daemon would log of the same is not shown beside it."""
+    """Once in its report: the log line of the daemon about the same finding is not shown beside it."""
     file = tmp_path / "autoscaler.yaml"
     file.write_text(
         f"""clusters:
@@ -579,5 +581,5 @@ def test_the_source_and_the_engine_have_the_same_parameters() -> None:
             plugin(url="http://h:1", window=timedelta(0))
 
 
-def test_a_vertex_is_a_source_when_nothing_feeds_it() -> None:
+def test_a_vertex_without_inputs_is_a_source() -> None:
     assert [vertex.id for vertex in facts().job.sources] == [SOURCE]

@@ -1,4 +1,4 @@
-"""What the doctor finds, fact by fact."""
+"""The findings of the doctor, fact by fact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def master(*used: int) -> Master:
     return Master.model_validate_json(json.dumps({"status": "ALIVE", "workers": workers, "activeapps": []}))
 
 
-# Settings with which nothing is found, so that each case shows its own finding alone.
+# Settings without findings, so that each case shows only its own finding.
 GOOD: dict[str, Any] = {
     "settings": {"spark.decommission.enabled": "true"},
     "run": run(),
@@ -57,7 +57,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_good_job_has_no_finding() -> None:
+def test_a_well_configured_job_has_no_finding() -> None:
     assert examine(Facts(**GOOD)) == []
 
 
@@ -185,7 +185,7 @@ SET = {"spark.decommission.enabled": "true"}
         {"executors": []},  # all workers are free before the job has begun
     ],
 )
-def test_what_is_in_order_is_not_found(changes: dict[str, Any]) -> None:
+def test_good_settings_give_no_finding(changes: dict[str, Any]) -> None:
     assert examine(Facts(**{**GOOD, **changes})) == []
 
 
@@ -263,7 +263,7 @@ BATCH: dict[str, Any] = {**GOOD, "settings": MIGRATES, "run": None, "partitions"
         ({"active": False, "settings": {}, "executors": []}, "info", "application", "not active", "while a job runs"),
     ],
 )
-def test_the_doctor_finds_what_matters_to_batch_jobs_and_nothing_else(
+def test_the_doctor_reports_only_findings_that_matter_to_batch_jobs(
     changes: dict[str, Any], severity: str, subject: str, problem: str, remedy: str
 ) -> None:
     (found,) = examine(Facts(**{**BATCH, **changes}))
@@ -283,18 +283,18 @@ def test_the_doctor_finds_what_matters_to_batch_jobs_and_nothing_else(
         {"settings": {"spark.decommission.enabled": "true", "spark.shuffle.manager": "com.example.RemoteManager"}},
     ],
 )
-def test_a_good_batch_application_has_no_finding(changes: dict[str, Any]) -> None:
+def test_a_well_configured_batch_application_has_no_finding(changes: dict[str, Any]) -> None:
     assert examine(Facts(**{**BATCH, **changes})) == []
 
 
-def test_between_batch_jobs_the_cluster_alone_is_examined() -> None:
+def test_between_batch_jobs_only_the_cluster_is_examined() -> None:
     bare = Facts(**{**BATCH, "settings": {}, "active": False, "master_settings": {}, "worker_settings": {}})
     subjects = {finding.subject for finding in examine(bare)}
     assert {"application", "decommissioning (master)", "decommissioning (workers)"} <= subjects
     assert not {"decommissioning (application)", "shuffle files", "workers without an executor"} & subjects
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_most_severe_findings_come_first() -> None:
     found = examine(Facts(settings={}, run=run(state=8, latest=None), master=master(1), executors=executors(1)))
     assert [finding.severity for finding in found] == sorted(
         (finding.severity for finding in found), key=list(Severity).index
@@ -306,14 +306,14 @@ def test_the_worst_comes_first() -> None:
     ("text", "expected"),
     [(None, 30.0), ("3s", 3.0), ("100ms", 0.1), ("2min", 120.0), ("7", 7.0), ("1h", 3600.0), ("soon", None)],
 )
-def test_durations_of_spark_are_read(text: str | None, expected: float | None) -> None:
+def test_durations_of_spark_are_parsed(text: str | None, expected: float | None) -> None:
     assert seconds(text, 30.0) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [(None, 10.0), ("10000", 10.0), ("10000ms", 10.0), ("30s", 30.0), ("", None)]
 )
-def test_a_bare_number_means_milliseconds_where_it_does_in_spark(text: str | None, expected: float | None) -> None:
+def test_a_bare_number_means_milliseconds_if_it_does_in_spark(text: str | None, expected: float | None) -> None:
     assert milliseconds(text, 10.0) == expected
 
 

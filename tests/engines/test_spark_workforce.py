@@ -1,4 +1,4 @@
-"""The Spark engine names its workers and drains them, against HTTP servers that answer as Spark 4.3 does."""
+"""The Spark engine lists its workers and drains them, against HTTP servers that answer like Spark 4.3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENABLED = {"spark.decommission.enabled": "true"}
 
 @dataclass
 class Cluster:
-    """A fake Spark, and what was posted to its Master."""
+    """A fake Spark, and the requests that were posted to its Master."""
 
     spark: FakeSpark
     url: str = ""
@@ -70,7 +70,7 @@ async def workers(cluster: Cluster, **changes: Any) -> dict[str, Worker]:
         return {worker.id: worker for worker in await engine.workers()}
 
 
-async def test_workers_are_those_of_the_master_with_what_they_do_as_cost(cluster: Cluster) -> None:
+async def test_workers_are_those_of_the_master_with_their_work_as_cost(cluster: Cluster) -> None:
     cluster.executor("127.0.0.2", activeTasks=1)
     cluster.executor("127.0.0.3", activeTasks=0)
     assert await workers(cluster) == {
@@ -85,7 +85,7 @@ async def test_an_idle_worker_costs_nothing(cluster: Cluster) -> None:
     assert (await workers(cluster))[SECOND].cost == 0
 
 
-async def test_a_worker_is_known_by_its_public_name_too(cluster: Cluster) -> None:
+async def test_a_worker_is_found_by_its_public_name_too(cluster: Cluster) -> None:
     cluster.worker(0, webuiaddress="http://spark-1.example.com:8081")
     assert (await workers(cluster))[FIRST].hosts == {"127.0.0.2", "spark-1.example.com"}
 
@@ -95,7 +95,7 @@ async def test_a_task_counted_twice_does_not_raise_the_cost_of_a_worker(cluster:
     assert (await workers(cluster))[FIRST].cost == 2
 
 
-async def test_workers_with_shuffle_files_of_a_batch_application_go_last(cluster: Cluster) -> None:
+async def test_workers_with_shuffle_files_of_a_batch_application_are_removed_last(cluster: Cluster) -> None:
     cluster.executor("127.0.0.2", activeTasks=1, totalShuffleWrite=0)
     cluster.executor("127.0.0.3", activeTasks=0)
     found = await workers(cluster, batch=True)
@@ -103,7 +103,7 @@ async def test_workers_with_shuffle_files_of_a_batch_application_go_last(cluster
     assert (await workers(cluster))[SECOND].cost == 1, "in a streaming query they are no matter"
 
 
-async def test_shuffle_files_of_what_ended_before_keep_no_worker(cluster: Cluster) -> None:
+async def test_shuffle_files_of_earlier_applications_keep_no_worker(cluster: Cluster) -> None:
     for path in ("jobs?status=running", "stages?status=active"):
         cluster.spark.answers[f"{APP}/{path}"] = []
     async with cluster.engine(batch=True) as engine:
@@ -111,13 +111,15 @@ async def test_shuffle_files_of_what_ended_before_keep_no_worker(cluster: Cluste
         assert all(worker.cost > 1000 for worker in await engine.workers()), "something may have run a moment ago"
         assert engine._memory.quiet_since is not None
         engine._memory = replace(engine._memory, quiet_since=engine._memory.quiet_since - IDLE_AFTER)
-        await asyncio.sleep(1.2 * FRESH)  # until the kept answers are asked for anew
+        await asyncio.sleep(1.2 * FRESH)  # until the cached answers expire
         assert [worker.cost for worker in await engine.workers()] == [2, 2]
 
 
 @pytest.mark.parametrize(("active", "listed"), [(True, True), (False, False)])
-async def test_a_draining_worker_is_there_while_its_executors_are(cluster: Cluster, active: bool, listed: bool) -> None:
-    """Its process stays registered until it is stopped, long after it has let go."""
+async def test_a_draining_worker_is_present_while_it_has_executors(
+    cluster: Cluster, active: bool, listed: bool
+) -> None:
+    """Its process stays registered until it is stopped, long after its executors have ended."""
     cluster.worker(0, state="DECOMMISSIONED")
     cluster.executor("127.0.0.2", isActive=active)
     assert (FIRST in await workers(cluster)) == listed
@@ -142,7 +144,7 @@ async def test_without_an_answer_of_the_driver_the_workers_are_an_error(cluster:
         await workers(cluster)
 
 
-async def test_without_a_master_there_are_no_workers_to_name(cluster: Cluster) -> None:
+async def test_without_a_master_no_workers_are_known(cluster: Cluster) -> None:
     with pytest.raises(RefusedError, match="parameter master"):
         await workers(cluster, master=None)
     async with cluster.engine(master=None) as engine:
@@ -150,7 +152,7 @@ async def test_without_a_master_there_are_no_workers_to_name(cluster: Cluster) -
             await engine.drain(Worker(FIRST, frozenset()))
 
 
-async def test_draining_has_the_master_decommission_the_workers_host(cluster: Cluster) -> None:
+async def test_draining_makes_the_master_decommission_the_workers_host(cluster: Cluster) -> None:
     async with cluster.engine() as engine:
         await engine.drain(Worker(FIRST, frozenset({"127.0.0.2"})))
     assert cluster.posted == ["/workers/kill/?host=127.0.0.2"]
@@ -184,7 +186,7 @@ async def test_a_refusal_of_the_master_names_the_remedy(
             await engine.drain(Worker(FIRST, frozenset({"127.0.0.2"})))
 
 
-async def test_an_application_that_would_never_let_go_is_not_drained(cluster: Cluster) -> None:
+async def test_an_application_that_would_never_release_a_worker_is_not_drained(cluster: Cluster) -> None:
     cluster.spark.answers["/v1/progress"] = cluster.spark.report(settings={})
     async with cluster.engine() as engine:
         with pytest.raises(RefusedError, match="start the job with it"):

@@ -15,7 +15,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.driver.memory": "1g",
-    # Tests are over before Java's second compiler has earned what it costs.
+    # The tests end before Java's second compiler pays off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -27,11 +27,11 @@ _in_json = PySparkLogger.addHandler
 
 
 def _add_handler(logger: PySparkLogger, handler: logging.Handler) -> None:
-    """Leave the format of pytest's handlers as it is.
+    """Keep the format of pytest's handlers.
 
-    Pytest adds those that capture the log to loggers that do not propagate as well. PySpark has such loggers once a
-    query has failed, and gives each handler that is added to them a format of its own: what any later test of the
-    process captures would be JSON.
+    Pytest also adds its capturing handlers to loggers that do not propagate. PySpark has such loggers once a query has
+    failed, and gives each handler that is added to them its own format: every later test of the process would capture
+    JSON.
     """
     if handler.formatter is None:
         _in_json(logger, handler)

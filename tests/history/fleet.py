@@ -1,9 +1,9 @@
-"""History of a fleet whose truth is known: quick to make, as large as wanted, the same for the same seed.
+"""History of a fleet whose true values are known: quick to make, of any size, the same for the same seed.
 
-A cluster has a capacity curve, a weekly load with workdays and weekends, and start-up and stall times that are drawn
-from distributions of its own; a simple rule scales it after its load. What is shown is what the simulator
-(`autoscaler.simulation`) shows: means of the last minute, a job that stops for every change, goes back to its last
-checkpoint and is slower for half a minute afterwards. All clusters of a part advance together, a tick at a time.
+A cluster has a capacity curve, a weekly load with workdays and weekends, and its own distributions of start-up and
+stall times; a simple rule scales it by its load. The observations are like those of the simulator
+(`autoscaler.simulation`): means of the last minute, a job that stops for every change, goes back to its last checkpoint
+and is slower for half a minute afterwards. All clusters of a part advance together, a tick at a time.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A fleet and the time that its history is of.
+    """A fleet and the period of its history.
 
     Attributes:
-        clusters: how many.
-        days: how many, from `begin`.
+        clusters: number of clusters.
+        days: number of days, from `begin`.
         interval: seconds from one observation to the next.
         begin: the first day.
-        seed: of everything that is drawn.
+        seed: of all random numbers.
         skewed: the first cluster is observed `SKEW` times as often as the others.
-        together: clusters that are made by one task, and share a file of each day.
+        together: clusters that one task makes, and that share a file per day.
     """
 
     clusters: int = 20
@@ -73,12 +73,12 @@ class Fleet:
 
     @property
     def observations(self) -> int:
-        """How many there are."""
+        """The number of observations."""
         ticks = round(DAY / self.interval) * self.days
         return ticks * (self.clusters + (SKEW - 1 if self.skewed else 0))
 
     def parts(self) -> list[Part]:
-        """What is made by one task each; the cluster with the most data first."""
+        """The work of each task; the cluster with the most data first."""
         first = [Part(self, 0, 1, self.interval / SKEW)] if self.skewed else []
         begin = len(first)
         return first + [
@@ -87,7 +87,7 @@ class Fleet:
         ]
 
     def truths(self) -> list[Truth]:
-        """What is true of each cluster."""
+        """The true values of each cluster."""
         return [truth(self.seed, number) for number in range(self.clusters)]
 
 
@@ -106,19 +106,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a profile should find of one cluster. Times are medians in seconds.
+    """The values that a profile should find for one cluster. Times are medians in seconds.
 
     Attributes:
-        cluster: its name.
-        rate, exponent: n replicas do rate * n^exponent records/s when they are busy.
-        sigma: standard deviation of the logarithm of that, a process that forgets in five minutes.
-        startup: from the request until all replicas are ready.
-        stall_up, stall_down: how long the job stands still.
-        level: greatest usual arrivals of the week, records/s.
-        rush: the hour of the day in which they come.
-        low: the share of them at the quietest hour of a workday.
-        weekend: share of a workday that a Saturday or Sunday has.
-        noise: standard deviation of the arrivals about what is usual, as a share.
+        cluster: its name. rate, exponent: n replicas process rate * n^exponent records/s when saturated.
+        sigma: standard deviation of the logarithm of that, a process with a time constant of five minutes.
+        startup: from the request until all replicas are ready. stall_up, stall_down: duration of the stall.
+        level: maximum of the usual arrivals of the week, records/s.
+        rush: the hour of the day of this maximum.
+        low: their share at the quietest hour of a workday.
+        weekend: share of a workday on a Saturday or Sunday.
+        noise: standard deviation of the arrivals around the usual ones, as a share.
         phase: seconds after the full tick at which it is observed.
         target: share of their capacity at which its rule wants replicas to work.
     """
@@ -147,7 +145,7 @@ class Truth:
 
 
 def truth(seed: int, number: int) -> Truth:
-    """What is true of the cluster of that number."""
+    """The true values of the cluster with that number."""
     dice = np.random.default_rng((seed, number))
     rate = float(np.exp(dice.uniform(np.log(50.0), np.log(5000.0))))
     exponent = float(dice.uniform(0.8, 1.0))
@@ -172,7 +170,7 @@ def truth(seed: int, number: int) -> Truth:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of size: of which cluster (its number in the part), and when, in seconds from the fleet's begin."""
+    """One change of size: the cluster (its number in the part), and the time, in seconds from the fleet's begin."""
 
     number: int
     at: float
@@ -282,7 +280,7 @@ def simulated(part: Part) -> Iterator[Day]:  # noqa: PLR0915 - one loop whose li
             seen["running_since"][tick] = np.where(runs, since, np.nan)
             last = np.where(stall_end <= now, now, np.minimum(stall_at, now))
             seen["checkpoint"][tick] = last - last % CHECKPOINT
-            # What is decided at the end of the tick shows in the next one.
+            # A decision at the end of the tick shows in the next one.
             free = np.isinf(ready_at) & (stall_end + COLD_FOR <= now)
             settling[tick] = ~free
             want = wanted[tick]
@@ -294,7 +292,7 @@ def simulated(part: Part) -> Iterator[Day]:  # noqa: PLR0915 - one loop whose li
                 _request(day, truths, dice, now, change, desired, want, ready_at, stall_s)
                 size_to = np.where(change, want, size_to)
                 desired = np.where(change, want, desired)
-                # Those that are to go do so at once, and the job is stopped at once.
+                # Removed replicas disappear at once, and the job is stopped at once.
                 down = fewer & ~more
                 if down.any():
                     up = np.where(down, desired, up)
@@ -318,7 +316,7 @@ def _needed(arrivals: Numbers, rate: Numbers, exponent: Numbers, target: Numbers
 
 
 def _means(values: Numbers, before: Numbers | None, width: int) -> Numbers:
-    """The mean of each tick and those before it, `width` of them or as many as there are."""
+    """The mean of each tick and those before it, `width` of them or as many as available."""
     whole = values if before is None else np.concatenate([before, values])
     sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(whole, axis=0)])
     end = np.arange(len(whole) - len(values), len(whole)) + 1
@@ -337,7 +335,7 @@ def _request(
     ready_at: Numbers,
     stall_s: Numbers,
 ) -> None:
-    """Draw how long each requested change takes, and keep it."""
+    """Draw the durations of each requested change, and keep it."""
     for number in np.flatnonzero(change).tolist():
         one = truths[number]
         up = want[number] > desired[number]
@@ -394,7 +392,7 @@ def _whole(values: Numbers) -> pa.Array:
 
 
 def _struct(kind: pa.DataType, count: int, **known: pa.Array) -> pa.Array:
-    """A column of structs: what is known, and nothing else."""
+    """A column of structs with these fields only."""
     columns = [known.get(part.name, _nothing(count, part.type)) for part in kind]
     return pa.StructArray.from_arrays([c.cast(f.type) for c, f in zip(columns, kind, strict=True)], fields=list(kind))
 
@@ -502,7 +500,7 @@ def decisions(part: Part, day: Day) -> pa.Table:
 
 
 def rescales(part: Part, day: Day) -> pa.Table:
-    """The changes of one day of a part, as the table `rescales`, with the times that are true."""
+    """The changes of one day of a part, as the table `rescales`, with their true times."""
     truths = [truth(part.fleet.seed, part.first + number) for number in range(part.count)]
     begin = datetime(part.fleet.begin.year, part.fleet.begin.month, part.fleet.begin.day, tzinfo=UTC)
     rows = [
@@ -532,7 +530,7 @@ MAKERS = {"observations": observations, "decisions": decisions, "rescales": resc
 
 
 def frame(spark: SparkSession, fleet: Fleet, table: str = "observations") -> DataFrame:
-    """A table of a fleet's history, made where it is used; one partition for each part."""
+    """A table of a fleet's history, made where it is used; one partition per part."""
 
     parts = fleet.parts()
 
@@ -545,7 +543,7 @@ def frame(spark: SparkSession, fleet: Fleet, table: str = "observations") -> Dat
 
 
 def _numbers(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
-    # By value: what runs in a Python worker need not find the tests.
+    # By value: Python workers need not find the tests.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return spark.range(0, len(parts), numPartitions=len(parts))
 
@@ -561,9 +559,9 @@ def write(
     directory: Path,
     tables: Sequence[str] = ("observations", "decisions", "rescales"),
 ) -> int:
-    """Write a fleet's history as a dataset, new or in place of what was there; how many observations it has.
+    """Write a fleet's history as a dataset, new or replacing an old one; returns the number of observations.
 
-    The files are written by Arrow in Spark's tasks: by way of the JVM it takes several times as long.
+    Arrow writes the files in Spark's tasks: through the JVM it takes several times as long.
     """
     if directory.exists():
         shutil.rmtree(directory)
@@ -578,7 +576,7 @@ def write(
 
 
 def _run(spark: SparkSession, parts: Sequence[Part], work: Callable[[Part], int]) -> int:
-    """Do something with each part, in Spark's tasks; the sum of what it gives."""
+    """Run a function for each part, in Spark's tasks; returns the sum of its results."""
 
     def made(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in _each(numbers):
@@ -601,7 +599,7 @@ def _write(part: Part, directory: Path, tables: Sequence[str]) -> int:
 
 
 def write_traces(spark: SparkSession, fleet: Fleet, directory: Path) -> int:
-    """Write a fleet's history as daemons do, one for each part: `daemon-00000/2026-01-05T00.jsonl`; how many lines."""
+    """Write a fleet's history like daemons: `daemon-00000/2026-01-05T00.jsonl` etc.; returns the number of lines."""
     return _run(spark, fleet.parts(), lambda part: _write_traces(part, directory / f"daemon-{part.first:05d}"))
 
 

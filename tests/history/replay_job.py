@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, TimestampType
 
@@ -37,11 +37,10 @@ def replay_decisions(observations: DataFrame, decisions: DataFrame, specs: Mappi
 
     Args:
         observations: the table of a dataset.
-        decisions: likewise.
+        decisions: the table of a dataset.
         specs: cluster -> its spec.
 
-    Returns:
-        `REPLAYED`.
+    Returns: `REPLAYED`.
     """
     seen = observations.where(F.col("cluster").isin(*specs)).select("cluster", "at", F.struct("*").alias("observation"))
     done = decisions.select("cluster", "at", F.struct("*").alias("decision"))

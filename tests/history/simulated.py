@@ -1,4 +1,4 @@
-"""Simulated clusters, whose truth is known, as the minutes that a profile is made of."""
+"""Simulated clusters with known true values, as the minutes from which a profile is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoscaler.simulation.plant import PlantSpec
 
 @dataclass
 class Follow:
-    """Decides by the arrivals alone, and not more often than allowed: much quicker than a policy, and it rescales."""
+    """Decides by the arrivals alone, at most once per interval: much quicker than a policy, and it rescales."""
 
     one: float
     exponent: float
@@ -46,7 +46,7 @@ class Follow:
 
 
 def followed(load: Load, plant: PlantSpec, *, seed: int = 1, target: float = 0.8) -> tuple[list[Record], Run]:
-    """What is recorded of a cluster that follows its load."""
+    """The records of a cluster that follows its load."""
     records: list[Record] = []
     decide = Follow(load.per_worker(plant.gamma), plant.gamma, target)
     done = run(

@@ -1,4 +1,4 @@
-"""What arrived, tried again on Spark: days, gaps, trials, what is added up, and the command."""
+"""Recorded arrivals simulated again on Spark: days, gaps, trials, sums, and the command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def frame(spark: SparkSession, found: Iterable[Mapping[str, Any]]) -> DataFrame:
 # Days
 
 
-def test_a_day_has_its_slots_and_those_of_the_evening_before(spark: SparkSession) -> None:
+def test_a_day_has_its_own_slots_and_those_of_the_evening_before(spark: SparkSession) -> None:
     days = {row["day"]: row for row in arrived(spark, frame(spark, rows(range(0, 2880, 10)))).collect()}
     assert set(days) == {FIRST, FIRST + timedelta(days=1)}
     first, second = days[FIRST], days[FIRST + timedelta(days=1)]
@@ -78,7 +78,7 @@ def test_a_day_has_its_slots_and_those_of_the_evening_before(spark: SparkSession
     assert first["peak"] == max(first["rates"])
 
 
-def test_what_is_observed_more_often_than_slots_are_is_averaged(spark: SparkSession) -> None:
+def test_observations_more_frequent_than_slots_are_averaged(spark: SparkSession) -> None:
     seen = [
         {"cluster": "x", "at": MIDNIGHT + timedelta(seconds=5 * number), "arrivals": float(number)}
         for number in range(6)
@@ -94,16 +94,16 @@ def test_invalid_rates_are_ignored(spark: SparkSession) -> None:
     assert row["rates"] == [7.0]
 
 
-def test_a_day_with_a_long_gap_is_left_out_and_reported(spark: SparkSession) -> None:
+def test_a_day_with_a_long_gap_is_skipped_and_reported(spark: SparkSession) -> None:
     minutes = [*range(0, 1440, 10), *range(1440, 1451), *range(1465, 2880, 10), *range(2880, 3600, 10)]
     (found,) = known(arrived(spark, frame(spark, rows(minutes))))
-    # Less than 15 minutes are a gap that is filled in; half a day is not.
+    # Gaps below 15 minutes are filled; half a day is too long.
     assert found.days == (FIRST, FIRST + timedelta(days=1))
     assert found.left_out == ((FIRST + timedelta(days=2), 43200.0 + 585.0),)
     assert found.peak == rate(360)
 
 
-def test_days_before_the_first_that_counts_are_left_out(spark: SparkSession) -> None:
+def test_days_before_the_first_requested_day_are_skipped(spark: SparkSession) -> None:
     seen = [*rows(range(0, 2880, 10)), *rows(range(0, 1440, 10), "other")]
     later = FIRST + timedelta(days=1)
     found = known(arrived(spark, frame(spark, seen), {"orders": later}))
@@ -156,7 +156,7 @@ def test_spark_and_this_process_simulate_the_same_bit_for_bit(spark: SparkSessio
     assert len({row["digest"] for row in rows_there}) > 4
 
 
-def test_work_is_dealt_out_to_more_tasks_than_there_are_cores(spark: SparkSession) -> None:
+def test_work_is_divided_into_more_tasks_than_cores(spark: SparkSession) -> None:
     arrivals = frame(spark, rows(range(0, 1440, 10)))
     ready = arrived(spark, arrivals)
     work = trials(spark, ready, {"orders": case()}, [Known("orders", (FIRST,), 900.0, ())], range(1, 5))
@@ -166,7 +166,7 @@ def test_work_is_dealt_out_to_more_tasks_than_there_are_cores(spark: SparkSessio
     assert " 8), REPARTITION_BY_NUM" in plan
 
 
-def test_without_whole_days_nothing_is_tried(spark: SparkSession) -> None:
+def test_without_complete_days_nothing_is_simulated(spark: SparkSession) -> None:
     ready = arrived(spark, frame(spark, rows(range(10))))
     assert trials(spark, ready, {"orders": case()}, known(ready), (1,)).collect() == []
 
@@ -197,18 +197,18 @@ def test_days_are_added_up(spark: SparkSession) -> None:
     assert other["digest"] == row["digest"], "in whatever order they come"
 
 
-def test_a_cluster_that_paid_nothing_counts_among_the_others(spark: SparkSession) -> None:
+def test_a_cluster_without_cost_counts_among_the_others(spark: SparkSession) -> None:
     found = added(spark, [trial("x", 0, 1, 0), trial("idle", 0, 1, 0, replica_hours=0.0)])
     (row,) = _fleet_totals(found)
     assert (row["clusters"], row["replica_hours"], row["to_static"], row["to_demand"]) == (2, 100.0, 0.25, 0.625)
 
 
-def test_what_another_beats_is_not_on_the_front(spark: SparkSession) -> None:
+def test_a_dominated_variant_is_not_on_the_front(spark: SparkSession) -> None:
     tries = [
         trial("x", 0, 1, 0),
-        trial("x", 1, 1, 0, replica_hours=90.0, late_hours=0.5),  # cheaper, and later
-        trial("x", 2, 1, 0, replica_hours=100.0, late_hours=0.3),  # as dear as the first, and later
-        trial("x", 3, 1, 0, rescales=0, replica_hours=500.0),  # dear, and never changed
+        trial("x", 1, 1, 0, replica_hours=90.0, late_hours=0.5),  # cheaper, but later
+        trial("x", 2, 1, 0, replica_hours=100.0, late_hours=0.3),  # as expensive as the first, and later
+        trial("x", 3, 1, 0, rescales=0, replica_hours=500.0),  # expensive, and without changes
         trial("x", 4, 1, 0),  # the same as the first
         trial("y", 0, 1, 0, replica_hours=1e6),  # of another cluster
     ]
@@ -217,7 +217,7 @@ def test_what_another_beats_is_not_on_the_front(spark: SparkSession) -> None:
     assertDataFrameEqual(front, spark.createDataFrame(wanted, front.schema))
 
 
-def test_a_variant_is_on_the_front_by_the_means_of_its_seeds(spark: SparkSession) -> None:
+def test_a_variant_is_placed_on_the_front_by_the_means_of_its_seeds(spark: SparkSession) -> None:
     tries = [
         *(trial("x", 0, seed, 0, replica_hours=cost) for seed, cost in ((1, 80.0), (2, 120.0))),
         *(trial("x", 1, seed, 0, replica_hours=cost) for seed, cost in ((1, 90.0), (2, 90.0))),
@@ -277,7 +277,7 @@ def test_it_shows_the_figures_of_policies_and_parameters(
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_is_reported(history: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     many = config.with_name("many.yaml")
     many.write_text(CONFIG + CONFIG.split("clusters:\n")[1].replace("orders", "absent"))
     cases = [
@@ -311,7 +311,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
     assert "is not a dataset" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_settings_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in [
         (("--policy", "hpa71"), "'hpa71' is not a policy; did you mean 'hpa70'"),
         (("--set", "headroom"), "'headroom' is not like main.objective=30s,60s"),
@@ -322,7 +322,7 @@ def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[st
         assert message in capsys.readouterr().err
 
 
-def test_results_take_the_place_of_results_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_overwrite_only_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "orders.json").touch()
     assert run_backtest("x", "y", "--out", tmp_path / "profiles") == 2

@@ -1,4 +1,4 @@
-"""Bad input across the whole pipeline: a clear message, nothing lost, and it can go on where it was."""
+"""Bad input across the whole pipeline: a clear message, nothing lost, and work can resume."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def good(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dataset(good: Path, tmp_path: Path) -> Path:
-    """The same, to be spoiled."""
+    """A copy to be damaged."""
     return Path(shutil.copytree(good, tmp_path / "dataset"))
 
 
 @pytest.fixture(scope="module")
 def hours() -> dict[str, list[str]]:
-    """Lines of two clusters: hour -> what a daemon has written in it."""
+    """Lines of two clusters: hour -> the lines that a daemon has written in it."""
     part = Part(Fleet(clusters=2, days=1, interval=300.0), 0, 2, 300.0)
     found: dict[str, list[str]] = {}
     for hour, line in trace(part, next(simulated(part))):
@@ -90,7 +90,7 @@ def empty(file: Path) -> None:
 
 
 def scribble(file: Path) -> None:
-    """What is within is spoiled, but not the end of the file, by which it is known."""
+    """Damage the middle, but not the end of the file, which identifies it."""
     content = bytearray(file.read_bytes())
     middle = slice(1000, len(content) - 20_000)
     content[middle] = b"\x55" * len(content[middle])
@@ -102,7 +102,7 @@ def replace(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [halve, empty, scribble, replace])
-def test_a_corrupt_parquet_file_is_named_and_costs_its_own_day_only(
+def test_a_corrupt_parquet_file_is_named_and_costs_only_its_own_day(
     spark: SparkSession, dataset: Path, spoil: Callable[[Path], None]
 ) -> None:
     tuesday = MONDAY + timedelta(days=1)
@@ -111,16 +111,16 @@ def test_a_corrupt_parquet_file_is_named_and_costs_its_own_day_only(
     with pytest.raises(DatasetError, match=re.escape(file.name) + r".*put a good copy of it there, or remove it"):
         profiled(spark, dataset)
     opened = open_dataset(dataset)
-    # The other days are as they were, to read and to profile...
+    # The other days are unchanged, to read and to profile...
     assert counted(spark, opened, until=MONDAY) == OF_A_DAY
     assert counted(spark, opened, since=tuesday + timedelta(days=1)) == OF_A_DAY
     assert set(profiled(spark, dataset, until=MONDAY)) == {"job-0000", "job-0001"}
-    # ... and the day itself comes back with the file, or without it is a gap.
+    # ... and the day itself returns with the file, or is a gap without it.
     file.unlink()
     assert counted(spark, open_dataset(dataset)) == 2 * OF_A_DAY
 
 
-def test_rescales_that_were_removed_or_are_wrong_are_found_anew_when_their_days_are_imported_again(
+def test_removed_or_wrong_rescales_are_found_again_when_their_days_are_imported_again(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "all.jsonl"
@@ -139,7 +139,7 @@ def test_rescales_that_were_removed_or_are_wrong_are_found_anew_when_their_days_
     assert open_dataset(directory).read(spark, "rescales").isEmpty()
 
 
-def test_lines_that_are_cut_off_are_rejected_and_added_when_the_file_is_whole(
+def test_truncated_lines_are_rejected_and_added_when_the_file_is_complete(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]]
 ) -> None:
     hour, lines = next(iter(hours.items()))
@@ -169,7 +169,7 @@ def test_lines_of_a_newer_version_or_a_wrong_clock_are_rejected_with_the_reason(
     future = re.sub(r"2026-01-05T", "2027-01-05T", future)
     past = re.sub(r"2026-01-05T", "1970-01-05T", past)
     file = tmp_path / f"{hour}.jsonl"
-    # Times that go backwards are no harm: a record is known by its own.
+    # Times that go backwards do no harm: a record is identified by its own time.
     file.write_text("".join([newer, future, past, *reversed(rest)]))
     done = brought(spark, tmp_path / "dataset", file)
     assert done.merged.added["observations"] == len(rest)
@@ -184,7 +184,7 @@ def test_lines_of_a_newer_version_or_a_wrong_clock_are_rejected_with_the_reason(
     )
 
 
-def test_a_dataset_of_a_newer_version_is_refused_and_left_alone(
+def test_a_dataset_of_a_newer_version_is_refused_and_not_changed(
     spark: SparkSession, dataset: Path, tmp_path: Path, hours: dict[str, list[str]]
 ) -> None:
     marker = dataset / "autoscaler-history.json"
@@ -248,7 +248,7 @@ def test_a_renamed_cluster_is_found_and_joined_on_request(spark: SparkSession, t
     assert (again.observations, again.begin, again.end) == (4 * 288, one["billing"].begin, one["billing"].end)
 
 
-def test_a_full_disk_is_named_as_one_and_nothing_is_lost(
+def test_a_full_disk_is_named_as_such_and_nothing_is_lost(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]]
 ) -> None:
     place = tmp_path / "small"
@@ -299,13 +299,13 @@ main(sys.argv[3:])
 @pytest.mark.parametrize(
     ("method", "count"),
     [
-        ("write", 0),  # all is in temporary files, and nothing refers to them
+        ("write", 0),  # everything is in temporary files, and nothing refers to them
         ("move", 0),  # added and removed files are named, and none has moved
         ("move", 2),  # some have
-        ("remove", 2),  # what is in the way of them is being removed
+        ("remove", 2),  # files with the same names are being removed
     ],
 )
-def test_an_import_that_is_killed_is_finished_by_the_next_one(
+def test_an_import_that_is_killed_is_completed_by_the_next_one(
     spark: SparkSession, tmp_path: Path, hours: dict[str, list[str]], method: str, count: int
 ) -> None:
     (tmp_path / "traces").mkdir()
@@ -323,11 +323,11 @@ def test_an_import_that_is_killed_is_finished_by_the_next_one(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,  # it may have next to nothing of a busy machine
+        timeout=600,  # on a busy machine it may have almost no CPU time
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    # Whoever reads now sees all of it or none.
+    # A reader now sees all of it or none.
     everything = sum(map(len, hours.values()))
     seen = counted(spark, open_dataset(into))
     assert seen == (len(first[1]) if method == "write" else everything)

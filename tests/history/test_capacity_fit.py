@@ -1,4 +1,4 @@
-"""What is found of a capacity curve that is known."""
+"""The fit of a known capacity curve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_S = 86400.0
 
 
 class Sample(NamedTuple):
-    """One column each of what `fit` takes."""
+    """One column for each input of `fit`."""
 
     size: int
     throughput: float
@@ -50,7 +50,7 @@ def _samples(
     wrong: float = 0.0,
     busy: tuple[float, float] = (0.3, 1.0),
 ) -> list[Sample]:
-    dice = Random(1)  # noqa: S311 - noise of a test, nothing secret
+    dice = Random(1)  # noqa: S311 - noise of a test, not a secret
     found = []
     for number in range(count):
         size, share = dice.choice(sizes), dice.uniform(*busy)
@@ -63,7 +63,7 @@ def _samples(
 
 @pytest.mark.parametrize("exponent", [0.7, 0.85, 1.0])
 @pytest.mark.parametrize("idle", [0.0, 0.05, 0.15])
-def test_rate_and_exponent_are_found_with_work_that_is_not_for_records(exponent: float, idle: float) -> None:
+def test_rate_and_exponent_are_found_despite_work_without_records(exponent: float, idle: float) -> None:
     found = curve(_samples(exponent=exponent, idle=idle))
 
     assert found is not None
@@ -72,7 +72,7 @@ def test_rate_and_exponent_are_found_with_work_that_is_not_for_records(exponent:
     assert found.sizes[10] == pytest.approx(100 * 10**exponent, rel=0.03)
 
 
-def test_little_load_is_enough() -> None:
+def test_low_load_is_sufficient() -> None:
     found = curve(_samples(busy=(0.06, 0.3), idle=0.05))
 
     assert found is not None
@@ -175,7 +175,7 @@ GOOD = Sample(3, 100.0, 0.5, END)
         [GOOD._replace(throughput=10.0 ** (number % 200)) for number in range(400)],
     ],
 )
-def test_whatever_is_read_gives_finite_numbers_or_none(samples: list[Sample]) -> None:
+def test_any_readings_give_finite_numbers_or_none(samples: list[Sample]) -> None:
     found = curve(samples)
 
     if found is not None:

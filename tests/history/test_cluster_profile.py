@@ -1,4 +1,4 @@
-"""Profiles of simulated clusters against what is true of them, and of histories that say little."""
+"""Profiles of simulated clusters compared with the true values, and of histories with little information."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_two_weeks_give_capacity_and_season_on_every_plant(plant: str) -> None:
     assert profile.done.violation == pytest.approx(score.violation, abs=0.01)
 
 
-def test_partitions_that_leave_workers_idle_are_known() -> None:
+def test_partitions_that_leave_workers_idle_are_accounted_for() -> None:
     records, run = _day(PlantSpec(partitions=24, gamma=0.85))
 
     profile = build_profile("it", minutes(records), [], OPTIONS)
@@ -114,7 +114,7 @@ def test_without_utilization_the_capacity_shows_while_the_job_falls_behind() -> 
     assert "no_utilization" in _kinds(profile)
 
 
-def test_what_was_paid_needed_and_late_is_what_the_simulation_says(day: tuple[list[Record], Run]) -> None:
+def test_paid_needed_and_late_time_equal_those_of_the_simulation(day: tuple[list[Record], Run]) -> None:
     records, run = day
     score = run.score()
 
@@ -127,9 +127,9 @@ def test_what_was_paid_needed_and_late_is_what_the_simulation_says(day: tuple[li
     assert done.rescales_per_hour == pytest.approx(score.rescales_per_hour, rel=0.1)
 
 
-def test_what_was_paid_and_needed_are_of_the_same_time_where_the_size_is_not_always_known() -> None:
+def test_paid_and_needed_hours_cover_the_same_time_if_the_size_is_partly_unknown() -> None:
     arrivals, size = np.full(8 * 1440, 300.0), np.full(8 * 1440, 4.0)
-    size[:2880] = math.nan  # the target could not be read for two days
+    size[:2880] = math.nan  # the target was unreadable for two days
     arrivals[-1440:] = math.nan
 
     steady = _steady(arrivals=300.0)
@@ -168,7 +168,7 @@ def _rescale(number: int, direction: str = "up", **changes: Any) -> Rescaled:
     )
 
 
-def test_times_are_by_direction_each_after_the_one_before() -> None:
+def test_times_are_by_direction_each_after_the_previous_one() -> None:
     rescales = [
         *[_rescale(number, ready_s=20.0 + number, absorbed_s=42.0 + number) for number in range(21)],
         _rescale(30, "down", ready_s=0.0, absorbed_s=8.0, stall_s=8.0, caught_up_s=None),
@@ -221,7 +221,7 @@ def _found(kind: str, profile: Profile) -> Any:
     return finding
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
+def test_without_problems_there_are_no_findings() -> None:
     assert build_profile("it", _steady(arrivals=340.0), [], OPTIONS).findings == ()
 
 
@@ -242,7 +242,7 @@ def test_under_provisioning_is_reported_with_its_hours() -> None:
     assert "21 h a week" in finding.text
 
 
-def test_flaps_and_slow_starts_and_heartbeats_are_found() -> None:
+def test_flaps_slow_starts_and_heartbeats_are_reported() -> None:
     flaps = [_rescale(number, way) for number in range(8) for way in ("up", "down")]
     flaps = [replace(each, at=each.at + 600.0 * (each.direction == "down")) for each in flaps]
     slow = [_rescale(20 + number, ready_s=300.0 if number % 4 == 0 else 30.0) for number in range(12)]
@@ -258,7 +258,7 @@ def test_flaps_and_slow_starts_and_heartbeats_are_found() -> None:
     assert costs[-1] == pytest.approx(3 * 50 * 6 / 3600 * 7 / 8)
 
 
-def test_a_scale_in_that_kills_its_workers_is_found() -> None:
+def test_a_scale_in_that_kills_its_workers_is_reported() -> None:
     rescales = [_rescale(2 * number) for number in range(6)]
     rescales += [_rescale(2 * number + 1, "down", stall_s=58.0) for number in range(6)]
 
@@ -287,7 +287,7 @@ def test_gaps_clock_skew_renames_and_drift_are_reported() -> None:
     assert "shrinks by" in _found("capacity_drift", profile).text
 
 
-# what says little
+# little information
 
 
 def _numbers(thing: Any) -> Iterator[float]:
@@ -337,7 +337,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_whatever_was_seen_gives_a_profile_that_can_be_read_back(history: str) -> None:
+def test_any_observations_give_a_profile_that_can_be_read_back(history: str) -> None:
     odd = [
         Rescaled(at=BEGIN, before=1, after=1, direction="sideways", cause="?"),
         Rescaled(
@@ -359,5 +359,5 @@ def test_whatever_was_seen_gives_a_profile_that_can_be_read_back(history: str) -
     assert load(dump(profile)).cluster == "it"
 
 
-def test_too_little_history_is_said() -> None:
+def test_too_short_a_history_is_reported() -> None:
     assert "little_history" in _kinds(build_profile("it", _cut(STEADY, range(100)), [], OPTIONS))

@@ -1,4 +1,4 @@
-"""A dataset only grows by what is new, and a kill at any moment loses nothing."""
+"""A dataset only grows by new rows, and a kill at any moment loses nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.testing import assertDataFrameEqual
 
 from autoscaler.history import dataset as package
@@ -55,11 +55,11 @@ def contents(path: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_all_that_the_package_offers_is_there() -> None:
+def test_everything_that_the_package_offers_exists() -> None:
     assert [name for name in package.__all__ if not hasattr(package, name)] == []
 
 
-def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_new_rows_are_added_and_only_their_days_are_written(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "with [odd] name"
     dataset = open_dataset(path, make=True)
     first = merge(dataset, spark, {"observations": rows(spark, 3, 2)})
@@ -71,7 +71,7 @@ def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSes
     assert (again.added, again.known) == ({"observations": 0}, {"observations": 168})
     assert contents(path) == before
 
-    # One day gets a row between two others, and what is there already wins over another row of the same time.
+    # One day gets a row between two others, and an existing row wins over a new one of the same time.
     late = [("c1", BEGIN + timedelta(minutes=30), 7, 7), ("c1", BEGIN, 9, 9), ("c0", BEGIN + timedelta(days=1), 9, 9)]
     merged = merge(dataset, spark, {"observations": spark.createDataFrame(late, SCHEMA)})
     assert (merged.added, merged.known) == ({"observations": 1}, {"observations": 2})
@@ -91,7 +91,7 @@ def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSes
 
 
 @pytest.mark.e2e
-def test_a_cluster_s_day_is_in_one_file_and_sorted(
+def test_a_clusters_day_is_in_one_file_and_sorted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.history.dataset.merge.ROWS_PER_FILE", 50)
@@ -108,7 +108,9 @@ def test_a_cluster_s_day_is_in_one_file_and_sorted(
 
 
 @pytest.mark.e2e
-def test_of_several_rows_of_a_time_the_same_is_taken_whatever_their_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_of_several_rows_of_one_time_the_same_is_chosen_whatever_their_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     taken = set()
     for number, order in enumerate(([1, 2, 3], [3, 1, 2])):
         dataset = open_dataset(tmp_path / str(number), make=True)
@@ -119,7 +121,7 @@ def test_of_several_rows_of_a_time_the_same_is_taken_whatever_their_order(spark:
     assert len(taken) == 1
 
 
-class Killed(Exception):  # noqa: N818 - it is no error
+class Killed(Exception):  # noqa: N818 - not an error
     pass
 
 
@@ -145,13 +147,13 @@ CHANGE = Change(
 
 
 def shown(dataset: Dataset) -> list[str]:
-    """What a reader finds."""
+    """The rows that a reader finds."""
     names = [*dataset._layout.current("observations")[0], *dataset._layout.current("decisions")[0]]
     return sorted((Path(dataset.path) / name).read_text() for name in names)
 
 
 def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int, *, once: bool = False) -> None:
-    """Have the process killed before that step of a commit; or that step alone raise an error."""
+    """Kill the process before that step of a commit; or make only that step raise an error."""
     steps = 0
 
     def counted(verb: str) -> None:
@@ -221,7 +223,7 @@ def test_an_error_at_any_step_of_a_commit_shows_all_or_nothing_and_is_completed_
     assert failed_at > 5
 
 
-def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_count(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_at_once_and_the_lock_of_a_dead_one_does_not_count(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path, make=True)
     busy = pytest.raises(BusyError, match=rf"is being written by process {os.getpid()} on ")
     with dataset.writing(), busy, open_dataset(tmp_path).writing():
@@ -231,7 +233,7 @@ def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_coun
         pass
 
 
-def test_another_engine_reads_while_no_merge_moves_files(tmp_path: Path) -> None:
+def test_another_engine_can_read_while_no_merge_moves_files(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path, make=True)
     command = ["flock", "--shared", "--nonblock", str(tmp_path / LOCK), "echo", "read"]
     with dataset.writing():
@@ -250,7 +252,7 @@ def test_another_engine_reads_while_no_merge_moves_files(tmp_path: Path) -> None
 
 
 @pytest.mark.e2e
-def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begins(
+def test_rows_are_appended_to_the_newest_day_which_is_compacted_when_the_next_one_begins(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     dataset = open_dataset(tmp_path, make=True)
@@ -264,7 +266,7 @@ def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begi
             merged = writer.merge(spark, {"observations": part}, partitioned=("observations",))
         assert merged.added == {"observations": 12}
         names = {file.name for file in monday.glob("*.parquet")}
-        # What was there stays as it is.
+        # The existing files are unchanged.
         assert before < names
         before = names
     assert len(before) == 3
@@ -276,7 +278,7 @@ def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begi
     held = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
     assert held == sorted(held)
     assert len(held) == 36
-    # Rows that are there, and such that come late, are added once.
+    # Existing rows and late ones are added once.
     assert merge(dataset, spark, {"observations": everything}).added == {"observations": 96 - 36 - 44}
     assertDataFrameEqual(
         dataset.read(spark, "observations").select("cluster", "at", "desired"),
@@ -285,7 +287,7 @@ def test_the_newest_day_is_added_to_and_made_few_files_of_when_the_next_one_begi
     everything.unpersist()
 
 
-def test_only_files_that_may_have_rows_of_the_time_are_looked_at_for_known_ones(tmp_path: Path) -> None:
+def test_only_files_that_may_have_rows_of_the_time_are_searched_for_known_ones(tmp_path: Path) -> None:
     begin = datetime(2026, 1, 31, tzinfo=UTC)
 
     def write(name: str, hour: int, *, statistics: bool = True) -> None:
@@ -324,7 +326,7 @@ def test_a_write_error_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch
     with dataset.writing():
         pass
     assert shown(dataset) == before
-    # The error of whoever holds it is not taken for one of the dataset.
+    # The error of the process that holds the lock is not taken for one of the dataset.
     with pytest.raises(FileNotFoundError), dataset.writing():
         (tmp_path / "missing").read_text()
     (tmp_path / LOCK).unlink()
@@ -381,7 +383,7 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
     with pytest.raises(DatasetError, match=r"cannot be read: it is empty; put a good copy"):
         dataset.read(spark, "observations")
 
-    # Spoiled in the middle, which shows only when it is read.
+    # Damaged in the middle, which shows only when it is read.
     file.write_bytes(whole[:4] + bytes(len(whole) - 200) + whole[-196:])
     with pytest.raises(DatasetError) as error, dataset.reading():
         dataset.read(spark, "observations").collect()
@@ -389,8 +391,8 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
 
 
 @pytest.mark.e2e
-def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: SparkSession, tmp_path: Path) -> None:
-    # The only one that is here is this machine's, by way of Hadoop.
+def test_another_file_system_than_this_machines_is_used_through_spark(spark: SparkSession, tmp_path: Path) -> None:
+    # The only one available here is this machine's, through Hadoop.
     url = f"file://{tmp_path}/far"
     with pytest.raises(DatasetError, match="is not a dataset"):
         store._opened(url, HadoopFiles(url), make=False)
@@ -406,7 +408,7 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     for text in ("y", "in its place"):
         far.keep_note("x", text)
         assert far.note("x") == text
-    # A copy that was made, but not removed at its old place: readers may be at it.
+    # A copy that was made, but not removed at its old place: readers may still use it.
     (tmp_path / "far" / "old").write_text("same")
     (tmp_path / "far" / "new").write_text("same")
     place = (tmp_path / "far" / "new").stat().st_ino
@@ -422,7 +424,7 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     (tmp_path / "far" / LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
     with far.writing():
         pass
-    # In a container that was started again all is as before, the number of the process too.
+    # In a restarted container everything is as before, even the process id.
     (tmp_path / "far" / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}, 01234567\n")
     with far.writing(), pytest.raises(BusyError, match=rf"being written by process {os.getpid()} on "), far.writing():
         pass

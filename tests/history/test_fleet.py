@@ -1,4 +1,4 @@
-"""What the generated history of a fleet is compared with: its own truth, the trace format, and the simulator."""
+"""The generated history of a fleet compared with its own true values, the trace format, and the simulator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_same_seed_makes_the_same_history(day: tuple[generated.Part, generat
     assert not observations(part, first).equals(observations(other, next(simulated(other))))
 
 
-def test_a_line_is_a_record_that_says_what_the_row_says(day: tuple[generated.Part, generated.Day]) -> None:
+def test_a_line_is_a_record_with_the_values_of_the_row(day: tuple[generated.Part, generated.Day]) -> None:
     part, made = day
     rows = {(row["cluster"], row["at"]): row for row in observations(part, made).to_pylist()}
     assert len(rows) == part.count * 5760
@@ -61,7 +61,7 @@ def test_a_line_is_a_record_that_says_what_the_row_says(day: tuple[generated.Par
         )
 
 
-def test_what_busy_sizes_do_and_how_long_changes_take_is_true() -> None:
+def test_the_throughput_of_saturated_sizes_and_the_durations_of_changes_match_the_truth() -> None:
     part = Fleet(clusters=6, days=2).parts()[0]
     for made in simulated(part):
         busy = (made.values["utilization"] > 0.3) & (np.roll(made.parallelism, 12, axis=1) == made.parallelism)
@@ -87,7 +87,7 @@ def test_it_has_the_form_of_the_simulators_history(day: tuple[generated.Part, ge
     spec = ClusterSpec(name="it", limits=Limits(1, 24), policies=(policy,), engine=True, metrics=METRICS)
     run(
         spec,
-        PLANTS["redeploy"],  # stops for longer than it takes from poll to poll
+        PLANTS["redeploy"],  # stops for longer than the time between two polls
         Load("day", tuple(diurnal(6, 0.2)), rate_per_worker=1.0).scaled(12.0),
         1,
         record=records.append,
@@ -98,7 +98,7 @@ def test_it_has_the_form_of_the_simulators_history(day: tuple[generated.Part, ge
         changes = _changes(history)
         assert changes
         assert {before.decision.desired - before.decision.current != 0 for before, _ in changes} == {True}
-        # A change shows as a stop of the job, with records waiting and an oldest moment from which it has been running.
+        # A change shows as a stop of the job, with waiting records and a start time after it.
         assert max(_lags(history)) > 0
         assert any(_engine(record).job.value == "restarting" for record in history)
         assert all(
@@ -119,12 +119,12 @@ def _lags(history: list[Record]) -> list[Any]:
 
 
 def _changes(history: list[Record]) -> list[tuple[Record, Record]]:
-    """Each record before the desired size was another one, and the next."""
+    """Each record before a change of the desired size, and the next one."""
     return [(first, then) for first, then in pairwise(history) if first.observation.desired != then.observation.desired]
 
 
 @pytest.mark.e2e
-def test_what_is_written_is_what_the_frames_hold(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_written_rows_are_those_of_the_frames(spark: SparkSession, tmp_path: Path) -> None:
     fleet = Fleet(clusters=3, days=1, interval=300.0, together=2)
     rows = write(spark, fleet, tmp_path / "dataset")
     assert rows == fleet.observations == 3 * 288

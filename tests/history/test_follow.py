@@ -1,4 +1,4 @@
-"""Following daemons: what they pack is in the dataset once, whatever stops, fails or comes late."""
+"""Following daemons: their compressed files are in the dataset once, whatever stops, fails or comes late."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR = timedelta(hours=1)
 
 
 def lines(cluster: str, hour: datetime, count: int = 3) -> list[bytes]:
-    """As many records of an hour, each a line."""
+    """Records of an hour, each as a line."""
     found = []
     for number in range(count):
         at = hour + timedelta(minutes=number)
@@ -47,7 +47,7 @@ def lines(cluster: str, hour: datetime, count: int = 3) -> list[bytes]:
 
 
 def packed(directory: Path, hour: datetime, *more: bytes) -> Path:
-    """A file as a daemon leaves it behind: one cluster, called like the directory above."""
+    """A file as a daemon leaves it: one cluster, named like the parent directory."""
     directory.mkdir(parents=True, exist_ok=True)
     plain = directory / f"{hour:%Y-%m-%dT%H}.jsonl"
     plain.write_bytes(b"".join([*lines(directory.parent.name, hour), *more]))
@@ -57,7 +57,7 @@ def packed(directory: Path, hour: datetime, *more: bytes) -> Path:
 
 @dataclass
 class Fleet:
-    """Daemons' directories, and a dataset that they are followed into."""
+    """Daemons' directories, and the dataset that receives their files."""
 
     spark: SparkSession
     root: Path
@@ -68,7 +68,7 @@ class Fleet:
         return open_dataset(self.root / "dataset", make=True)
 
     def follow(self, **changes: object) -> list[Batch]:
-        """Take what is there. Returns the batches."""
+        """Process the available files; returns the batches."""
         self.batches = []
         what: dict[str, Any] = {
             "places": [f"{self.root}/*/history"],
@@ -100,7 +100,7 @@ def expected(*hours: tuple[str, datetime]) -> list[tuple[str, datetime]]:
 
 
 @pytest.mark.e2e
-def test_each_file_is_taken_once_and_what_comes_late_twice_or_spoilt_harms_nothing(fleet: Fleet) -> None:
+def test_each_file_is_processed_once_and_late_duplicate_or_damaged_ones_do_no_harm(fleet: Fleet) -> None:
     for name in ("a", "b"):
         packed(fleet.root / name / "history", NOON)
     (fleet.root / "a" / "history" / "2026-01-31T13.jsonl").write_bytes(b"it still grows")
@@ -133,7 +133,7 @@ def test_each_file_is_taken_once_and_what_comes_late_twice_or_spoilt_harms_nothi
 
 
 @pytest.mark.e2e
-def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice(fleet: Fleet) -> None:
+def test_an_interrupted_batch_is_repeated_and_nothing_is_lost_or_duplicated(fleet: Fleet) -> None:
     for name in ("a", "b"):
         packed(fleet.root / name / "history", NOON)
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
         if len(asked) == 1:
             raise AutoscalerError("killed")
         if len(asked) == 2:
-            files["c"].unlink()  # when it was known to be there
+            files["c"].unlink()  # when it has been counted
         return real(dataset, there, now=now)
 
     def work(follower: Follower, batch: DataFrame, number: int) -> None:
@@ -173,7 +173,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
     monkeypatch.setattr(Follower, "_work", work)
     with pytest.raises(AutoscalerError, match=r"^killed$"):
         fleet.follow()
-    files["a"].unlink()  # the batch that is repeated has it
+    files["a"].unlink()  # the repeated batch has it
     (batch,) = fleet.follow()
     assert asked == [["a", "b", "c", "d"], ["c", "d"]]
     assert (batch.number, batch.files, batch.gone) == (0, 2, 1)
@@ -181,7 +181,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
 
 
 @pytest.mark.e2e
-def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
+def test_it_waits_while_another_process_writes_and_can_be_stopped_meanwhile(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
     what = FollowOptions(places=[f"{fleet.root}/a/history"], checkpoint=str(fleet.root / "checkpoint"))
@@ -200,7 +200,7 @@ def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fl
 
 
 @pytest.mark.e2e
-def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
+def test_waiting_files_are_counted_even_after_a_restart(fleet: Fleet) -> None:
     for number in range(5):
         packed(fleet.root / "a b,{c}" / "history", NOON + number * HOUR)
     places = [str(fleet.root / "a b,{c}" / "history"), f"{fleet.root}/x*"]
@@ -212,7 +212,7 @@ def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
         batches.append(batch)
         busy.enter_context(fleet.dataset.writing())
 
-    # The second batch cannot write, and is stopped: Spark has recorded which files it has, and not that it is done.
+    # The second batch cannot write, and is stopped: Spark has recorded the files of the batch, but not its completion.
     first = Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=hold, warn=lambda _: first.stop())
     with busy:
         first.run()
@@ -243,10 +243,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_a_checkpoint_that_cannot_be_used_reports_that(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_checkpoint_is_reported(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "autoscaler.history.ingest_follow.add_local", lambda *_, **__: (Imported(), [])
-    )  # what is read does not matter
+    )  # the content does not matter
     packed(fleet.root / "a" / "history", NOON)
     fleet.follow()
     place = fleet.root / "dataset" / "_follow"
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_cannot_be_used_reports_that(fleet: Fleet, monkeypatch
         Follower(spark=fleet.spark, dataset=dataset, options=other, report=fleet.batches.append).run()
 
 
-def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
+def test_directories_that_cannot_be_followed_are_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "daemon" / "history").mkdir(parents=True)
     (tmp_path / "daemon" / "state.sqlite3").touch()
@@ -278,19 +278,19 @@ def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
             join_places([str(place)], plain=True)
 
 
-def test_a_place_has_one_path_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_has_one_path_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path.resolve()
     (here / "a" / "b").mkdir(parents=True)
     (here / "link").symlink_to("a/b")
     monkeypatch.chdir(here / "link")
     places = {"../x": "a/x", "../../a/b/../x": "a/x", f"{here}/link/../x": "a/x", f"{here}/none/../x": "x"}
     assert {place: url(place) for place in places} == {place: f"file://{here}/{path}" for place, path in places.items()}
-    # What a link leads to may become another place: what is below it keeps its path.
+    # The target of a link may change: files below it keep their path.
     assert url(f"{here}/link/x/") == f"file://{here}/link/x"
     assert url(f"{here}/a/../*/b") == f"file://{here}/*/b"
 
 
-def test_several_places_become_one_pattern(tmp_path: Path) -> None:
+def test_several_directories_become_one_pattern(tmp_path: Path) -> None:
     def named(*names: str) -> Sequence[str]:
         for name in names:
             (tmp_path / name).mkdir()

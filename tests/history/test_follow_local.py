@@ -38,7 +38,7 @@ def no_spark() -> SparkSession:
 
 @dataclass
 class Fleet:
-    """Daemons' directories, and a dataset that they are followed into."""
+    """Daemons' directories, and the dataset that receives their files."""
 
     root: Path
     batches: list[Batch] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Fleet:
         )
 
     def follow(self, **changes: Any) -> list[Batch]:
-        """Take what is there. Returns the batches."""
+        """Process the available files; returns the batches."""
         self.batches = []
         self.follower(**changes).run()
         return self.batches
@@ -77,7 +77,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
 
 
-def test_each_file_is_taken_once_without_spark(fleet: Fleet) -> None:
+def test_each_file_is_processed_once_without_spark(fleet: Fleet) -> None:
     for name in ("a", "b"):
         packed(fleet.root / name / "history", NOON)
     (fleet.root / "a" / "history" / "2026-01-31T13.jsonl").write_bytes(b"it still grows")
@@ -88,7 +88,7 @@ def test_each_file_is_taken_once_without_spark(fleet: Fleet) -> None:
     assert (batch.number, batch.files, batch.late, batch.gone, batch.waiting) == (0, 2, 0, 0, None)
     assert fleet.rows() == fleet.rows("decisions") == expected(("a", NOON), ("b", NOON))
     assert fleet.follow() == []
-    # Directories below are searched too, and files that are read need not be there any more.
+    # Subdirectories are searched too, and processed files may be deleted.
     packed(fleet.root / "a" / "history" / "below" / "c", NOON + HOUR).rename(
         fleet.root / "a" / "history" / "2026-01-31T13.jsonl.gz"
     )
@@ -106,7 +106,7 @@ def test_a_file_is_late_when_a_newer_hour_was_read_in_an_earlier_batch(fleet: Fl
     assert [batch.late for batch in fleet.follow(files=1)] == [0, 0, 1]
 
 
-def test_uncompressed_files_are_taken_where_that_is_asked_for(fleet: Fleet) -> None:
+def test_uncompressed_files_are_processed_if_requested(fleet: Fleet) -> None:
     packed_file = packed(fleet.root / "a" / "history", NOON)
     packed_file.with_suffix("").write_bytes(gzip.decompress(packed_file.read_bytes()))
     packed_file.unlink()
@@ -114,7 +114,7 @@ def test_uncompressed_files_are_taken_where_that_is_asked_for(fleet: Fleet) -> N
     assert [batch.files for batch in fleet.follow(plain=True)] == [1]
 
 
-def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice(fleet: Fleet) -> None:
+def test_an_interrupted_batch_is_repeated_and_nothing_is_lost_or_duplicated(fleet: Fleet) -> None:
     for name in ("a", "b"):
         packed(fleet.root / name / "history", NOON)
 
@@ -127,7 +127,7 @@ def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice
     (again,) = fleet.follow()
     assert (again.number, again.files) == (0, 2)
     assert (again.imported.merged.added["decisions"], again.imported.merged.known["decisions"]) == (0, 6)
-    # A kill within a line of the checkpoint.
+    # A kill in the middle of a line of the checkpoint.
     file = fleet.checkpoint / FILE
     file.write_bytes(file.read_bytes()[:-10])
     assert [batch.number for batch in fleet.follow()] == [0]
@@ -152,7 +152,7 @@ def test_files_that_are_removed_before_they_are_read_stop_nothing(
 
 
 @pytest.mark.e2e
-def test_spark_is_started_once_for_odd_files_only(
+def test_spark_is_started_once_and_only_for_odd_files(
     fleet: Fleet, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Sequence[str]] = []
@@ -202,7 +202,7 @@ def test_it_can_be_stopped_while_spark_works(
     assert (batch.number, batch.imported.merged.added["decisions"]) == (0, 3)
 
 
-def test_it_searches_again_until_it_is_stopped(fleet: Fleet) -> None:
+def test_it_searches_repeatedly_until_it_is_stopped(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
 
     def report(batch: Batch) -> None:
@@ -219,7 +219,7 @@ def test_it_searches_again_until_it_is_stopped(fleet: Fleet) -> None:
     assert [(batch.number, batch.files) for batch in fleet.follow()] == [(3, 1)]
 
 
-def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
+def test_it_waits_while_another_process_writes_and_can_be_stopped_meanwhile(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
     follower = fleet.follower()
@@ -236,7 +236,7 @@ def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fl
     assert [batch.files for batch in fleet.follow()] == [1]
 
 
-def test_a_checkpoint_is_of_one_dataset_and_of_one_follower_at_a_time(fleet: Fleet) -> None:
+def test_a_checkpoint_belongs_to_one_dataset_and_to_one_follower_at_a_time(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
 
     def second(_: Batch) -> None:
@@ -256,7 +256,7 @@ def test_a_checkpoint_is_of_one_dataset_and_of_one_follower_at_a_time(fleet: Fle
 
 
 @pytest.mark.e2e
-def test_files_that_spark_has_taken_are_not_read_again(fleet: Fleet, spark: SparkSession) -> None:
+def test_files_that_spark_has_processed_are_not_read_again(fleet: Fleet, spark: SparkSession) -> None:
     for hour in range(3):
         packed(fleet.root / "a b%20+" / "history", NOON + hour * HOUR)
     options = FollowOptions(places=[f"{fleet.root}/*/history"], checkpoint=str(fleet.checkpoint), files=1)
@@ -270,7 +270,7 @@ def test_files_that_spark_has_taken_are_not_read_again(fleet: Fleet, spark: Spar
         Follower(spark=spark, dataset=fleet.dataset, options=options, report=fail_later).run()
     other = fleet.root / "copy"
     shutil.copytree(fleet.checkpoint, other)
-    # The last batch is not completed.
+    # The last batch is not complete.
     (batch,) = fleet.follow()
     assert (batch.number, batch.files, batch.imported.merged.known["decisions"]) == (2, 1, 3)
     assert fleet.follow() == []
@@ -282,7 +282,7 @@ def test_files_that_spark_has_taken_are_not_read_again(fleet: Fleet, spark: Spar
         fleet.follow(checkpoint=str(other))
 
 
-def test_what_spark_alone_can_find_is_left_to_it(tmp_path: Path) -> None:
+def test_paths_that_only_spark_can_search_are_left_to_it(tmp_path: Path) -> None:
     def options(*places: str, **changes: Any) -> FollowOptions:
         return FollowOptions(**{"places": places, "checkpoint": str(tmp_path), **changes})
 
@@ -330,7 +330,7 @@ def test_the_command_ends_after_the_batch_when_requested(fleet: Fleet) -> None:
         packed(fleet.root / "a" / "history", NOON + HOUR)
 
 
-def test_a_directory_that_cannot_be_read_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_named(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     packed(fleet.root / "a" / "history", NOON)
     place = str(fleet.root / "a" / "history")
 

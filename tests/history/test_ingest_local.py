@@ -1,4 +1,4 @@
-"""What is imported without Spark is what Spark imports, and what only Spark can judge is left to it."""
+"""An import without Spark gives the same rows as Spark, and lines that only Spark can judge are left to Spark."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rows(dataset: Dataset) -> dict[str, Counter[str]]:
 
 
 def as_others_write(dice: Random, record: Record) -> bytes:
-    """A line with all fields, with unknown ones, or of before there were versions."""
+    """A line with all fields, with unknown ones, or from before there were versions."""
     line = json.loads(dice.choice([dump_record, in_full])(record))
     if dice.random() < 0.2:
         line["mood"], line["observation"]["colour"] = {"good": [1]}, "blue"
@@ -83,8 +83,8 @@ def written(directory: Path, found: Sequence[bytes], each: int) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    dice = Random(seed)  # noqa: S311 - nothing secret
+def test_the_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    dice = Random(seed)  # noqa: S311 - not a secret
     records = drawn(dice, 2000)  # of more than two days
     found = [as_others_write(dice, record) for record in records]
     files = [*written(tmp_path / "in", [b"\n".join(found[n : n + 20]) for n in range(0, 2000, 20)], 1)]
@@ -122,8 +122,8 @@ def changed(dice: Random, record: Record) -> bytes:
 
 
 @pytest.mark.e2e
-def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
-    dice = Random(4)  # noqa: S311 - nothing secret
+def test_an_odd_line_is_imported_as_by_spark_or_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    dice = Random(4)  # noqa: S311 - not a secret
     file, taken = tmp_path / "one.jsonl", []
     for record in drawn(dice, 1500):
         file.write_bytes(line := changed(dice, record))
@@ -139,7 +139,7 @@ def test_an_odd_line_is_what_spark_makes_of_it_or_left_to_spark(spark: SparkSess
 
 
 @pytest.mark.e2e
-def test_large_spans_and_negative_zeros_are_the_same_in_both(spark: SparkSession, tmp_path: Path) -> None:
+def test_large_durations_and_negative_zeros_are_the_same_in_both(spark: SparkSession, tmp_path: Path) -> None:
     spans = [
         "PT99999999M",
         "PT2147483647M59S",
@@ -184,7 +184,7 @@ LEFT_TO_SPARK = {
 
 
 @pytest.mark.parametrize("kind", LEFT_TO_SPARK)
-def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, kind: str) -> None:
+def test_lines_that_only_spark_can_judge_are_left_to_it(tmp_path: Path, kind: str) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(lines(GOOD[:3]) + LEFT_TO_SPARK[kind])
@@ -193,7 +193,7 @@ def test_what_only_spark_can_judge_is_left_to_it(tmp_path: Path, kind: str) -> N
 
 
 def some_odd(directory: Path, dice: Random) -> tuple[list[str], list[str]]:
-    """Files of an hour each, and those of them that are odd: each in another way."""
+    """Files of an hour each, and the odd ones among them: each odd in another way."""
     files = written(directory, [dump_record(record) for record in drawn(dice, 800)], 20)
     damaged = dice.choice(files[1::2])
     Path(damaged).write_bytes((packed := Path(damaged).read_bytes())[: len(packed) // 2])
@@ -201,7 +201,7 @@ def some_odd(directory: Path, dice: Random) -> tuple[list[str], list[str]]:
     first = _content(Path(twin)).splitlines()[0]
     for number, file in enumerate(map(Path, others)):
         plain = _content(file).rstrip(b"\n")
-        # The last line is cut off, as by a kill; or there is one more: no record, or one that another file has.
+        # The last line is truncated, as by a kill; or there is one more: not a record, or one that another file has.
         content = plain[:-150] if number < 3 else b"%b\n%b\n" % (plain, [*BAD][number] if number < 6 else first)
         file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
     return files, sorted([*others, damaged, twin])
@@ -214,7 +214,7 @@ def _content(file: Path) -> bytes:
 @pytest.mark.parametrize("seed", range(5))
 def test_only_odd_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(ingest_local, "_GROUP", 100_000)
-    files, odd = some_odd(tmp_path / "in", Random(seed))  # noqa: S311 - nothing secret
+    files, odd = some_odd(tmp_path / "in", Random(seed))  # noqa: S311 - not a secret
     dataset, same = (open_dataset(tmp_path / name, make=True) for name in ("dataset", "same"))
     done, left = add_local(dataset, files, now=NOW)
     assert left == odd
@@ -224,8 +224,8 @@ def test_only_odd_files_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.e2e
-def test_the_result_is_that_of_an_import_of_all_files_by_spark(spark: SparkSession, tmp_path: Path) -> None:
-    files, _ = some_odd(tmp_path / "in", Random(7))  # noqa: S311 - nothing secret
+def test_the_result_equals_an_import_of_all_files_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    files, _ = some_odd(tmp_path / "in", Random(7))  # noqa: S311 - not a secret
     ours, sparks = (open_dataset(tmp_path / name, make=True) for name in ("ours", "sparks"))
     for _ in range(2):
         done, left = add_local(ours, files, now=NOW)
@@ -236,7 +236,9 @@ def test_the_result_is_that_of_an_import_of_all_files_by_spark(spark: SparkSessi
     assert done.rejected[DAMAGED] == 1
 
 
-def test_a_damaged_file_does_not_count_as_large_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_declared_size_of_a_damaged_file_does_not_exclude_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
     damaged = tmp_path / "in" / "damaged.jsonl.gz"
     damaged.write_bytes(gzip.compress(lines(GOOD[:9]))[:-4] + b"\xff\xff\xff\xff")
@@ -246,7 +248,7 @@ def test_a_damaged_file_does_not_count_as_large_as_it_says(tmp_path: Path, monke
     assert sum(rows(dataset)["decisions"].values()) == len(GOOD)
 
 
-def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
+def test_an_empty_file_is_left_to_spark(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     (whole,) = written(tmp_path / "in", [lines(GOOD)], 1)
     for empty in (tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"):
@@ -254,7 +256,9 @@ def test_a_file_without_a_line_is_left_to_spark(tmp_path: Path) -> None:
         assert add_local(dataset, [whole, str(empty)], now=NOW)[1] == [str(empty)]
 
 
-def test_more_bytes_than_a_file_says_are_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_more_bytes_than_it_declares_is_left_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     whole, last = lines(GOOD), lines(GOOD[:1])
     file = tmp_path / "two.jsonl.gz"
@@ -273,7 +277,7 @@ def test_files_of_earlier_versions_get_rows(tmp_path: Path) -> None:
     assert add_local(dataset, [first], now=NOW)[1] == []
     for table in ("observations", "decisions"):
         for name in (name for some in dataset.files(table).values() for name in some):
-            # Before times had statistics; and there were no `controls`.
+            # Before times had statistics, and before `controls` existed.
             old = pq.ParquetFile(file := Path(dataset.path, name)).read()
             kept = [name for name in old.column_names if name != "controls"]
             pq.write_table(old.select(kept), file, store_schema=False, use_deprecated_int96_timestamps=True)
@@ -314,7 +318,7 @@ def test_damaged_files_are_left_to_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_the_command_imports_what_daemons_write_without_spark(
+def test_the_command_imports_the_files_of_daemons_without_spark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     traces, dataset = tmp_path / "traces", str(tmp_path / "dataset")
@@ -322,7 +326,7 @@ def test_the_command_imports_what_daemons_write_without_spark(
     (traces / "2026-01-05T22.jsonl").write_bytes(lines(GOOD[:100]))
     assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == {"observations": 100, "decisions": 100, "rejected": 0}
-    # It has grown, and been compressed.
+    # It has grown, and was compressed.
     (traces / "2026-01-05T22.jsonl").unlink()
     (traces / "2026-01-05T22.jsonl.gz").write_bytes(gzip.compress(lines(GOOD[:120])))
     assert cli.main(["history", "import", str(traces), dataset, "--json"]) == 0
@@ -351,7 +355,7 @@ def test_a_command_that_is_killed_before_the_odd_files_are_imported_can_be_repea
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    files, odd = some_odd(tmp_path / "in", Random(1))  # noqa: S311 - nothing secret
+    files, odd = some_odd(tmp_path / "in", Random(1))  # noqa: S311 - not a secret
     command = ["history", "import", str(tmp_path / "in"), str(tmp_path / "dataset"), "--json"]
     for _ in range(2):
         assert cli.main(command) == 1
@@ -403,7 +407,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("each", [1, 5])
-def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
+def test_rescales_found_hour_by_hour_equal_those_of_all_hours_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
     part = Part(Fleet(clusters=4, days=3, interval=60.0), 0, 4, 60.0)
@@ -429,9 +433,9 @@ def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
     assert rows(hourly)["rescales"] == rows(whole)["rescales"]
     assert sum(rows(whole)["rescales"].values()) > 20
     if each == 1:
-        # Only the last hours are read: what is new, what that affects, and a day before it.
+        # Only the last hours are read: the new ones, the hours that they affect, and a day before them.
         assert max(read[-4:]) <= 36, read
-    # Hours that are given again have those of all days near found, also where some were lost.
+    # After hours are imported again, the rescales of all nearby days are found, even if some were lost.
     for names in hourly.files("rescales").values():
         Path(hourly.path, names[0]).unlink()
     assert rows(hourly)["rescales"] != rows(whole)["rescales"]
@@ -439,7 +443,7 @@ def test_rescales_found_hour_by_hour_are_those_of_all_hours_at_once(
     assert rows(hourly)["rescales"] == rows(whole)["rescales"]
 
 
-def test_files_are_sorted_and_no_cluster_of_a_day_is_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_sorted_and_no_cluster_of_a_day_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path / "dataset", make=True)
     files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
@@ -469,7 +473,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert add_local(dataset, files, now=NOW)[1] == []
 
 
-def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_too_large_for_arrows_sort_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     files = written(tmp_path / "in", [dump_record(record) for record in GOOD], 60)
 
@@ -481,7 +485,7 @@ def test_more_text_than_arrow_can_sort_is_left_to_spark(tmp_path: Path, monkeypa
     assert dataset.dates() == ()
 
 
-def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_with_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = written(tmp_path / "in", [dump_record(record) for record in GOOD], 120)
     assert add_local(dataset, [first], now=NOW)[1] == []
@@ -494,7 +498,7 @@ def test_a_dataset_of_very_many_rows_is_left_to_spark(tmp_path: Path, monkeypatc
     assert add_local(dataset, [second], now=NOW) == (Imported(), [second])
 
 
-def test_a_day_that_is_over_is_left_to_spark_where_it_has_very_many_rows(
+def test_a_finished_day_is_left_to_spark_if_it_has_very_many_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)

@@ -1,4 +1,4 @@
-"""A dataset, what is followed and the checkpoint in an object store: S3 as moto serves it, with what the docs say."""
+"""Dataset, input and checkpoint in an object store: S3 as moto serves it, with the documented settings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SMALL = ("spark.driver.memory=900m", "spark.sql.shuffle.partitions=2", "spark.ui
 
 
 def documented() -> list[str]:
-    """The properties by which Spark gets what it needs for S3."""
+    """The documented Spark properties for S3."""
     return re.findall(r"--conf (spark\.jars\.\w+=\S+)", DOCUMENTATION.read_text())
 
 
 @dataclass
 class Store:
-    """A bucket, and commands that know how to reach it."""
+    """A bucket, and commands that are configured to reach it."""
 
     moto: Moto
     root: Path
@@ -61,13 +61,13 @@ class Store:
         return [*documented(), ivy, *SMALL, *(f"spark.hadoop.fs.s3a.{one}" for one in reached)]
 
     def names(self, under: str = "") -> list[str]:
-        """The objects, but for those that stand for directories."""
+        """The objects, except those that stand for directories."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=under)
         found = [one["Key"] for page in pages for one in page.get("Contents", ())]
         return [name for name in found if not name.endswith("/")]
 
     def pack(self, daemon: str, hours: range) -> None:
-        """Hours of a daemon, packed, in the bucket."""
+        """Compressed hours of a daemon, in the bucket."""
         for hour in hours:
             file = packed(self.root / daemon / "history", NOON + timedelta(hours=hour))
             self.client.upload_file(str(file), self.bucket, str(file.relative_to(self.root)))
@@ -83,7 +83,7 @@ class Store:
         return process
 
     def run(self, *words: str, code: int = 0) -> str:
-        """What a command says."""
+        """Run a command; returns its output."""
         process = self.start(*words)
         ended = process.wait(PATIENCE)
         self.have_packages()
@@ -103,7 +103,7 @@ class Store:
             missing(f"Spark cannot fetch what S3 needs: {self.errors[-500:]}")
 
     def clear(self) -> None:
-        """End all that was started, with the Java of each."""
+        """Kill all started processes, with the Java of each."""
         while self.processes:
             process = self.processes.pop()
             try:
@@ -125,13 +125,13 @@ def batches(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
 
 
-def test_what_is_documented_fits_the_hadoop_of_this_spark() -> None:
+def test_the_documented_version_fits_the_hadoop_of_this_spark() -> None:
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
     version = jar.stem.removeprefix("hadoop-client-api-")
     assert f"org.apache.hadoop:hadoop-aws:{version}," in documented()[0]
 
 
-def test_it_is_followed_into_and_each_file_counts_once_through_a_kill_and_a_removal(store: Store) -> None:
+def test_following_into_it_counts_each_file_once_despite_a_kill_and_a_removal(store: Store) -> None:
     for daemon in ("d0", "d1"):
         store.pack(daemon, range(3))
     follow = ("history", "follow", f"{store.url}/*/history", f"{store.url}/dataset", "--available-now", "--json")
@@ -196,7 +196,7 @@ with session("race", master="local[2]", settings=dict(one.split("=", 1) for one 
 """
 
 
-def test_of_two_that_begin_to_write_at_once_one_does(store: Store) -> None:
+def test_of_two_simultaneous_writers_one_succeeds(store: Store) -> None:
     command = [sys.executable, "-c", RACE, f"{store.url}/dataset", *store.properties]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     (store.root / "errors").write_text(answer.stderr)

@@ -1,4 +1,4 @@
-"""Profiles by way of Spark: a fleet's dataset against its truth, and the command."""
+"""Profiles computed by Spark: a fleet's dataset compared with its true values, and the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from autoscaler import cli
 from autoscaler.core.model import Direction
@@ -110,7 +110,7 @@ def test_a_week_of_a_fleet_gives_seasons_and_times(spark: SparkSession, weeks: P
         assert profile.times[Direction.UP]["start_up"].median == pytest.approx(truth.startup, rel=0.1)
 
 
-def test_an_observation_is_counted_in_its_minute_as_in_python(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_observation_counts_for_its_minute_as_in_python(spark: SparkSession, tmp_path: Path) -> None:
     records, _ = followed(Load("short", tuple([400.0] * 300 + [1100.0] * 600), rate_per_worker=100.0), PLANTS["k8s"])
     made = written(tmp_path / "dataset", records)
     seen = open_dataset(made).read(spark, "observations")
@@ -127,7 +127,7 @@ def test_an_observation_is_counted_in_its_minute_as_in_python(spark: SparkSessio
 
 
 def _with(spark: SparkSession, dataset: Path, **columns: Any) -> DataFrame:
-    """Observations of a dataset with something else in some columns."""
+    """Observations of a dataset with other values in some columns."""
     rows = open_dataset(dataset).read(spark, "observations")
     for column, value in columns.items():
         rows = rows.withColumn(column, value)
@@ -135,7 +135,7 @@ def _with(spark: SparkSession, dataset: Path, **columns: Any) -> DataFrame:
 
 
 class _Changed(Dataset):
-    """A dataset whose observations are others."""
+    """A dataset with changed observations."""
 
     __slots__ = ("rows",)
     rows: DataFrame
@@ -150,7 +150,7 @@ class _Changed(Dataset):
 
 
 @pytest.mark.e2e
-def test_the_last_day_that_counts_begins_before_the_end(history: Path) -> None:
+def test_the_last_day_begins_before_the_requested_end(history: Path) -> None:
     dataset = open_dataset(history)
     assert dataset.dates() == (MONDAY,)
     tuesday = MONDAY + timedelta(days=1)
@@ -160,7 +160,7 @@ def test_the_last_day_that_counts_begins_before_the_end(history: Path) -> None:
     assert _latest(dataset, BEGIN) is None
 
 
-def test_the_time_that_counts_may_be_of_another_zone(spark: SparkSession, history: Path) -> None:
+def test_the_requested_time_may_be_in_another_time_zone(spark: SparkSession, history: Path) -> None:
     dataset = open_dataset(history)
     whole = dataset.read(spark, "observations").count()
     east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
@@ -185,7 +185,7 @@ def test_readings_that_are_not_numbers_are_ignored(spark: SparkSession, history:
 
 
 @pytest.mark.e2e
-def test_what_was_fetched_is_forgotten(spark: SparkSession) -> None:
+def test_fetched_data_is_released(spark: SparkSession) -> None:
     java = spark.sparkContext._jvm.java.lang
 
     def used() -> int:
@@ -205,7 +205,7 @@ def test_what_was_fetched_is_forgotten(spark: SparkSession) -> None:
     assert used() - before < 200 * each
 
 
-def test_a_small_fleet_is_not_made_in_hundreds_of_tasks(spark: SparkSession, history: Path) -> None:
+def test_a_small_fleet_does_not_use_hundreds_of_tasks(spark: SparkSession, history: Path) -> None:
     few = spark.conf.get("spark.sql.shuffle.partitions")
     context = spark.sparkContext
     context.setJobGroup("small", "profiles of three clusters")
@@ -232,7 +232,7 @@ def test_a_small_fleet_is_not_made_in_hundreds_of_tasks(spark: SparkSession, his
             [("always", 0, 48, 9.0), ("old", 0, 20, 5.0), ("new", 20.1, 48, 5.5)],
             {"old": ("new", None), "new": (None, "old")},
         ),
-        # The one whose arrivals are nearest.
+        # The cluster with the most similar arrivals.
         (
             [("old", 0, 20, 5.0), ("near", 20.1, 48, 5.1), ("far", 20.2, 48, 5.5)],
             {"old": ("near", None), "near": (None, "old"), "far": (None, "old")},
@@ -248,7 +248,7 @@ def test_a_small_fleet_is_not_made_in_hundreds_of_tasks(spark: SparkSession, his
     ],
     ids=["one", "the nearest", "twice", "not itself", "too late, or another load", "nothing known"],
 )
-def test_who_ends_when_another_begins_with_as_much_was_renamed(
+def test_a_cluster_that_ends_when_another_begins_with_as_many_arrivals_was_renamed(
     spark: SparkSession, lives: list[tuple[str, float, float, float]], found: dict[str, tuple[str | None, str | None]]
 ) -> None:
     start = datetime(2026, 1, 5, tzinfo=UTC)
@@ -279,7 +279,9 @@ def test_a_cluster_that_was_renamed_is_reported_and_can_be_joined(spark: SparkSe
 
 
 @pytest.mark.e2e
-def test_files_are_whole_and_named_after_their_cluster(spark: SparkSession, history: Path, tmp_path: Path) -> None:
+def test_files_are_written_atomically_and_named_after_their_cluster(
+    spark: SparkSession, history: Path, tmp_path: Path
+) -> None:
     some = profiles(spark, open_dataset(history), made_at=MADE_AT, clusters=["job-0001", "job-0002"])
 
     with stored(some) as rows:
@@ -327,7 +329,7 @@ def test_the_command_writes_files_and_a_table_and_reports(
     )
 
 
-def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
+def test_the_typical_week_is_in_the_time_zone_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule = "{type: schedule, windows: [{name: w, start: '0 1 * * *', duration: 1h, max: 2}]}"
@@ -347,13 +349,13 @@ def test_the_typical_week_is_of_the_time_zone_of_the_configuration(
     monkeypatch.setattr("autoscaler.history.profile_job.profiles", compute)
     arguments = ("--out", tmp_path / "p", "--config", config, "--time-zone", "b=Asia/Tokyo")
     assert _run(tmp_path / "dataset", *arguments) == 1
-    # By the empty name those of all others, such as members of fleets.
+    # The empty name stands for all others, such as members of fleets.
     assert asked == {"": "America/Lima", "a": "Europe/Berlin", "b": "Asia/Tokyo", "d": "UTC"}
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine whose clock is not UTC."""
+    """A machine whose clock is not in UTC."""
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     yield
@@ -399,7 +401,7 @@ def test_the_command_prints_json_and_reports_missing_clusters(
         (("--rename", "one"), "'one' is not like OLD=NEW"),
     ],
 )
-def test_the_command_reports_what_is_wrong(
+def test_the_command_reports_errors(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert _run(history, "--out", tmp_path / "p", *arguments) == 2

@@ -1,4 +1,4 @@
-"""What the commands that run on Spark have in common: their options, the plan, and errors in one line."""
+"""Common parts of the commands that run on Spark: their options, the plan, and errors in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_jobs_of_a_block_are_described(spark: SparkSession, capfd: pytest.Ca
         assert context.getLocalProperty("spark.job.description") == "counting"
     assert context.getLocalProperty("spark.job.description") == "what was there before"
     context.setLocalProperty("spark.job.description", None)
-    # This is no terminal.
+    # This is not a terminal.
     assert capfd.readouterr().err == ""
 
 
@@ -56,7 +56,7 @@ def test_an_error_of_spark_becomes_one_line() -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_terminal_is_shown_at_once_that_spark_starts(
+def test_on_a_terminal_the_start_of_spark_is_shown_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for terminal in (False, True):
@@ -65,7 +65,7 @@ def test_a_terminal_is_shown_at_once_that_spark_starts(
             assert ("Starting Spark ..." in capsys.readouterr().err) is terminal
 
 
-def test_what_is_no_dataset_is_reported_before_spark_starts(
+def test_a_path_that_is_not_a_dataset_is_reported_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("autoscaler.history.session.session", None)
@@ -81,7 +81,7 @@ def test_what_is_no_dataset_is_reported_before_spark_starts(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_module_that_workers_lack_is_reported_with_what_to_do() -> None:
+def test_a_module_that_workers_lack_is_reported_with_the_remedy() -> None:
     with (
         pytest.raises(AutoscalerError, match=r"ModuleNotFoundError: No module named 'mine'; workers need it: install"),
         spark_options.open_session(parsed(), "backtest"),
@@ -95,7 +95,7 @@ def test_a_java_that_has_ended_is_reported() -> None:
         pytest.raises(AutoscalerError, match=r"^Spark failed: its Java was killed, or had no memory left; run this"),
         spark_options.open_session(parsed(), "history"),
     ):
-        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nothing listens
+        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does if nothing listens
 
 
 def test_the_innermost_cause_is_reported() -> None:
@@ -104,7 +104,7 @@ def test_the_innermost_cause_is_reported() -> None:
     assert spark_options.cause(ValueError()) == "ValueError"
 
 
-def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(AutoscalerError, match=r"history needs PySpark: pip install '\.\[spark\]'"):
         spark_options.require_pyspark("history")
@@ -126,7 +126,7 @@ def test_an_invalid_property_is_refused(text: str, capsys: pytest.CaptureFixture
     assert "is not like spark.driver.memory=4g" in capsys.readouterr().err
 
 
-def test_properties_are_added_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     options = parsed("--conf", "spark.driver.extraJavaOptions=-Xss4m", "--conf", "spark.a=b=c")
     settings = spark_options._settings(dict(options.conf), little=False)
     assert settings["spark.a"] == "b=c"

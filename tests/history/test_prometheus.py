@@ -1,4 +1,4 @@
-"""History from Prometheus, with a server that answers as the test wants."""
+"""History from Prometheus, with a server whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Points = Callable[[float], str | None]
 
 @dataclass
 class Stub:
-    """A server for range queries: expression -> its series, each a function of the time; `None` is no sample."""
+    """A server for range queries: expression -> its series, each a function of the time; `None` is a missing sample."""
 
     series: dict[str, list[tuple[dict[str, str], Points]]] = field(default_factory=dict)
     respond: Callable[[dict[str, str]], tuple[int, bytes] | None] = lambda _: None
@@ -148,7 +148,7 @@ def import_(stub: Stub, tmp_path: Path, *arguments: str, config: str = CONFIG) -
 
 
 def asked(stub: Stub, tmp_path: Path, *arguments: str, config: str = CONFIG) -> list[str]:
-    """Ask without making observations of it; which answers are kept then, each as its query and its times."""
+    """Send the queries without making observations; returns the kept answers, each as its query and its times."""
     options = parsed(stub, tmp_path, *arguments, config=config)
     _, answers, _ = history_prometheus.ask(load(options.config, {}), options, tmp_path / "dataset")
     kept = [pq.read_table(answer.file)["at"].unique().to_pylist() for answer in answers]
@@ -187,7 +187,7 @@ def fleet(stub: Stub) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_prometheus_has_becomes_observations_as_the_daemon_would_have_made_them(
+def test_data_of_prometheus_becomes_observations_as_a_daemon_would_have_made_them(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet(stub)
@@ -221,7 +221,7 @@ def test_what_prometheus_has_becomes_observations_as_the_daemon_would_have_made_
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_a_gap_stays_a_gap_and_what_is_missing_has_a_reason(stub: Stub, tmp_path: Path) -> None:
+def test_a_gap_stays_a_gap_and_missing_values_have_a_reason(stub: Stub, tmp_path: Path) -> None:
     fleet(stub)
     orders = {"cluster": "orders"}
     stub.series["max by (cluster, metric) (autoscaler_metric_value)"] = []
@@ -242,13 +242,13 @@ def test_a_gap_stays_a_gap_and_what_is_missing_has_a_reason(stub: Stub, tmp_path
     assert BEGIN + 90 * STEP in found
     assert found[BEGIN].missing == {"cpu": "value is not a finite number", "lag": "no sample"}
     assert found[BEGIN + 20 * STEP].missing == {"cpu": "no sample", "lag": "no sample"}
-    # Zero errors are not made up of a server that knows nothing.
+    # A server without data does not give zero errors.
     assert imported(tmp_path, "clicks") == []
 
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_each_query_is_asked_once_for_all_clusters_and_once_forever(
+def test_each_query_is_sent_once_for_all_clusters_and_never_again(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet(stub)
@@ -262,7 +262,7 @@ def test_each_query_is_asked_once_for_all_clusters_and_once_forever(
     assert stub.requests == []
     report = json.loads(capsys.readouterr().out)
     assert (report["asked"], report["added"], report["known"], report["different"]) == (0, 0, 242, 0)
-    # Later more is wanted: only the window that has grown, and those after it, are asked for.
+    # Later more is requested: only the extended window, and those after it, are queried.
     assert import_(stub, tmp_path, "--window", "30m", "--to", (BEGIN + 3 * HOUR).isoformat(), "--json") == 0
     assert {float(request["start"]) for request in stub.requests} == {
         (BEGIN + hour * HOUR).timestamp() for hour in (2, 2.5, 3)
@@ -274,7 +274,7 @@ def test_each_query_is_asked_once_for_all_clusters_and_once_forever(
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("before", ["2h", "50m"])
-def test_after_another_window_each_sample_counts_once(stub: Stub, tmp_path: Path, before: str) -> None:
+def test_with_another_window_each_sample_still_counts_once(stub: Stub, tmp_path: Path, before: str) -> None:
     fleet(stub)
     pods = [{"cluster": "clicks", "pod": pod} for pod in "ab"]
     stub.series["sum by (cluster) (errors)"] = [(pods[0], constant(1)), (pods[1], lambda at: str(hours(at)))]
@@ -289,7 +289,7 @@ def test_after_another_window_each_sample_counts_once(stub: Stub, tmp_path: Path
     assert {one.metrics["busy"].value for one in seen} == {(0.25, 0.5)}
 
 
-def test_a_server_that_goes_away_in_the_middle_loses_nothing(stub: Stub, tmp_path: Path) -> None:
+def test_a_server_that_disappears_in_the_middle_loses_nothing(stub: Stub, tmp_path: Path) -> None:
     fleet(stub)
     whole = asked(stub, tmp_path / "undisturbed", "--window", "30m")
     stub.respond = lambda request: (503, b"gone") if float(request["start"]) >= (BEGIN + HOUR).timestamp() else None
@@ -318,7 +318,7 @@ def test_a_query_is_repeated_while_the_server_is_too_busy(stub: Stub, tmp_path: 
     assert asked(stub, tmp_path) == whole
 
 
-def test_an_answer_that_does_not_come_in_time_is_given_up(
+def test_an_answer_that_does_not_come_in_time_is_abandoned(
     stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet(stub)
@@ -335,7 +335,7 @@ def test_an_answer_that_does_not_come_in_time_is_given_up(
     asleep.set()
 
 
-def test_what_is_too_much_for_one_answer_is_asked_in_halves(stub: Stub, tmp_path: Path) -> None:
+def test_a_request_that_is_too_large_is_split_in_halves(stub: Stub, tmp_path: Path) -> None:
     fleet(stub)
     whole = asked(stub, tmp_path / "undisturbed")
 
@@ -349,7 +349,7 @@ def test_what_is_too_much_for_one_answer_is_asked_in_halves(stub: Stub, tmp_path
     assert "avg by (cluster) (cpu) 121" in whole
 
 
-def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path: Path) -> None:
+def test_an_invalid_query_is_reported_with_the_servers_message(stub: Stub, tmp_path: Path) -> None:
     stub.respond = lambda _: (400, json.dumps({"status": "error", "error": "parse error: unexpected )"}).encode())
     with pytest.raises(AutoscalerError, match=r"query 'avg by .*: HTTP 400: 'parse error: unexpected \)'") as raised:
         import_(stub, tmp_path)
@@ -375,7 +375,7 @@ def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path
     ],
     ids=lambda series: str(series)[:50],
 )
-def test_what_is_not_a_series_is_reported_and_nothing_of_it_is_kept(stub: Stub, tmp_path: Path, series: object) -> None:
+def test_an_answer_that_is_not_a_series_is_reported_and_not_kept(stub: Stub, tmp_path: Path, series: object) -> None:
     body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
     stub.respond = lambda _: (200, body)
     with pytest.raises(AnswerError, match=r"query 'avg by .*: not a series: "):
@@ -384,7 +384,7 @@ def test_what_is_not_a_series_is_reported_and_nothing_of_it_is_kept(stub: Stub, 
 
 
 @pytest.mark.parametrize("series", [{"metric": {}}, {"metric": {}, "values": None}], ids=str)
-def test_a_series_without_values_as_of_a_histogram_has_no_point(stub: Stub, series: object) -> None:
+def test_a_series_without_values_like_that_of_a_histogram_has_no_points(stub: Stub, series: object) -> None:
     body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}}).encode()
     stub.respond = lambda _: (200, body)
     with Ranges(Prometheus(url=stub.url, token=Secret("s3cret")), 5.0) as ranges:
@@ -393,7 +393,7 @@ def test_a_series_without_values_as_of_a_histogram_has_no_point(stub: Stub, seri
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
+def test_sizes_come_from_any_query_that_returns_the_name_of_the_cluster(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet(stub)
@@ -403,7 +403,7 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
     assert (orders.desired, orders.ready) == (6, 6)
     assert (clicks.desired, clicks.ready, clicks.missing) == (None, None, {"target": "no sample"})
 
-    # What is there stays, whatever comes later, and that is reported.
+    # Existing rows stay, whatever comes later, and that is reported.
     assert "differ from what" not in capsys.readouterr().err
     assert import_(stub, tmp_path) == 0
     printed = capsys.readouterr()
@@ -420,7 +420,7 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
         (["--ready", "up"], "--ready needs --replicas"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_anything_is(
+def test_invalid_requests_are_refused_before_anything_is_sent(
     stub: Stub, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
@@ -428,7 +428,9 @@ def test_what_cannot_be_asked_is_refused_before_anything_is(
     assert stub.requests == []
 
 
-def test_what_follows_the_option_must_be_a_url(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_argument_of_the_option_must_be_a_url(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert parsed(stub, tmp_path).prometheus == ""
     assert parsed(stub, tmp_path, "--prometheus", "https://there/prefix").prometheus == "https://there/prefix"
     with pytest.raises(SystemExit):
@@ -446,11 +448,11 @@ def test_windows_end_at_the_same_times_in_every_run() -> None:
         Span(at + 7200, at + 10800),
         Span(at + 10800, at + 10860),
     ]
-    # What may still change is left for the next run.
+    # Data that may still change is left for the next run.
     assert spans(BEGIN, BEGIN + 3 * HOUR, HOUR, STEP, BEGIN + timedelta(minutes=10)) == [Span(at, at + 9 * 60 + 60)]
 
 
-def test_queries_keep_their_pace() -> None:
+def test_queries_are_rate_limited() -> None:
     pace = history_prometheus._RateLimiter(10.0)
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -461,6 +463,6 @@ def test_queries_keep_their_pace() -> None:
     assert slept == [10.0, 10.0]
 
 
-def test_without_a_cluster_that_prometheus_knows_there_is_nothing_to_ask(stub: Stub, tmp_path: Path) -> None:
+def test_without_a_cluster_that_prometheus_knows_nothing_is_queried(stub: Stub, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no cluster has a metric of a source of type prometheus"):
         import_(stub, tmp_path, config=NOWHERE)

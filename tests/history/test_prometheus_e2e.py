@@ -59,7 +59,7 @@ def size(cluster: str, second: int) -> int:
 
 @dataclass
 class World:
-    """A server, and the time at which its day begins."""
+    """A server, and the start of its day."""
 
     url: str
     begin: int
@@ -70,7 +70,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     binary()
     directory = tmp_path_factory.mktemp("history") / "run"
     directory.mkdir()
-    # Blocks must be younger than Prometheus keeps them.
+    # Blocks must be younger than Prometheus's retention.
     begin = (int(time.time()) - DAY - 3600) // 3600 * 3600
     families = {"cpu": cpu, "autoscaler_current_replicas": size, "autoscaler_ready_replicas": size}
     with (directory / "day.om").open("w") as lines:
@@ -102,7 +102,7 @@ def import_(world: World, tmp_path: Path, *arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_day_of_prometheus_is_replayed_beside_the_sizes_that_were(
+def test_a_day_of_prometheus_is_replayed_beside_the_actual_sizes(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert import_(world, tmp_path, "--json") == 0
@@ -137,7 +137,7 @@ def test_a_day_of_prometheus_is_replayed_beside_the_sizes_that_were(
     assert fewer["recorded"][1] == 6
     assert fewer["replica_hours"] < -1
 
-    # Other windows and another step give the same where they meet.
+    # Other windows and another step give the same in the overlap.
     assert import_(world, tmp_path, "--window", "1d", "--step", "30s", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["added"] == 0
@@ -145,7 +145,7 @@ def test_a_day_of_prometheus_is_replayed_beside_the_sizes_that_were(
 
 
 @pytest.mark.usefixtures("spark")
-def test_replay_needs_no_engine_that_prometheus_does_not_know(
+def test_a_replay_needs_no_engine_which_prometheus_does_not_have(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert import_(world, tmp_path) == 0

@@ -74,7 +74,7 @@ def test_a_query_prints_a_table(dataset: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_json_and_csv_have_all_that_a_row_has(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_csv_have_all_columns_of_a_row(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = (
         "SELECT at, metrics['cpu'] AS cpu, missing, double('NaN') AS odd, 1 AS one, 2 AS one, 'a\"b\nc' AS text "
         "FROM observations WHERE cluster = 'orders' AND missing['throughput'] IS NOT NULL"
@@ -92,7 +92,7 @@ def test_json_and_csv_have_all_that_a_row_has(dataset: Path, capsys: pytest.Capt
     assert cells == [at, json.dumps(cpu), '{"throughput": "no sample"}', "NaN", "1", "2", 'a"b\nc']
 
 
-def test_the_limit_of_rows_is_kept(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_rows_is_applied(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(dataset, "SELECT * FROM observations", "--limit", "3", "--json") == 0
     printed = capsys.readouterr()
     assert len(json.loads(printed.out)) == 3
@@ -112,7 +112,7 @@ def test_the_limit_of_rows_is_kept(dataset: Path, capsys: pytest.CaptureFixture[
         ("SELECT int(cluster) FROM observations", r"\[CAST_INVALID_INPUT\] The value '.*' of the type.*"),
     ],
 )
-def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says: str) -> None:
+def test_an_error_of_a_query_is_one_line(dataset: Path, asked: str, says: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         ask(dataset, asked)
     (line,) = raised.value.problems
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says:
     assert re.search(says, line), line
 
 
-def test_what_is_wrong_with_a_query_is_not_logged_as_well(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_query_is_not_logged_as_well(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[logging.LogRecord] = []
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     monkeypatch.setattr(logger, "handle", logged.append)
@@ -139,9 +139,7 @@ def test_the_plan_is_printed_beside_the_result(dataset: Path, capsys: pytest.Cap
     assert "PartitionFilters: [isnotnull(date" in printed.err
 
 
-def test_profiles_are_a_table_if_they_are_there(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_profiles_are_a_table_if_they_exist(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["SELECT cluster FROM profiles", "--profiles", str(tmp_path), "--json"]
     with pytest.raises(ConfigurationError, match="contains no profile"):
         ask(dataset, *asked)

@@ -1,4 +1,4 @@
-"""A dataset comes back as the records that it was made of, and can be replayed as they can."""
+"""A dataset is read back as the original records, and can be replayed like them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ clusters:
 
 
 def full(cluster: str, at: datetime) -> Record:
-    """A record with all that one can have."""
+    """A record with all possible values."""
     seen = Observation(
         at=at,
         desired=4,
@@ -119,12 +119,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "trace"
 
 
-def test_a_record_comes_back_with_all_that_it_has(tmp_path: Path) -> None:
+def test_a_record_is_read_back_with_all_its_values(tmp_path: Path) -> None:
     records = [full("orders", BEGIN), plain("orders", BEGIN + TICK), plain("orders", BEGIN + 2 * TICK, None)]
     assert list(read.read(written.dataset(tmp_path / "dataset", records))) == records
 
 
-def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> None:
+def test_a_dataset_with_a_verdict_of_each_guard_is_read(tmp_path: Path) -> None:
     passed = tuple(Verdict(reason, 8, 8, reason) for reason in (Reason.FRESHNESS, Reason.CAP))
     one = full("orders", BEGIN)
     one = replace(one, decision=replace(one.decision, verdicts=(*passed, *one.decision.verdicts)))
@@ -140,7 +140,7 @@ def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> N
     assert list(read.read(place)) == [one]
 
 
-def test_nan_and_infinity_come_back_as_they_were(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_read_back_unchanged(tmp_path: Path) -> None:
     at = BEGIN
     record = plain("orders", at)
     record = replace(record, observation=replace(record.observation, metrics={"lag": Reading(math.nan, at)}))
@@ -150,19 +150,19 @@ def test_nan_and_infinity_come_back_as_they_were(tmp_path: Path) -> None:
     assert math.isnan(value)
 
 
-def test_what_simulate_has_recorded_comes_back_exactly(trace: Path, tmp_path: Path) -> None:
+def test_records_of_a_simulation_are_read_back_exactly(trace: Path, tmp_path: Path) -> None:
     records = list(traces.read(trace))
     assert any(record.failed for record in records)
     assert any(record.observation.missing for record in records)
     found = list(read.read(written.dataset(tmp_path / "dataset", records)))
     assert [dump_record(one) for one in found] == [dump_record(one) for one in records]
     differ = [one for one, record in zip(found, records, strict=True) if one != record]
-    # What is no number does not even equal itself.
+    # NaN does not even equal itself.
     assert all(b'"NaN"' in dump_record(one) for one in differ)
     assert len(differ) < len(records) / 2
 
 
-def test_replay_of_a_dataset_decides_as_that_of_the_lines(
+def test_a_replay_of_a_dataset_decides_like_one_of_the_lines(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG.replace("target: 0.7", "target: 0.5"))
@@ -175,7 +175,7 @@ def test_replay_of_a_dataset_decides_as_that_of_the_lines(
     assert reports[0] == reports[1]
 
 
-def test_replay_reports_the_clusters_that_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_reports_the_clusters_that_it_skips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     dataset = written.dataset(tmp_path / "dataset", [plain("orders", BEGIN), plain("clicks", BEGIN)])
     assert cli.main(["replay", str(dataset), str(tmp_path / "config.yaml")]) == 0
@@ -184,7 +184,7 @@ def test_replay_reports_the_clusters_that_it_leaves_out(tmp_path: Path, capsys: 
     assert "has no record of cluster 'odd'; it has records of clicks, orders" in capsys.readouterr().err
 
 
-def test_the_records_of_a_cluster_come_in_order_of_time_over_midnight(tmp_path: Path) -> None:
+def test_the_records_of_a_cluster_are_in_order_of_time_over_midnight(tmp_path: Path) -> None:
     records = [full(name, BEGIN + number * TICK) for number in range(20) for name in ("b", "a", "c")]
     dataset = written.dataset(tmp_path / "dataset", records, rows_per_group=5)
     assert len(list((dataset / "observations").iterdir())) == 2
@@ -196,7 +196,7 @@ def test_the_records_of_a_cluster_come_in_order_of_time_over_midnight(tmp_path: 
         ]
 
 
-def test_one_cluster_is_found_without_reading_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_cluster_is_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [full(name, BEGIN + number * TICK) for number in range(4) for name in ("a", "b", "c")]
     dataset = written.dataset(tmp_path / "dataset", records, rows_per_group=4)
     groups: list[list[int]] = []
@@ -222,7 +222,7 @@ def test_a_day_in_several_files_is_read_in_order(tmp_path: Path) -> None:
     assert list(read.read(dataset)) == sorted(records, key=lambda one: (one.decision.cluster, one.decision.at))
 
 
-def test_times_as_spark_writes_them_by_default_are_utc(tmp_path: Path) -> None:
+def test_times_in_sparks_default_format_are_utc(tmp_path: Path) -> None:
     record = full("orders", BEGIN)
     dataset = written.dataset(tmp_path / "dataset", [record])
     for file in dataset.glob("*/*/*.parquet"):
@@ -232,7 +232,7 @@ def test_times_as_spark_writes_them_by_default_are_utc(tmp_path: Path) -> None:
 
 
 def without_decisions(tmp_path: Path, *sizes: tuple[int, int | None]) -> list[tuple[int, int]]:
-    """What was decided by the sizes at some ticks: the size before and after, of each."""
+    """The reconstructed decisions at some ticks: the size before and after each."""
     records = [plain("orders", BEGIN + tick * TICK, size) for tick, size in sizes]
     found = list(read.read(written.dataset(tmp_path / "dataset", records, decided=False)))
     assert [one.observation for one in found] == [one.observation for one in records]
@@ -245,27 +245,27 @@ def without_decisions(tmp_path: Path, *sizes: tuple[int, int | None]) -> list[tu
         ([(0, 4), (1, 4), (2, 8), (3, 8)], [(4, 4), (4, 8), (8, 8), (8, 8)]),
         # Over midnight, too.
         ([(5, 4), (6, 4), (7, 2)], [(4, 4), (4, 2), (2, 2)]),
-        # Where the size is not known, it is taken to be what it was.
+        # While the size is unknown, it is assumed unchanged.
         ([(0, 4), (1, None), (2, 6)], [(4, 4), (4, 6), (6, 6)]),
         ([(0, None), (1, None)], [(0, 0), (0, 0)]),
-        # Who knows when it changed in a gap?
+        # Nobody knows when it changed in a gap.
         ([(0, 4), (1, 4), (40, 8), (41, 8)], [(4, 4), (4, 4), (8, 8), (8, 8)]),
     ],
 )
-def test_without_a_decision_the_next_size_takes_its_place(
+def test_without_a_decision_the_next_size_is_used(
     tmp_path: Path, sizes: list[tuple[int, int | None]], decided: list[tuple[int, int]]
 ) -> None:
     assert without_decisions(tmp_path, *sizes) == decided
 
 
-def test_only_the_wanted_time_is_read(tmp_path: Path) -> None:
+def test_only_the_requested_time_is_read(tmp_path: Path) -> None:
     records = [full("orders", BEGIN + number * TICK) for number in range(20)]
     dataset = written.dataset(tmp_path / "dataset", records)
     found = read.read(dataset, since=BEGIN + 3 * TICK, until=BEGIN + 9 * TICK)
     assert list(found) == records[3:10]
 
 
-def test_the_wanted_time_may_be_of_another_zone(tmp_path: Path) -> None:
+def test_the_requested_time_may_be_in_another_time_zone(tmp_path: Path) -> None:
     midnight = datetime(2026, 1, 6, tzinfo=UTC)
     records = [full("orders", midnight + number * TICK) for number in range(-4, 4)]
     dataset = written.dataset(tmp_path / "dataset", records)
@@ -307,7 +307,7 @@ def _strange(file: Path) -> None:
         (_strange, r"of cluster orders at 2026-01-05 23:58:30 is not a record: .*levitating.*another version"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
+def test_an_unusable_file_is_named(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
     dataset = written.dataset(tmp_path / "dataset", [full("orders", BEGIN), full("orders", BEGIN + TICK)])
     (file,) = (dataset / "observations").glob("*/*.parquet")
     spoil(file)

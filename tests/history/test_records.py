@@ -46,7 +46,7 @@ NOW = datetime(2026, 2, 1, tzinfo=UTC)
 
 
 def drawn(dice: Random, count: int) -> list[Record]:
-    """Records with all that a record can have, each of another time and one of three clusters."""
+    """Records with all possible values, each with its own time and one of three clusters."""
     return [_record(dice, BEGIN + timedelta(seconds=97 * number, microseconds=number)) for number in range(count)]
 
 
@@ -152,13 +152,13 @@ def _record(dice: Random, at: datetime) -> Record:
 
 
 class _Full(RootModel[Record]):
-    """A record with nothing left out of its line."""
+    """A record with all fields of its line."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
 def in_full(record: Record) -> bytes:
-    """A line as others may write it, or a daemon that leaves nothing out."""
+    """A line with all fields, as written by others, or by a daemon that omits nothing."""
     return _Full(record).model_dump_json().encode()
 
 
@@ -170,12 +170,12 @@ def as_lines(path: Path) -> list[bytes]:
     return sorted(dump_record(record) for record in read(path))
 
 
-GOOD = drawn(Random(6), 240)  # noqa: S311 - nothing secret; over midnight
+GOOD = drawn(Random(6), 240)  # noqa: S311 - not a secret; over midnight
 ONE = json.loads(dump_record(GOOD[0]))
 
 
 def spoiled(**changes: Any) -> bytes:
-    """A good line of another time with something in it changed: `decision__at` for decision.at; None takes it away."""
+    """A valid line of another time with one change in it: `decision__at` for decision.at; None removes it."""
     line = json.loads(json.dumps(ONE))
     line["observation"]["at"] = line["decision"]["at"] = "2026-01-05T12:00:00Z"
     line["observation"]["metrics"] = {"lag": {"value": 1.0, "at": "2026-01-05T12:00:00Z"}}
@@ -236,14 +236,14 @@ def parquet(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def messy(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Messy:
-    """A directory in which everything is wrong that can be, imported twice."""
+    """A directory with every kind of error, imported twice."""
     directory = tmp_path_factory.mktemp("history of [two] daemons + more")
     first, second, third = GOOD[:100], GOOD[90:200], GOOD[200:]
     (directory / "2026-01-05T22.jsonl").write_bytes(
         lines(first) + b"".join(line + b"\n" for line in BAD) + UNKNOWN_FIELD + b"\n\n" + dump_record(GOOD[0]) + b"\n"
     )
     (directory / "2026-01-05T23.jsonl.gz").write_bytes(gzip.compress(lines(second)))
-    # Cut off in the middle, as a copy that was interrupted: all of these are in the other one.
+    # Truncated in the middle, like an interrupted copy: all of these records are in the other file.
     whole = gzip.compress(lines(GOOD[90:200]), compresslevel=0)
     (directory / "2026-01-06T00.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     torn = dump_record(GOOD[5])[:300]
@@ -259,28 +259,26 @@ def messy(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mess
 
 
 @pytest.mark.e2e
-def test_what_was_imported_comes_back_as_it_was(messy: Messy) -> None:
+def test_imported_records_are_read_back_unchanged(messy: Messy) -> None:
     back = [line for line in as_lines(Path(messy.dataset.path)) if b'"cluster":"newer"' not in line]
     assert back == sorted(dump_record(record) for record in GOOD)
 
 
 @pytest.mark.e2e
-def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_lines_with_all_fields_are_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(b"".join(in_full(record) + b"\n" for record in GOOD))
     added = ingest_records.add(spark, dataset, [str(file)], now=NOW).merged
     assert added.added["decisions"] == len(GOOD)
     assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
-    # They are known to be the same.
+    # They are recognized as the same.
     file.write_bytes(lines(GOOD))
     assert ingest_records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
 
 
 @pytest.mark.e2e
-def test_lines_that_others_have_written_with_other_spaces_are_the_same_records(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_lines_with_different_white_space_are_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
     def spaced(record: Record) -> bytes:
         line = json.loads(dump_record(record))
         guards = line["decision"].get("guards", "")
@@ -297,7 +295,7 @@ def test_lines_that_others_have_written_with_other_spaces_are_the_same_records(
 
 
 @pytest.mark.e2e
-def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: SparkSession) -> None:
+def test_omitted_fields_of_a_line_are_empty_in_the_tables(messy: Messy, spark: SparkSession) -> None:
     done = messy.dataset.read(spark, "decisions")
     missing = "exists(recommendations, one -> one.inputs is null or one.detail is null or one.policy is null)"
     verdicts = "exists(verdicts, one -> one.detail is null) or guards is null or notes is null or combined is null"
@@ -310,15 +308,15 @@ def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: 
 
 
 @pytest.mark.e2e
-def test_what_is_in_several_files_is_added_once(messy: Messy) -> None:
-    # Ten in both of the first two files, one twice in the first, and what could be read of the damaged one.
+def test_records_in_several_files_are_added_once(messy: Messy) -> None:
+    # Ten in both of the first two files, one twice in the first, and the readable part of the damaged one.
     assert messy.first.merged.added["decisions"] == messy.first.merged.added["observations"] == len(GOOD) + 1
     assert messy.first.merged.known["decisions"] > 11
     assert messy.first.merged.added["decisions"] + messy.first.merged.known["decisions"] < messy.first.lines
 
 
 @pytest.mark.e2e
-def test_a_repeated_import_changes_nothing_not_even_a_file(messy: Messy) -> None:
+def test_a_repeated_import_changes_no_file(messy: Messy) -> None:
     assert set(messy.again.merged.added.values()) == {0}
     assert messy.again.rejected == messy.first.rejected
     assert parquet(Path(messy.dataset.path)) == messy.files_before
@@ -340,14 +338,14 @@ def test_lines_that_are_not_records_are_quarantined_with_the_reason(messy: Messy
     assert messy.first.damaged == (str(messy.directory / "2026-01-06T00.jsonl.gz"),)
 
 
-def test_a_file_that_is_cut_off_is_found_without_reading_any(tmp_path: Path) -> None:
+def test_a_truncated_file_is_detected_without_reading_any(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz"
     packed = gzip.compress(lines(GOOD))
     whole.write_bytes(packed)
     cut.write_bytes(packed[: len(packed) // 2])
     files = [str(file) for file in (whole, cut, tmp_path / "missing.jsonl.gz", tmp_path / "plain.jsonl")]
     assert [file for file in files if not ingest_records._has_plausible_end(file)] == [str(cut)]
-    # What is damaged within shows only when it is read, for which Spark is not needed.
+    # Damage in the middle shows only when it is read, which does not need Spark.
     no_spark: Any = None
     spoiled_within = bytearray(packed)
     spoiled_within[len(packed) // 2] ^= 0xFF
@@ -391,7 +389,7 @@ def test_an_import_leaves_no_shuffle_files(
 
 
 def of(clusters: Iterable[str], day: str = "2026-01-05", times: int = 25) -> bytes:
-    """Lines of clusters, as many times of a day."""
+    """Lines of clusters, at so many times of a day."""
     each = lines(record for record in GOOD if record.decision.cluster == "clicks").splitlines(keepends=True)
     day_of = re.compile(rb'"at":"2026-01-0\d')
     begin = [day_of.sub(b'"at":"%s' % day.encode(), line) for line in each][:times]
@@ -416,11 +414,11 @@ def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
     monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 100)
     names = [f"c{number:02}" for number in range(16)]
     files = []
-    # Each file has two clusters that no other has: the one that is sampled shows nothing of the others.
+    # Each file has two clusters that no other file has: the sampled file shows nothing of the others.
     for number in range(8):
         files.append(tmp_path / name.format(number))
         files[-1].write_bytes(of([names[number], names[15 - number]]))
-    # A line with a wrong time does not make one file of all of them.
+    # A line with a wrong time does not put all of them into one file.
     files[0].write_bytes(files[0].read_bytes() + of(["c00"], "2001-02-03", times=1))
     dataset = open_dataset(tmp_path / "dataset", make=True)
     done = ingest_records.add(spark, dataset, [str(file) for file in files], now=NOW)
@@ -434,13 +432,13 @@ def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
 
 
 @pytest.mark.e2e
-def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_come_twice(
+def test_one_import_adds_to_old_and_new_dates_and_to_those_with_duplicate_lines(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     first.write_bytes(of(["a", "b"], "2026-01-05"))
-    # What is a whole number to JSON is a time of some million years from now to Spark.
+    # For Spark this integer of JSON is a time some million years from now.
     far = spoiled(decision__at=1767650400000000) + b"\n"
     second.write_bytes(of(["b", "c"], "2026-01-05") + of(["a"], "2026-01-06") + 2 * of(["a"], "2026-01-07") + far)
     ingest_records.add(spark, dataset, [str(first)], now=NOW)
@@ -454,10 +452,10 @@ def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_
 
 
 @pytest.mark.e2e
-def test_a_line_of_an_impossible_time_is_quarantined(
+def test_a_line_with_an_impossible_time_is_quarantined(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that a date has more files than there are days in what 32 bits can count.
+    # So that a date has more files than 32 bits can count days.
     monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 1)
     file = tmp_path / "one.jsonl"
     file.write_bytes(of([f"c{number}" for number in range(12)], times=3) + spoiled(decision__at=9 * 10**12) + b"\n")
@@ -468,7 +466,7 @@ def test_a_line_of_an_impossible_time_is_quarantined(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_bytes_that_are_no_text_are_quarantined_as_text_unless_a_line_is_only_not_finished_there(
+def test_bytes_that_are_not_text_are_quarantined_as_text_unless_a_line_is_only_incomplete_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, dataset = tmp_path / "2026-01-05T22.jsonl", tmp_path / "dataset"
@@ -482,7 +480,7 @@ def test_bytes_that_are_no_text_are_quarantined_as_text_unless_a_line_is_only_no
 
 
 @pytest.mark.e2e
-def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_that_gets_only_an_invalid_line_is_not_changed(spark: SparkSession, tmp_path: Path) -> None:
     mine = [record for record in GOOD if record.decision.cluster == "clicks"]
     monday = [record for record in mine if record.decision.at.day == BEGIN.day]
     tuesday = [record for record in mine if record.decision.at.day != BEGIN.day]
@@ -490,7 +488,7 @@ def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSess
     (tmp_path / "first.jsonl").write_bytes(lines([*monday[1:], *tuesday]))
     ingest_records.add(spark, dataset, [str(tmp_path / "first.jsonl")], now=NOW)
     before = parquet(tmp_path / "dataset")
-    # Its key alone is that of a record.
+    # Only its key is that of a record.
     bad = spoiled(decision__verdicts__0__before="few").replace(b"2026-01-05T12", b"2026-01-06T12")
     (tmp_path / "second.jsonl").write_bytes(lines(monday[:1]) + bad + b"\n")
     done = ingest_records.add(spark, dataset, [str(tmp_path / "second.jsonl")], now=NOW)
@@ -504,7 +502,7 @@ def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSess
 
 
 @pytest.mark.e2e
-def test_the_flat_columns_are_of_all_replicas(messy: Messy, spark: SparkSession) -> None:
+def test_the_flat_columns_are_totals_of_all_replicas(messy: Messy, spark: SparkSession) -> None:
     rows = {
         (row.cluster, row.at.astimezone(UTC)): row
         for row in messy.dataset.read(spark, "observations").select("cluster", "at", "lag", "utilization").collect()
@@ -528,7 +526,7 @@ def test_the_flat_columns_are_of_all_replicas(messy: Messy, spark: SparkSession)
 def test_the_command_reads_only_what_has_changed_and_renames_clusters(
     tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del spark  # the command uses the session that there is
+    del spark  # the command uses the existing session
     one, other, dataset = tmp_path / "one", tmp_path / "other", tmp_path / "dataset"
     one.mkdir()
     other.mkdir()
@@ -551,7 +549,7 @@ def test_the_command_reads_only_what_has_changed_and_renames_clusters(
     unchanged = imported(one, dataset, "--rename", "clicks=views")
     assert unchanged["files"] == {"read": 0, "unchanged": 2}
 
-    # The daemon goes on with its file.
+    # The daemon continues its file.
     (one / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:20]))
     grown = imported(one, dataset, "--rename", "clicks=views")
     assert grown["files"] == {"read": 1, "unchanged": 1}
@@ -611,7 +609,7 @@ def test_a_file_that_is_compressed_during_the_import_is_found_again(
     assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["files"]["read"], report["added"]["decisions"]) == (4, 20)
-    # If they go all the time, it says so.
+    # If files keep disappearing, it says so.
     todo = hours[1:3]
     assert cli.main(["history", "import", str(traces), str(dataset), "--again"]) == 1
     assert f"{hours[1]}: was compressed or removed during the import; run this again" in capsys.readouterr().err
@@ -619,7 +617,7 @@ def test_a_file_that_is_compressed_during_the_import_is_found_again(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_imported_before_a_rename_keep_their_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces, dataset = tmp_path / "traces", tmp_path / "dataset"
     traces.mkdir()
     mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
@@ -634,14 +632,14 @@ def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_where_nothing_is_a_record_the_command_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_valid_record_the_command_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, dataset = tmp_path / "2026-01-05T22.jsonl", tmp_path / "dataset"
     file.write_bytes(b"not a record\n[1, 2]\n")
     assert cli.main(["history", "import", str(file), str(dataset), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["added"] == {"observations": 0, "decisions": 0, "rejected": 2}
 
 
-def test_where_nothing_can_be_read_the_command_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_readable_file_the_command_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "import", str(tmp_path / "none"), str(tmp_path / "dataset")]) == 1
     printed = capsys.readouterr().err
     assert f"{tmp_path}/none: cannot be read: No such file or directory" in printed
@@ -649,7 +647,9 @@ def test_where_nothing_can_be_read_the_command_reports_that(tmp_path: Path, caps
     assert not (tmp_path / "dataset").exists()
 
 
-def test_the_command_reports_what_it_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_reported_with_the_expected_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["history", "import", str(tmp_path)]) == 2
     assert "expected DIR... DATASET" in capsys.readouterr().err
     assert cli.main(["history", "import", str(tmp_path), str(tmp_path / "d"), "--rename", "a"]) == 2

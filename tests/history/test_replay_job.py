@@ -1,4 +1,4 @@
-"""Parity: what Spark decides about a history is what was decided, and what `replay` decides, digest for digest."""
+"""Parity: Spark's decisions on a history equal the recorded ones, and those of `replay`, digest for digest."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decided(spark: SparkSession, place: Path, specs: dict[str, ClusterSpec]) -> 
     return rows
 
 
-def test_spark_decides_as_was_decided(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_makes_the_recorded_decisions(spark: SparkSession, tmp_path: Path) -> None:
     specs = {"a": spec("a", "adaptive"), "b": spec("b", "backlog-drain")}
     wrong = "missing@lag:1m,refused:40%,half:30%"
     records = [*simulated(specs["a"], wrong, 1), *simulated(specs["b"], wrong, 2)]
@@ -75,7 +75,7 @@ def test_spark_decides_as_was_decided(spark: SparkSession, tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_spark_decides_as_replay_does_where_another_policy_decides(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_decides_like_replay_with_another_policy(spark: SparkSession, tmp_path: Path) -> None:
     records = simulated(spec("a", "adaptive"), "crash:10m", 4)
     other = spec("a", "backlog-drain")
     replay = Replay(other)
@@ -93,7 +93,7 @@ def test_spark_decides_as_replay_does_where_another_policy_decides(spark: SparkS
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["adaptive", "backlog-drain"])
-def test_spark_decides_as_a_daemon_did_whatever_went_wrong(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_spark_decides_like_a_daemon_whatever_went_wrong(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     one = test_parity._spec(kind)
     offered: Callable[[], Any] = test_parity._load
     what = faults.parse("refused:40%,half:30%,crash:20m,missing@lag:3m")

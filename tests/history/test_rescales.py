@@ -1,4 +1,4 @@
-"""Rescales are found as they truly were, from observations every 15 seconds."""
+"""Rescales are found with their true times, from observations every 15 seconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(seconds: float) -> datetime:
 def seen(
     second: float, desired: int, ready: int, since: float | None, lag: float = 0.0, used: int | None = None
 ) -> dict[str, Any]:
-    """An observation of a job with two slots a replica, and uses all or so many; `since` None: it restarts."""
+    """An observation of a job with two slots per replica that uses all or so many; `since` None: it restarts."""
     running = since is not None
     return {
         "cluster": "orders",
@@ -70,7 +70,7 @@ def decided(second: float, current: int, desired: int, **more: object) -> dict[s
 
 @pytest.fixture
 def found(spark: SparkSession, tmp_path: Path) -> Callable[[Sequence[Row], Sequence[Row]], list[Any]]:
-    """What Spark's workers find, which is what is found in files without them."""
+    """The result of Spark's workers, which equals the result in files without them."""
 
     def rescales(observations: Sequence[Row], decisions: Sequence[Row]) -> list[Any]:
         def rows(of: Sequence[Row], schema: Any) -> DataFrame:
@@ -113,12 +113,12 @@ def test_a_request_is_followed_from_its_decision_until_the_backlog_is_gone(found
     (one,) = found(polls, [decided(15, 2, 4)])
     assert (utc(one.at), one.before, one.after, one.direction) == (at(15), 2, 4, "up")
     assert (one.cause, one.reason, one.detail, one.outcome) == ("request", "above", "so much comes", "settled")
-    # Ready between 30 and 45, running since 72; it stopped between 45 and 60; even between 75 and 90.
+    # Ready between 30 and 45, running since 72; it stopped between 45 and 60; caught up between 75 and 90.
     assert times(one) == (22.5, 57.0, 19.5, 67.5)
     assert one.lag_peak == 3000
 
 
-def test_a_change_without_a_request_is_external_and_a_vanished_replica_is_a_loss(found: Any) -> None:
+def test_a_change_without_a_request_is_external_and_a_lost_replica_is_a_loss(found: Any) -> None:
     polls = [
         seen(0, 4, 4, -3600),
         seen(15, 2, 2, None),
@@ -147,7 +147,7 @@ def test_a_change_in_a_gap_of_observations_is_not_counted(found: Any) -> None:
 
 
 @pytest.mark.e2e
-def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSession) -> None:
+def test_many_rescales_of_a_fleet_have_their_true_times(spark: SparkSession) -> None:
     fleet = Fleet(clusters=6, days=2)
     observations, decisions = frame(spark, fleet), frame(spark, fleet, "decisions")
     mine = {(row.cluster, row.at): row for row in find(observations, decisions).collect()}
@@ -168,8 +168,8 @@ def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSessi
 
 
 def history_of(start_up: float, stall: float, seed: int) -> tuple[list[Row], list[Row], dict[str, list[float]]]:
-    """Rescales up and down by turns, observed every 30 s, each requested right after an observation; and the truth."""
-    dice = Random(seed)  # noqa: S311 - the same every time, nothing secret
+    """Rescales up and down in turn, observed every 30 s, each requested right after an observation; and the truth."""
+    dice = Random(seed)  # noqa: S311 - the same every time, not a secret
     polls: list[Row] = []
     decisions: list[Row] = []
     true: dict[str, list[float]] = {"start_up": [], "up": [], "down": []}

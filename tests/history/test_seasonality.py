@@ -1,4 +1,4 @@
-"""The usual week against weeks whose truth is known."""
+"""The usual week found from weeks whose true values are known."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _nights(since: float) -> float:
 
 
 def _noisy(truth: list[float], seed: int, share: float = 0.05, memory: float = 1.0) -> list[float]:
-    """Times 1 + noise with a memory of so many slots."""
-    dice = Random(seed)  # noqa: S311 - noise of a test, nothing secret
+    """Times 1 + noise with a time constant of so many slots."""
+    dice = Random(seed)  # noqa: S311 - noise of a test, not a secret
     keeps = math.exp(-1.0 / memory)
     state = dice.gauss(0.0, share)
     found = []
@@ -79,7 +79,7 @@ def _season(slots: list[tuple[float, float]]) -> Season | None:
 
 
 def _off(found: SeasonFit, shape: Shape, week: int) -> float:
-    """Mean error of a season, as a share of the mean, against the truth of a week."""
+    """Mean error of a season relative to the true week, as a share of the mean."""
     assert found.season is not None
     times = [week * WEEK_S + minute * 60.0 for minute in range(7 * 1440)]
     truth = [shape(time) for time in times]
@@ -97,11 +97,11 @@ def test_two_weeks_give_the_season(shape: Shape) -> None:
 
 @pytest.mark.parametrize("days", [7, 8, 9, 10])
 @pytest.mark.parametrize("shape", [_office, _diurnal])
-def test_a_week_gives_the_season_of_similar_days(shape: Shape, days: int) -> None:
+def test_one_week_gives_the_season_of_similar_days(shape: Shape, days: int) -> None:
     assert _off(_find(_weeks(shape, days / 7)), shape, 0) < 0.02
 
 
-def test_a_jump_at_a_fixed_time_is_seen_within_a_minute() -> None:
+def test_a_jump_at_a_fixed_time_is_found_within_a_minute() -> None:
     found = _find(_weeks(_office, 2)).season
 
     assert found is not None
@@ -118,7 +118,7 @@ def test_smooth_days_take_few_slots() -> None:
 
 
 def test_without_repetition_there_is_no_season() -> None:
-    dice = Random(1)  # noqa: S311 - noise of a test, nothing secret
+    dice = Random(1)  # noqa: S311 - noise of a test, not a secret
     count = 14 * 1440
     walk, level = [], 0.0
     bursts: list[float] = []
@@ -168,13 +168,13 @@ def test_a_holiday_does_not_count() -> None:
     assert _off(found, _office, 1) < 0.02
 
 
-def test_a_holiday_that_is_named_does_not_count() -> None:
+def test_a_named_holiday_does_not_count() -> None:
     found = _find(_weeks(_office, 2), (date(2026, 1, 14),))
 
     assert found.odd == (date(2026, 1, 14),)
 
 
-def test_a_gap_of_days_is_bridged_by_the_others() -> None:
+def test_a_gap_of_days_is_filled_from_the_others() -> None:
     slots = [slot for slot in _weeks(_office, 2) if not 3.3 <= (slot[0] - MONDAY) / 86400 < 5]
 
     assert _off(_find(slots), _office, 1) < 0.02
@@ -203,7 +203,7 @@ def test_the_season_scales_with_the_arrivals() -> None:
 
 
 @pytest.mark.parametrize("width", [15.0, 300.0, 900.0, 3600.0])
-def test_slots_of_any_length_do(width: float) -> None:
+def test_slots_of_any_length_work(width: float) -> None:
     found = _find(_weeks(_diurnal, 2, width=width))
 
     assert _off(found, _diurnal, 1) < 0.05
@@ -232,7 +232,7 @@ def test_without_enough_data_there_is_no_season(slots: list[tuple[float, float]]
         ("America/New_York", datetime(2026, 11, 1, 6, tzinfo=UTC)),
     ],
 )
-def test_after_a_change_of_the_clocks_the_week_of_the_time_zone_is_right(zone: str, change: datetime) -> None:
+def test_after_a_clock_change_the_week_of_the_time_zone_is_right(zone: str, change: datetime) -> None:
     begin, end = change.timestamp() - 5 * WEEK_S, change.timestamp() + WEEK_S
 
     def load(at: float) -> float:

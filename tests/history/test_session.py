@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from autoscaler.history.dataset import open_dataset
 from autoscaler.history.session import little_data
@@ -45,7 +45,7 @@ SERIAL = "-XX:+UseSerialGC"
         ([], {}, "spark.driver.defaultJavaOptions -XX:+UseG1GC", "PS nothing"),
     ],
 )
-def test_a_collector_that_was_chosen_keeps_java_from_nothing(
+def test_a_chosen_collector_does_not_prevent_java_from_starting(
     properties: list[str], variables: dict[str, str], defaults: str, output: str, tmp_path: Path
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(defaults + "\n")
@@ -79,7 +79,7 @@ def is_ui(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("options", "uis"), [((), 0), (("--conf", "spark.ui.enabled=true"), 1)])
-def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of_nothing(
+def test_a_local_command_listens_only_on_loopback_without_a_ui_and_java_gives_no_warnings(
     options: tuple[str, ...], uis: int, tmp_path: Path
 ) -> None:
     (tmp_path / "history").mkdir()
@@ -101,7 +101,7 @@ def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of
             assert sum(is_ui(port) for _, port in places) == uis
         finally:
             process.terminate()
-        # Other servers complain about the request that a UI answers.
+        # Other servers fail on the request that a UI answers.
         assert "incubator" not in process.stderr.read()
     # Py4J's, the driver's and the block manager's ports, and Python's for the batches.
     assert len(places) >= 3 + uis
@@ -110,7 +110,7 @@ def test_a_local_command_listens_on_loopback_only_without_a_ui_and_java_warns_of
 
 @pytest.mark.parametrize("when", ["Java starts", "a query runs"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_ended_leaves_neither_java_nor_files_and_logs_nothing(
+def test_a_command_that_is_stopped_leaves_neither_java_nor_files_and_logs_nothing(
     when: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     open_dataset(tmp_path / "dataset", make=True)
@@ -147,7 +147,7 @@ def test_a_command_that_is_ended_leaves_neither_java_nor_files_and_logs_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_settings_for_little_data_are_those_of_before_when_it_is_done(spark: SparkSession) -> None:
+def test_settings_for_little_data_are_restored_afterwards(spark: SparkSession) -> None:
     names = ("spark.sql.shuffle.partitions", "spark.sql.leafNodeDefaultParallelism", "spark.sql.adaptive.enabled")
     before = [spark.conf.get(name, None) for name in names]
     assert before[:2] != ["1", "1"]
@@ -158,7 +158,7 @@ def test_settings_for_little_data_are_those_of_before_when_it_is_done(spark: Spa
     assert [spark.conf.get(name, None) for name in names] == before
 
 
-def test_a_column_takes_one_call_of_java(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_needs_one_call_of_java(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     F.col("first")  # which reads settings of the session
     client = spark._jvm._gateway_client
     send, sent = client.send_command, []
@@ -169,5 +169,5 @@ def test_a_column_takes_one_call_of_java(spark: SparkSession, monkeypatch: pytes
 
     monkeypatch.setattr(client, "send_command", record)
     F.col("lag")
-    # Objects that Python does not need any more are forgotten at any time.
+    # Objects that Python no longer needs are released at any time.
     assert [text[0] for text in sent if not text.startswith("m\n")] == ["c"]

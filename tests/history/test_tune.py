@@ -1,4 +1,4 @@
-"""What is chosen, whether it is recommended, and the patch that comes of it."""
+"""The choice of parameters, whether they are recommended, and the resulting patch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def choose(
     return {one["cluster"]: one.asDict(recursive=True) for one in found}
 
 
-def test_the_cheapest_that_keeps_the_objective_is_chosen(spark: SparkSession) -> None:
+def test_the_cheapest_variant_that_meets_the_objective_is_chosen(spark: SparkSession) -> None:
     found = choose(
         spark,
         [
@@ -91,7 +91,7 @@ def test_the_cheapest_that_keeps_the_objective_is_chosen(spark: SparkSession) ->
     assert found["s"]["chosen"]["variant"] == 0, "by the mean of its seeds it breaks the objective"
 
 
-def test_without_a_limit_any_number_of_rescales_will_do(spark: SparkSession) -> None:
+def test_without_a_limit_any_number_of_rescales_is_allowed(spark: SparkSession) -> None:
     found = choose(spark, [("x", row(0, 100)), ("x", row(1, 80, rescales=50))], Objective(0.005))
     assert found["x"]["chosen"]["variant"] == 1
 
@@ -135,7 +135,7 @@ def test_parameters_that_meet_the_objective_on_new_days_and_cost_clearly_less_ar
     )
 
 
-def test_what_breaks_the_objective_on_days_not_seen_is_refused() -> None:
+def test_parameters_that_miss_the_objective_on_unseen_days_are_refused() -> None:
     for after in (then(1, 45, 0.1, violation=0.0051), then(1, 45, 0.1, rescales=4.1)):
         found = judged(row(1, 80), after)
         assert not found.recommended
@@ -143,7 +143,7 @@ def test_what_breaks_the_objective_on_days_not_seen_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("saved", "says"), [(-0.02, "2.0% more"), (0.0, "0.0% less"), (0.019, "1.9% less")])
-def test_what_saves_less_than_a_fiftieth_is_refused(saved: float, says: str) -> None:
+def test_savings_below_a_fiftieth_are_refused(saved: float, says: str) -> None:
     found = judged(row(1, 80), then(1, 50 * (1 - saved), saved))
     assert not found.recommended
     assert found.why == (
@@ -152,18 +152,18 @@ def test_what_saves_less_than_a_fiftieth_is_refused(saved: float, says: str) -> 
     )
 
 
-def test_what_may_be_chance_is_refused() -> None:
+def test_possible_chance_results_are_refused() -> None:
     found = judged(row(1, 80), then(1, 45, 0.1, noise=0.05))
     assert not found.recommended
     assert found.why.endswith("10.0% less than the configured parameters, which may be chance (standard error 5.0%)")
 
 
-def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
+def test_a_cluster_without_cost_is_evaluated_too() -> None:
     assert not judged(row(1, 80), then(1, 0, 0.0, 0.0)).recommended
     assert not judged(row(1, 80), then(1, 1, -1.0, 0.0)).recommended
 
 
-def test_a_higher_cost_is_recommended_where_the_configuration_misses_the_objective() -> None:
+def test_a_higher_cost_is_recommended_if_the_configuration_misses_the_objective() -> None:
     found = judged(row(1, 80), then(1, 51, -0.02), violation=0.02)
     assert found.recommended
     assert "it costs 2.0% more" in found.why
@@ -171,7 +171,7 @@ def test_a_higher_cost_is_recommended_where_the_configuration_misses_the_objecti
     assert "the configured parameters miss the objective there (too late for 2.00%" in found.why
 
 
-def test_where_the_default_is_as_good_it_is_recommended_or_nothing() -> None:
+def test_if_the_default_is_as_good_it_is_recommended_or_nothing() -> None:
     default = row(2, 82)
     better = judged(row(1, 80), then(1, 40, 0.2), then(2, 45, 0.1), default=default)
     assert better.recommended
@@ -186,14 +186,14 @@ def test_where_the_default_is_as_good_it_is_recommended_or_nothing() -> None:
     assert late.chosen == row(1, 80)
 
 
-def test_where_nothing_meets_the_objective_the_nearest_is_reported() -> None:
+def test_if_nothing_meets_the_objective_the_nearest_is_reported() -> None:
     found = judged(None)
     assert not found.recommended
     assert found.why.startswith("nothing that was tried meets the objective: too late for 1.00% of the time, 2.0 resc")
     assert found.why.endswith("at best, with main.headroom=0.3")
 
 
-def test_what_is_configured_may_be_best_and_its_figures_on_new_days_are_known() -> None:
+def test_the_configured_values_may_be_best_and_their_figures_on_new_days_are_known() -> None:
     found = judged(row(0, 100))
     assert not found.recommended
     assert found.why == "the configured parameters (the defaults) are the cheapest that meet the objective"
@@ -203,7 +203,7 @@ def test_what_is_configured_may_be_best_and_its_figures_on_new_days_are_known() 
     assert missed.endswith(", but on the validation days they miss it (too late for 2.00% of the time, 2.0 rescales/h)")
 
 
-def test_savings_are_of_pairs_of_the_same_day_and_seed(spark: SparkSession) -> None:
+def test_savings_are_of_pairs_with_the_same_day_and_seed(spark: SparkSession) -> None:
     day = {number: FIRST + timedelta(days=number) for number in (1, 2)}
     paid = {(1, 1): 100.0, (1, 2): 110.0, (2, 1): 300.0, (2, 2): 310.0}
     tries = [("x", 0, day[number], seed, cost) for (number, seed), cost in paid.items()]
@@ -257,7 +257,7 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
         ("objective: 60s", "reserve", "headroom"),
     ],
 )
-def test_the_patch_has_the_name_of_a_parameter_that_the_file_has(
+def test_the_patch_uses_the_name_of_the_parameter_in_the_file(
     tmp_path: Path, in_file: str, set_to: str, in_patch: str
 ) -> None:
     path = tmp_path / "config.yaml"
@@ -301,7 +301,7 @@ def test_without_a_recommendation_there_is_no_patch() -> None:
 # Settings
 
 
-def test_a_key_is_of_a_policy_or_else_of_the_cluster() -> None:
+def test_a_key_belongs_to_a_policy_or_otherwise_to_the_cluster() -> None:
     names = ("main", "main.b")
     assert path_of("main.objective", "x", names) == ("clusters", "x", "policies", "main", "objective")
     assert path_of("main.b.objective", "x", names) == ("clusters", "x", "policies", "main.b", "objective")
@@ -319,7 +319,7 @@ def test_a_setting_replaces_a_parameter_under_its_former_name_too(tmp_path: Path
     assert headrooms == {"orders": 0.1, "2": 0.06}
 
 
-def test_the_defaults_are_those_of_the_parameters_that_are_changed_and_no_objective(tmp_path: Path) -> None:
+def test_defaults_cover_the_changed_parameters_except_the_objective(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG.replace("objective: 60s", "objective: 90s, reserve: 0.06, calm: 5m, profile: p, waiting: 3"))
     policies = configuration.load(path).clusters["orders"].spec.policies
@@ -339,13 +339,13 @@ def test_of_two_names_of_a_parameter_the_later_setting_counts(tmp_path: Path) ->
     assert found.clusters["orders"].spec.policies[0].policy.headroom == 0.2  # type: ignore[attr-defined]
 
 
-def test_every_combination_is_tried_and_what_is_configured_first() -> None:
+def test_every_combination_is_tried_and_the_configured_one_first() -> None:
     found = combinations([("a", ("1", "2")), ("b", ("x", "y"))])
     assert found[0] == {}
     assert found[1:] == [{"a": a, "b": b} for a in "12" for b in "xy"]
 
 
-def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_settings_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in [
         (("--violation", "half"), "'half' is not a share like 0.5% or 0.005"),
         (("--violation", "101%"), "'101%' is not a share"),
@@ -361,13 +361,13 @@ def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_are_tried_chosen_evaluated_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "dataset"
     place.mkdir()
     (place / "autoscaler-history.json").write_text('{"format": "autoscaler-history", "version": 1}')
     written.write(place, "observations", rows(range(0, 3 * 1440, 10)))
     config = tmp_path / "config.yaml"
-    # So much to spare that less of it must be better.
+    # So much headroom that less of it must be better.
     config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, headroom: 0.5, down_headroom: 0.4"))
     given = ("--metric", "busy=utilization", "--set", "main.headroom=0.2", "--set", "main.down_headroom=0.05")
     found = tmp_path / "patch.yaml"
@@ -387,7 +387,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     better.write_text(yaml.safe_dump(merged(yaml.safe_load(config.read_text()), yaml.safe_load(found.read_text()))))
     assert cli.main(["check", str(better)]) == 0
     capsys.readouterr()
-    # What is recommended now is configured: nothing is better.
+    # The recommendation is now configured: nothing is better.
     assert cli.main(["tune", str(place), str(better), *given, "--violation", "5%"]) == 0
     assert (
         "orders: the configured parameters (the defaults) are the cheapest that meet the objective."

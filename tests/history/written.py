@@ -19,7 +19,7 @@ from autoscaler.trace.verdict_trail import shortened
 
 
 def dataset(directory: Path, records: Iterable[Record], *, decided: bool = True, rows_per_group: int = 1000) -> Path:
-    """Write records as a dataset; without decisions if so wanted."""
+    """Write records as a dataset; optionally without decisions."""
     directory.mkdir(parents=True)
     (directory / "autoscaler-history.json").write_text(json.dumps({"format": "autoscaler-history", "version": 1}))
     ordered = sorted(records, key=lambda record: (record.decision.cluster, record.decision.at))

@@ -1,4 +1,4 @@
-"""A driver with a reactive job in a local session: it shows itself in a file, and goes on until it is killed."""
+"""A driver with a reactive job in a local session: it writes its state to a file, and runs until it is killed."""
 
 from __future__ import annotations
 

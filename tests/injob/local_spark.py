@@ -1,4 +1,4 @@
-"""A local Spark for the tests of what a driver imports."""
+"""A local Spark session for tests of the modules that a driver imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.test_local_target import missing
 
 @contextmanager
 def local_spark(directory: Path, slots: int, conf: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A session of two shuffle partitions, without a UI; what it needs is kept in the directory."""
+    """A session of two shuffle partitions, without a UI; its files are in the directory."""
     if importlib.util.find_spec("pyspark") is None:
         missing("pyspark is not installed (extra spark)")
     try:
@@ -28,7 +28,7 @@ def local_spark(directory: Path, slots: int, conf: Mapping[str, str] | None = No
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
         settings = {
-            # The settings that a process starts its Java with are defaults of all its sessions.
+            # The settings with which a process starts its Java are defaults of all its sessions.
             "spark.scheduler.mode": "FIFO",
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",

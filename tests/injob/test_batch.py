@@ -1,4 +1,4 @@
-"""`adaptive_batch`: what it sets, what it warns of, and what it refuses."""
+"""`adaptive_batch`: its settings, warnings and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COALESCE = "spark.sql.adaptive.coalescePartitions."
 
 
 class Conf(dict[str, str]):
-    """As much of a session's `conf` as is used."""
+    """The used part of a session's `conf`."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value
@@ -28,7 +28,7 @@ class Conf(dict[str, str]):
 def session(
     queries: tuple[str, ...] = (), conf: dict[str, str] | None = None, ui: str | None = "http://127.0.0.1:1"
 ) -> Any:
-    """As much of a SparkSession as is used; the settings without `spark.`."""
+    """The used part of a SparkSession; the settings without `spark.`."""
     active = [SimpleNamespace(name=name, id="1") for name in queries]
     return SimpleNamespace(
         conf=Conf({f"spark.{key}": value for key, value in (conf or {}).items()}),
@@ -60,7 +60,7 @@ def test_sizes_are_read_as_spark_reads_them(given: object, size: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["0", "0m", 0, -1, "-64m", "1.5g", "64 parsecs", "64x", "", "m", None, True, "9999p"])
-def test_a_size_that_is_none_is_refused_with_what_is_expected(given: object) -> None:
+def test_an_invalid_size_is_refused_with_the_expected_form(given: object) -> None:
     with pytest.raises(ValueError, match=r"^avg_data_volume_per_task: is .*, expected a size above 0 .*'64m'"):
         adaptive_batch(session(), avg_data_volume_per_task=given)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ def test_a_size_that_is_none_is_refused_with_what_is_expected(given: object) -> 
         ),
     ],
 )
-def test_wrong_numbers_are_refused_by_name_and_nothing_is_set(options: dict[str, Any], says: str) -> None:
+def test_invalid_numbers_are_refused_by_name_and_nothing_is_set(options: dict[str, Any], says: str) -> None:
     spark = session()
     with pytest.raises(ValueError, match=says):
         adaptive_batch(spark, **options)
@@ -111,18 +111,18 @@ def test_a_second_call_replaces_the_first() -> None:
     assert f"{COALESCE}minPartitionNum" not in spark.conf
 
 
-def test_without_a_source_parallelism_spark_splits_files_as_it_did() -> None:
+def test_without_a_source_parallelism_spark_splits_files_as_usual() -> None:
     spark = session()
     adaptive_batch(spark)
     assert not [key for key in spark.conf if ".files." in key]
 
 
-def test_a_session_that_can_do_it_has_no_warning() -> None:
+def test_a_suitable_session_gets_no_warning() -> None:
     assert warnings() == ()
 
 
 @pytest.mark.parametrize("key", ["sql.adaptive.enabled", "sql.adaptive.coalescePartitions.enabled"])
-def test_adaptive_execution_that_the_user_turned_off_stays_off_with_a_warning(key: str) -> None:
+def test_adaptive_execution_disabled_by_the_user_stays_off_with_a_warning(key: str) -> None:
     spark = session(conf={key: "false"})
     (warning,) = adaptive_batch(spark).warnings
     name = f"spark.{key}"
@@ -144,12 +144,14 @@ def test_adaptive_execution_that_the_user_turned_off_stays_off_with_a_warning(ke
         ({"master": "local-cluster[2,1,1024]", "driver.memory": "9g"}, "2g", True),
     ],
 )
-def test_a_volume_above_a_tasks_share_of_memory_is_warned_of(conf: dict[str, str], volume: str, warned: bool) -> None:
+def test_a_volume_above_a_tasks_share_of_memory_gives_a_warning(
+    conf: dict[str, str], volume: str, warned: bool
+) -> None:
     found = warnings(conf=conf, avg_data_volume_per_task=volume)
     assert [each.startswith("avg_data_volume_per_task is ") for each in found] == [True] * warned
 
 
-def test_least_parallelism_is_said_to_be_a_hint() -> None:
+def test_the_minimum_parallelism_is_reported_as_a_hint() -> None:
     (warning,) = warnings(min_parallelism=4)
     assert warning.startswith("min_parallelism=4 is a hint to Spark (minPartitionNum)")
 
@@ -159,7 +161,7 @@ def test_streaming_queries_of_the_session_are_named() -> None:
     assert warning.startswith("the session has streaming queries (orders, clicks)")
 
 
-def test_a_job_without_ui_is_warned_at_once_and_its_report_names_the_setting_and_the_event_log() -> None:
+def test_a_job_without_ui_gets_a_warning_and_its_report_names_the_setting_and_the_event_log() -> None:
     spark = session(ui=None, conf={"ui.enabled": "false"})
     batch = adaptive_batch(spark)
     assert [each.partition(",")[0] for each in batch.warnings] == ["spark.ui.enabled is false"]
@@ -187,13 +189,13 @@ def test_warnings_and_limits_are_logged(caplog: pytest.LogCaptureFixture) -> Non
         assert limit in caplog.text
 
 
-def test_a_report_of_late_events_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_with_late_events_says_so_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(BatchReportError, match=r"^http://127\.0\.0\.1:1/"):
         adaptive_batch(session()).report()
     assert "Spark's events are late" in caplog.text
 
 
-def test_a_second_call_replaces_the_settings_of_the_first_and_leaves_those_of_the_user() -> None:
+def test_a_second_call_replaces_the_settings_of_the_first_and_keeps_those_of_the_user() -> None:
     spark = session()
     adaptive_batch(spark, min_parallelism=2, default_source_parallelism=8)
     adaptive_batch(spark)

@@ -1,4 +1,4 @@
-"""`adaptive_batch` in a real Spark: one application, a session for each case, read by REST and from its event log."""
+"""`adaptive_batch` in a real Spark: one application, a session per case, read over REST and from its event log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOLUME = "256k"
 
 @dataclass
 class Ran:
-    """What is left of an application: what was read while it ran, and its event log."""
+    """The result of an application: the data read while it ran, and its event log."""
 
     application: Application
     report: str
@@ -32,7 +32,7 @@ class Ran:
     batches: dict[str, AdaptiveBatch] = field(default_factory=dict)
 
     def reading(self, name: str) -> list[Stage]:
-        """Stages of a case that read shuffles."""
+        """The stages of a case that read shuffles."""
         return [each for each in self.application.stages if each.name == name and each.shuffle_read_bytes]
 
 
@@ -63,7 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(directory),
-        "spark.ui.enabled": "true",  # A JVM that another test has started may have it off.
+        "spark.ui.enabled": "true",  # another test may have started a JVM with it disabled
         "spark.ui.port": "0",
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.sql.shuffle.partitions": "16",
@@ -84,7 +84,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 
 
 def cases(spark: Any, directory: Path) -> Iterator[tuple[str, AdaptiveBatch]]:
-    """Run each case in a session of its own."""
+    """Run each case in its own session."""
 
     def session(name: str, conf: dict[str, str] | None = None) -> Any:
         own = spark.newSession()
@@ -134,7 +134,7 @@ def cases(spark: Any, directory: Path) -> Iterator[tuple[str, AdaptiveBatch]]:
 
 
 @pytest.mark.parametrize(("name", "least"), [("join x1", 10), ("join x4", 40)])
-def test_a_joins_parallelism_is_within_one_power_of_two_of_the_rule(ran: Ran, name: str, least: int) -> None:
+def test_the_parallelism_of_a_join_is_within_one_power_of_two_of_the_rule(ran: Ran, name: str, least: int) -> None:
     (stage,) = ran.reading(name)
     rule = parallelism_by_rule(stage, ran.batches[name].options)
     assert rule is not None
@@ -146,24 +146,24 @@ def test_a_skewed_join_splits(ran: Ran) -> None:
     (stage,) = ran.reading("skewed join")
     assert ran.application.skewed_partitions == 1
     assert ran.application.skew_splits >= 4
-    # The key has half of the rows, 8 tasks made them, and none of the tasks reads more than a few of the others.
+    # The key has half of the rows, made by 8 tasks, and no task reads more than a few of the other rows.
     assert stage.largest_bytes is not None
     assert stage.largest_bytes < stage.shuffle_read_bytes / 4
 
 
-def test_a_stage_with_little_to_read_has_the_least_parallelism_that_was_asked_for(ran: Ran) -> None:
+def test_a_stage_with_little_input_has_the_requested_minimum_parallelism(ran: Ran) -> None:
     (stage,) = ran.reading("at least 4")
     assert 4 <= stage.tasks <= 6
     assert parallelism_by_rule(stage, ran.batches["at least 4"].options) == 4
 
 
-def test_files_are_read_by_as_many_tasks_as_asked_for(ran: Ran) -> None:
+def test_files_are_read_by_the_requested_number_of_tasks(ran: Ran) -> None:
     (stage,) = (each for each in ran.application.stages if each.name == "scan" and each.tasks > 1)
     assert stage.tasks == 3
     assert parallelism_by_rule(stage, ran.batches["scan"].options) == 3
 
 
-def test_a_number_of_partitions_that_the_program_gives_is_not_by_the_rule(ran: Ran) -> None:
+def test_a_number_of_partitions_set_by_the_program_overrides_the_rule(ran: Ran) -> None:
     (stage,) = ran.reading("by the user")
     assert stage.tasks == 9
     assert parallelism_by_rule(stage, ran.batches["by the user"].options) == 1
@@ -176,7 +176,9 @@ def test_without_adaptive_execution_the_job_runs_with_a_warning_and_all_partitio
     assert stage.tasks == 16
 
 
-def test_beside_a_streaming_query_the_batch_query_runs_and_the_querys_stages_are_left_out(ran: Ran) -> None:
+def test_beside_a_streaming_query_the_batch_query_runs_and_the_stages_of_the_streaming_query_are_omitted(
+    ran: Ran,
+) -> None:
     (warning,) = ran.batches["beside a stream"].warnings
     assert warning.startswith("the session has streaming queries (clicks)")
     (stage,) = ran.reading("beside a stream")
@@ -194,8 +196,8 @@ def test_rest_and_event_log_agree(ran: Ran) -> None:
     assert ran.picture.stat().st_size > 0
 
 
-def test_the_report_of_the_event_log_says_what_the_report_in_the_job_said(ran: Ran, tmp_path: Path) -> None:
-    # All but the rule and its warnings, which are of the last session.
+def test_the_report_of_the_event_log_equals_the_report_in_the_job(ran: Ran, tmp_path: Path) -> None:
+    # Except for the rule and its warnings, which are those of the last session.
     def stages(report: str) -> list[tuple[str, ...]]:
         return [tuple(line.split())[:7] for line in report.splitlines() if line.lstrip()[:1].isdigit()]
 
@@ -206,7 +208,7 @@ def test_the_report_of_the_event_log_says_what_the_report_in_the_job_said(ran: R
     assert (tmp_path / "log.png").stat().st_size > 0
 
 
-def test_a_log_that_is_cut_off_is_read_as_far_as_it_goes(ran: Ran, tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_up_to_its_end(ran: Ran, tmp_path: Path) -> None:
     (file,) = ran.log.glob("events_1_*")
     whole = read_event_log(file)
     cut = tmp_path / file.name

@@ -31,7 +31,7 @@ OPTIONS = BatchOptions(settings=BatchSettings(avg_data_volume_per_task=100, max_
 
 
 def stage(**values: Any) -> Stage:
-    """A stage that reads shuffles, except for the given values."""
+    """A stage that reads shuffles, with these values replaced."""
     usual = Stage(
         number=3, attempt=0, name="join", status="COMPLETE", tasks=4, submitted=10.0, ended=12.5, input_bytes=0,
         shuffle_read_bytes=400, shuffle_write_bytes=0, spilled_bytes=0, median_bytes=100, largest_bytes=150,
@@ -49,7 +49,7 @@ def application(*stages: Stage, **values: Any) -> Application:
 
 @pytest.fixture
 def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Recorded answers of the REST API, by the word after the application."""
+    """Recorded answers of the REST API, by the path element after the application."""
     answers: dict[str, Any] = json.loads((DATA / "batch-rest.json").read_text())
     monkeypatch.setattr(batch_stages, "_get", lambda _, path: answers[re.match(r"[^/]*/?(\w*)", path)[1]])  # type: ignore[index]
     return answers
@@ -68,7 +68,7 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ({"shuffle_read_bytes": 0, "input_bytes": 10_000}, None),
     ],
 )
-def test_the_rule_says_how_many_tasks_a_stage_that_reads_shuffles_has(values: dict[str, Any], rule: int) -> None:
+def test_the_number_of_tasks_of_a_stage_that_reads_shuffles_follows_the_rule(values: dict[str, Any], rule: int) -> None:
     assert parallelism_by_rule(stage(**values), OPTIONS) == rule
 
 
@@ -83,7 +83,7 @@ def test_half_to_twice_as_many_tasks_are_within_one_power_of_two(tasks: int, wit
     assert within_one_power_of_two(stage(tasks=tasks), OPTIONS) is within
 
 
-def test_skew_is_the_largest_task_in_medians() -> None:
+def test_skew_is_the_largest_task_divided_by_the_median() -> None:
     assert stage().skew == 1.5
     assert stage(median_bytes=None, largest_bytes=None).skew is None
     assert stage(median_bytes=0, largest_bytes=5).skew is None
@@ -100,7 +100,7 @@ def test_a_stage_of_the_rest_api_is_read(rest: dict[str, Any]) -> None:
     assert found.task_times[0] == (1795626306.643, 1795626306.932)
 
 
-def test_a_stage_that_has_just_begun_is_read(rest: dict[str, Any]) -> None:
+def test_a_stage_that_has_just_started_is_read(rest: dict[str, Any]) -> None:
     begun = rest["stages"][0] | {"status": "ACTIVE", "completionTime": None, "taskMetricsDistributions": None}
     running = {"launchTime": "2026-11-25T17:05:07.000GMT", "status": "RUNNING", "duration": 5}
     ended = running | {"status": "SUCCESS"}
@@ -109,13 +109,13 @@ def test_a_stage_that_has_just_begun_is_read(rest: dict[str, Any]) -> None:
     assert found.task_times == ((1795626307.0, 1795626307.005), (1795626307.0, None))
 
 
-def test_stages_of_streaming_queries_are_known_by_their_description(rest: dict[str, Any]) -> None:
+def test_stages_of_streaming_queries_are_recognized_by_their_description(rest: dict[str, Any]) -> None:
     streaming = rest["stages"][0] | {"description": "orders\nid = 1\nrunId = 2\nbatch = 3"}
     assert (stage_from_rest(streaming).name, stage_from_rest(streaming).streaming) == ("orders", True)
 
 
 @pytest.mark.usefixtures("rest")
-def test_rest_and_event_log_say_the_same() -> None:
+def test_rest_and_event_log_give_the_same_stages() -> None:
     by_rest, by_log = read_rest("http://ui", "local-1795626287009"), read_event_log(LOG)
     assert [each.number for each in by_log.stages] == [0, 1, 2, 3, 6]
     assert by_rest == replace(by_log, conf={}, stages=by_rest.stages)
@@ -131,7 +131,7 @@ def test_stages_that_spark_has_dropped_are_counted(rest: dict[str, Any]) -> None
     assert warning.startswith("stages that Spark no longer knows: 2 (spark.ui.retainedStages)")
 
 
-def test_executors_are_those_with_slots_in_the_order_in_which_they_came(rest: dict[str, Any]) -> None:
+def test_executors_are_those_with_slots_in_the_order_of_their_start(rest: dict[str, Any]) -> None:
     times = {"maxTasks": 2, "addTime": "2026-11-25T17:04:50.500GMT", "removeTime": "2026-11-25T17:05:00.000GMT"}
     rest["allexecutors"] = [times, rest["allexecutors"][0], {"maxTasks": 0, "addTime": "2026-11-25T17:04:40.000GMT"}]
     assert read_rest("http://ui", "app-1").executors == (
@@ -140,7 +140,7 @@ def test_executors_are_those_with_slots_in_the_order_in_which_they_came(rest: di
     )
 
 
-def test_a_ui_that_does_not_answer_is_named_with_the_way_out() -> None:
+def test_a_ui_that_does_not_answer_is_named_with_the_remedy() -> None:
     with pytest.raises(
         BatchReportError, match=r"^http://127\.0\.0\.1:1/api/v1/applications/app-1.*refused.*batch_report\(path\)"
     ):
@@ -156,7 +156,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_settings_of_the_last_stage_are_those_of_the_report() -> None:
+def test_the_report_has_the_settings_of_the_last_stage() -> None:
     assert batch_report(LOG).splitlines()[:2] == [
         "pyspark-shell (local-1795626287009)",
         "Rule: 1.0 MiB a task, 1 to 64",
@@ -178,7 +178,7 @@ def test_settings_of_an_earlier_session_are_not_those_of_the_last(tmp_path: Path
     assert batch_report(written(tmp_path / "log", log)).splitlines()[1] == "Rule: 2.0 MiB a task, 1 to 200"
 
 
-def test_a_log_that_is_cut_off_in_an_event_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_log_truncated_inside_an_event_is_read_up_to_there(tmp_path: Path) -> None:
     text = LOG.read_text()
     cut = written(tmp_path / "log.inprogress", text[: text.rindex('"SparkListenerTaskEnd"') + 100])
     found = read_event_log(cut)
@@ -200,11 +200,11 @@ def test_a_rolled_log_is_read_in_its_order(tmp_path: Path) -> None:
     assert read_event_log(tmp_path) == read_event_log(LOG)
 
 
-def test_a_log_compressed_with_zstd_is_read_also_where_it_is_cut_off(tmp_path: Path) -> None:
+def test_a_log_compressed_with_zstd_is_read_even_if_it_is_truncated(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     whole = tmp_path / "whole.zstd"
     with pyarrow.output_stream(str(whole), compression="zstd") as stream:
-        stream.write(LOG.read_bytes() * 4)  # longer than what is read at a time
+        stream.write(LOG.read_bytes() * 4)  # longer than the read buffer
     assert read_event_log(whole).warnings == ()
     cut = tmp_path / "cut.zstd"
     cut.write_bytes(whole.read_bytes()[:-10])
@@ -222,7 +222,7 @@ def test_a_log_compressed_with_zstd_is_read_also_where_it_is_cut_off(tmp_path: P
         ("logs/app-1", "x", "logs is a directory with app-1, expected the event log of one application"),
     ],
 )
-def test_what_is_no_event_log_is_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_file_that_is_not_an_event_log_is_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     written(path, text)
@@ -231,7 +231,7 @@ def test_what_is_no_event_log_is_refused(tmp_path: Path, name: str, text: str, s
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.zstd"])
-def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path, name: str) -> None:
+def test_a_missing_log_is_an_os_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError):
         batch_report(tmp_path / name)
 
@@ -244,13 +244,13 @@ def info(**values: Any) -> dict[str, Any]:
     return {"Stage ID": 1, "Stage Attempt ID": 0, "Stage Name": "count", "Number of Tasks": 2, **values}
 
 
-def test_an_event_without_what_is_expected_is_counted_and_left_out(tmp_path: Path) -> None:
+def test_an_event_without_the_expected_fields_is_counted_and_skipped(tmp_path: Path) -> None:
     log = LOG.read_text() + event("TaskEnd") + event("StageSubmitted", **{"Stage Info": None})
     (warning,) = read_event_log(written(tmp_path / "log", log)).warnings
     assert warning == "unreadable lines in the event log, such as a truncated last line: 2"
 
 
-def test_failed_tasks_lost_executors_and_several_cores_a_task_are_read(tmp_path: Path) -> None:
+def test_failed_tasks_lost_executors_and_several_cores_per_task_are_read(tmp_path: Path) -> None:
     task = {"Launch Time": 1000, "Finish Time": 3000}
     log = [
         event("EnvironmentUpdate", **{"Spark Properties": {"spark.task.cpus": "2"}}),
@@ -269,14 +269,14 @@ def test_failed_tasks_lost_executors_and_several_cores_a_task_are_read(tmp_path:
     assert (found.stages[0].task_times, found.stages[0].median_bytes) == (((1.0, 3.0),), None)
 
 
-def test_a_log_of_another_job_is_judged_by_its_settings_with_a_warning(tmp_path: Path) -> None:
+def test_a_log_of_another_job_is_evaluated_by_its_own_settings_with_a_warning(tmp_path: Path) -> None:
     text = re.sub(r'"spark\.sql\.adaptive\.coal[^"]*": ?"[^"]*",?', "", LOG.read_text()).replace(",}", "}")
     report = batch_report(written(tmp_path / "log", text))
     assert report.splitlines()[1] == "Rule: 1.0 MiB a task, 1 to 200"
     assert "Warning: the application did not run under adaptive_batch" in report
 
 
-def test_the_table_shows_what_spark_did_beside_the_rule() -> None:
+def test_the_table_compares_the_actual_parallelism_with_the_rule() -> None:
     found = application(
         stage(
             number=0,
@@ -309,7 +309,7 @@ def test_the_table_shows_what_spark_did_beside_the_rule() -> None:
     ]
 
 
-def test_the_table_says_what_is_not_as_it_should_be() -> None:
+def test_the_table_shows_deviations_from_the_rule() -> None:
     stages = (
         stage(tasks=20),
         stage(attempt=1, status="FAILED", tasks=20),
@@ -329,7 +329,7 @@ def test_an_application_without_stages_has_a_report() -> None:
     assert "Stages that read shuffles: 0" in table(application(), OPTIONS)
 
 
-def test_levels_count_what_there_is_from_each_time_on() -> None:
+def test_levels_are_the_sums_of_slots_over_time() -> None:
     plot = pytest.importorskip("autoscaler.injob.batch_plot", reason="needs matplotlib")
     assert plot.levels([(1.0, 14.0, 2), (8.0, None, 1), (12.0, 14.0, 4)], 10.0, 20.0) == (
         [0.0, 2.0, 4.0, 10.0],
@@ -339,7 +339,7 @@ def test_levels_count_what_there_is_from_each_time_on() -> None:
 
 
 @pytest.mark.parametrize("stages", [(), (stage(streaming=True),), (stage(number=5, ended=None),)])
-def test_what_there_is_little_to_show_of_is_drawn(tmp_path: Path, stages: tuple[Stage, ...]) -> None:
+def test_applications_with_almost_no_data_can_be_drawn(tmp_path: Path, stages: tuple[Stage, ...]) -> None:
     plot = pytest.importorskip("autoscaler.injob.batch_plot", reason="needs matplotlib")
     plot.draw(application(*stages), OPTIONS, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

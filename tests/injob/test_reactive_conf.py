@@ -25,7 +25,7 @@ ELSEWHERE = {
 """Keys that Spark puts together of two strings."""
 
 
-def test_a_hung_executor_is_given_up_after_ten_seconds_by_default() -> None:
+def test_a_hung_executor_is_removed_after_ten_seconds_by_default() -> None:
     conf = reactive_conf()
 
     assert conf["spark.executor.heartbeatInterval"] == "1000ms"
@@ -33,21 +33,21 @@ def test_a_hung_executor_is_given_up_after_ten_seconds_by_default() -> None:
     assert conf["spark.network.timeoutInterval"] == "1000ms"
 
 
-def test_a_drained_worker_is_let_go_without_copies_of_its_blocks() -> None:
+def test_a_drained_worker_is_released_without_copying_its_blocks() -> None:
     conf = reactive_conf()
 
     assert conf["spark.decommission.enabled"] == "true"
     assert conf["spark.storage.decommission.enabled"] == "false"
 
 
-def test_losses_of_executors_end_neither_the_query_nor_the_application() -> None:
+def test_lost_executors_end_neither_the_query_nor_the_application() -> None:
     conf = reactive_conf()
 
     assert int(conf["spark.task.maxFailures"]) > 4
     assert conf["spark.deploy.maxExecutorRetries"] == "-1"
 
 
-def test_a_short_time_out_for_executors_is_none_for_a_busy_driver_or_master() -> None:
+def test_a_short_executor_timeout_does_not_apply_to_a_busy_driver_or_master() -> None:
     conf = reactive_conf(heartbeat_timeout=2)
 
     assert conf["spark.rpc.askTimeout"] == "120s"
@@ -55,14 +55,14 @@ def test_a_short_time_out_for_executors_is_none_for_a_busy_driver_or_master() ->
 
 
 @pytest.mark.parametrize(("timeout", "patience"), [(2, "1s"), (10, "2s"), (60, "12s")])
-def test_a_task_waits_for_data_of_a_hung_executor_for_a_fifth_of_the_time_out(timeout: float, patience: str) -> None:
+def test_a_task_waits_for_data_of_a_hung_executor_for_a_fifth_of_the_timeout(timeout: float, patience: str) -> None:
     conf = reactive_conf(heartbeat_timeout=timeout)
 
     assert conf["spark.shuffle.io.connectionTimeout"] == patience
     assert conf["spark.shuffle.io.maxRetries"] == "0"
 
 
-def test_only_a_job_with_state_gets_the_settings_of_state() -> None:
+def test_only_a_stateful_job_gets_the_settings_for_state() -> None:
     added = reactive_conf(stateful=True).items() - reactive_conf().items()
 
     assert dict(added) == {
@@ -82,10 +82,10 @@ def test_spark_accepts_the_time_outs_of_any_heartbeat_timeout(timeout: float, st
         for key in ("spark.executor.heartbeatInterval", "spark.network.timeout", "spark.network.timeoutInterval")
     )
 
-    # What SparkConf and HeartbeatReceiver require.
+    # The checks of SparkConf and HeartbeatReceiver.
     assert 0 < beat < patience
     assert 0 < check <= patience
-    # No earlier than asked, and late by the rounding and one check at most.
+    # No earlier than requested, and later by at most the rounding and one check.
     assert timeout <= patience < timeout + 1
     assert patience + check < timeout * 1.1 + 1.01
 

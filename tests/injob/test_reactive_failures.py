@@ -1,4 +1,4 @@
-"""`ReactiveJob` where Spark does not answer: without a Spark, which could not be made to fail at the moment."""
+"""`ReactiveJob` when Spark does not answer: with a fake, as a real Spark cannot be made to fail at a given moment."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ OLD = Step(at=1e9, state=State.EXECUTING, why="the queries run", slots=1, before
 
 
 class Driver:
-    """What a job sees of Spark.
+    """The part of Spark that a job uses.
 
     Attributes:
         dead: whether the JVM has ended.
         in_batch: whether the query is in the middle of a batch.
         evicted: whether Spark has forgotten the jobs of that batch.
-        error: what the query has failed with.
-        on_stop: what happens when the query is stopped.
-        refuses: how often the cluster does not take a number of executors; each time it returns False or raises.
-        limits: the numbers that it has taken.
+        error: the failure of the query.
+        on_stop: called when the query is stopped.
+        refuses: how often the cluster refuses a number of executors; each time it returns False or raises.
+        limits: the numbers that it has accepted.
         looks: how often the executors were read.
         others: whether an executor has come or gone, by their number.
     """
@@ -49,7 +49,7 @@ class Driver:
         driver = self
 
         class Query:
-            runId, id, name = "run", "query", "words"  # noqa: N815 - as PySpark has them
+            runId, id, name = "run", "query", "words"  # noqa: N815 - as in PySpark
 
             @property
             def status(self) -> dict[str, bool]:
@@ -75,7 +75,7 @@ class Driver:
         if self.dead:
             raise ConnectionRefusedError("the JVM is gone")
 
-    # as `Executors` is
+    # like `Executors`
 
     def changed(self) -> bool:
         self.ask()
@@ -119,7 +119,7 @@ def driver() -> Driver:
 
 
 class File:
-    """The file beside the checkpoint, as `KeptFile` is."""
+    """The file beside the checkpoint, like `KeptFile`."""
 
     name = "_reactive_job.json"
 
@@ -140,7 +140,7 @@ class File:
 
 
 def made(driver: Driver, monkeypatch: pytest.MonkeyPatch, file: File | None = None, **options: Any) -> ReactiveJob:
-    """A job that runs its query, on two slots."""
+    """A job that runs its query on two slots."""
     spark = MagicMock()
     spark.streams.active = []
     spark.sparkContext.appName, spark.sparkContext.master = "job", "spark://master"
@@ -169,7 +169,7 @@ def turns(job: ReactiveJob, until: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("ask", "last"), [(ReactiveJob.stop, State.FAILED), (ReactiveJob.cancel, State.CANCELED)], ids=["stop", "cancel"]
 )
-def test_a_job_that_is_asked_to_end_ends_although_the_jvm_is_gone(
+def test_a_job_that_is_stopped_ends_although_the_jvm_is_gone(
     ask: Callable[[ReactiveJob], None], last: State, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = executing(made(driver, monkeypatch))
@@ -180,7 +180,7 @@ def test_a_job_that_is_asked_to_end_ends_although_the_jvm_is_gone(
 
 
 def test_a_jvm_that_ends_during_the_last_commit_fails_the_job(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether there was a last commit is not known: what supervises the driver must start it again."""
+    """It is unknown whether there was a last commit: the supervisor of the driver must start it again."""
     job = executing(made(driver, monkeypatch))
     driver.on_stop = lambda: setattr(driver, "dead", True)
     job.stop()
@@ -189,7 +189,7 @@ def test_a_jvm_that_ends_during_the_last_commit_fails_the_job(driver: Driver, mo
     assert job.snapshot().state is State.FAILED
 
 
-def test_a_jvm_that_ends_while_the_job_fails_does_not_keep_it_from_ending(
+def test_a_jvm_that_ends_while_the_job_fails_does_not_prevent_its_end(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = executing(made(driver, monkeypatch))
@@ -205,7 +205,7 @@ def test_a_jvm_that_ends_while_the_job_fails_does_not_keep_it_from_ending(
 
 
 @pytest.mark.parametrize("refusal", [None, RuntimeError("the Master does not answer")], ids=["refused", "raises"])
-def test_bounds_that_the_cluster_does_not_take_are_requested_again_and_the_job_goes_on(
+def test_bounds_that_the_cluster_refuses_are_requested_again_and_the_job_continues(
     refusal: Exception | None, driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = executing(made(driver, monkeypatch))
@@ -221,7 +221,7 @@ def test_bounds_that_the_cluster_does_not_take_are_requested_again_and_the_job_g
     assert driver.limits == [1]
 
 
-def test_executors_that_cannot_be_read_once_after_a_long_start_do_not_fail_the_job(
+def test_one_failed_read_of_the_executors_after_a_long_start_does_not_fail_the_job(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNKNOWN", 0.0)
@@ -241,7 +241,7 @@ def test_executors_that_cannot_be_read_once_after_a_long_start_do_not_fail_the_j
 
 
 def quiet(job: ReactiveJob, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let it run until nothing is known to change; then nothing does of itself for an hour."""
+    """Run until no change is expected; then nothing changes by itself for an hour."""
     executing(job)
     turns(job, lambda: driver.looks > 1)
     monkeypatch.setattr(module, "CLOSE", 3600.0)
@@ -249,7 +249,7 @@ def quiet(job: ReactiveJob, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def looks(job: ReactiveJob, driver: Driver) -> int:
-    """How often the executors are read in five polls."""
+    """The number of times that the executors are read in five polls."""
     before = driver.looks
     for _ in range(5):
         job._looked = -1.0
@@ -257,9 +257,7 @@ def looks(job: ReactiveJob, driver: Driver) -> int:
     return driver.looks - before
 
 
-def test_executors_are_read_seldom_while_nothing_is_known_to_change(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_are_read_rarely_while_no_change_is_expected(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     job = made(driver, monkeypatch)
     quiet(job, driver, monkeypatch)
     assert looks(job, driver) == 0
@@ -280,7 +278,7 @@ def test_executors_are_read_seldom_while_nothing_is_known_to_change(
     ],
     ids=["executor", "question", "query ended", "bounds refused", "look failed", "slots to decide on", "unknown"],
 )
-def test_executors_are_read_at_each_poll_once_something_has_changed(
+def test_executors_are_read_at_each_poll_after_a_change(
     change: Callable[[ReactiveJob, Driver], object], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = made(driver, monkeypatch)
@@ -293,7 +291,7 @@ def kept(**changes: Any) -> Kept:
     return Kept(declared=Bounds(1, 1 << 15), **changes)
 
 
-def test_a_file_that_cannot_be_read_for_now_is_neither_renamed_nor_written_over(
+def test_a_temporarily_unreadable_file_is_neither_renamed_nor_overwritten(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = File(OSError("connection reset"), kept(restarts=4))
@@ -308,16 +306,14 @@ def test_a_file_that_cannot_be_read_for_now_is_neither_renamed_nor_written_over(
     assert file.written[-1].restarts == 4
 
 
-def test_a_file_that_cannot_be_used_is_renamed_and_the_job_keeps_its_own(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_file_is_renamed_and_the_job_keeps_its_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     file = File(KeptError("it is damaged"))
     executing(made(driver, monkeypatch, file))
     assert file.quarantined == 1
     assert file.written
 
 
-def test_bounds_that_were_set_by_put_are_in_every_file_of_the_next_driver(
+def test_bounds_set_by_put_are_in_every_file_of_the_next_driver(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = File(None)
@@ -331,7 +327,7 @@ def test_bounds_that_were_set_by_put_are_in_every_file_of_the_next_driver(
     assert {one.bounds[query.id] for one in second.written} == {Bounds(1, 2)}
 
 
-def test_a_stop_by_the_program_itself_does_not_wait_for_questions_about_it(
+def test_a_stop_by_the_program_itself_does_not_wait_for_a_client_to_read_it(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = made(driver, monkeypatch, rest="127.0.0.1:0")
@@ -341,7 +337,7 @@ def test_a_stop_by_the_program_itself_does_not_wait_for_questions_about_it(
     assert job.run() is State.FINISHED
 
 
-def test_a_job_began_when_this_driver_began_whatever_another_one_has_kept(
+def test_the_start_time_of_a_job_is_that_of_this_driver_whatever_an_earlier_one_saved(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = made(driver, monkeypatch, File(kept(timeline=(OLD,))))
@@ -357,7 +353,7 @@ def test_a_cause_is_short() -> None:
     assert cause("x" * MAX_CAUSE) == "x" * MAX_CAUSE
 
 
-def test_a_query_whose_last_commit_cannot_be_waited_for_is_stopped_nevertheless(
+def test_a_query_whose_last_commit_cannot_be_awaited_is_stopped_all_the_same(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = executing(made(driver, monkeypatch))
@@ -370,7 +366,7 @@ def test_a_query_whose_last_commit_cannot_be_waited_for_is_stopped_nevertheless(
     assert stopped == [True]
 
 
-def test_a_last_batch_that_fails_is_among_the_failures(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_last_batch_is_among_the_failures(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     job = executing(made(driver, monkeypatch))
     driver.on_stop = lambda: setattr(driver, "error", ValueError("the sink is gone"))
     job.stop()
@@ -379,7 +375,7 @@ def test_a_last_batch_that_fails_is_among_the_failures(driver: Driver, monkeypat
     assert [(one.error, one.text) for one in job.snapshot().failures] == [("ValueError", "the sink is gone")]
 
 
-def test_a_repartitioning_that_nobody_may_finish_is_permanent_and_says_what_to_do(
+def test_an_unfinished_repartitioning_without_permission_to_finish_it_is_permanent_and_says_what_to_do(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = made(driver, monkeypatch)._failed(RuntimeError(f"[{UNFINISHED}] of batch 7"), None)
@@ -405,7 +401,7 @@ def test_state_of_a_real_time_query_is_not_repartitioned(
     assert bool(handled) is repartitioned
 
 
-def test_a_repartitioning_that_is_put_off_three_times_in_a_row_is_given_up_for_that_number(
+def test_a_repartitioning_postponed_three_times_in_a_row_is_abandoned_for_that_number(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = executing(made(driver, monkeypatch, repartition_state="allowed"))

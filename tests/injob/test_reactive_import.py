@@ -1,4 +1,4 @@
-"""What a job loads."""
+"""The modules that a job loads."""
 
 from __future__ import annotations
 

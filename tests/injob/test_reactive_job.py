@@ -1,4 +1,4 @@
-"""`ReactiveJob` in a local session: what `build` may give, how a job ends, and what it tells of it."""
+"""`ReactiveJob` in a local session: the results of `build`, the ends of a job, and its reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def executor(name: str, done: int) -> Executor:
     return Executor(id=name, address=f"{name}:1", slots=1, done=done)
 
 
-def test_the_share_of_new_executors_counts_tasks_since_they_came() -> None:
+def test_the_share_of_new_executors_counts_tasks_since_their_start() -> None:
     old, new = executor("0", 110), executor("1", 5)
     assert _share([old, new], [new], {"0": 100}) == pytest.approx(1 / 3)
     assert _share([old, new], [new], {"0": 110, "1": 5}) == 0
@@ -45,7 +45,7 @@ def test_the_share_of_new_executors_counts_tasks_since_they_came() -> None:
         (lambda *arguments: arguments, 3),
     ],
 )
-def test_build_is_given_the_parallelism_and_where_there_are_maxima_these_if_it_takes_them(
+def test_build_receives_the_parallelism_and_the_maxima_if_it_accepts_them(
     build: Callable[..., Any], number: int
 ) -> None:
     assert _takes(build, maxima=True) == number
@@ -63,12 +63,12 @@ def test_build_is_given_the_parallelism_and_where_there_are_maxima_these_if_it_t
         ("query", "build is 'query', expected a function"),
     ],
 )
-def test_what_cannot_be_called_with_a_session_is_refused(build: Any, says: str) -> None:
+def test_a_build_that_cannot_be_called_with_a_session_is_refused(build: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         _takes(build)
 
 
-def test_a_build_of_too_many_arguments_is_told_of_the_maxima() -> None:
+def test_the_error_for_a_build_with_too_many_parameters_mentions_the_maxima() -> None:
     with pytest.raises(TypeError, match=r"if it needs it, the parallelism and the maxima$"):
         _takes(lambda a, b, c, d: (a, b, c, d), maxima=True)
 
@@ -94,7 +94,7 @@ def counting(directory: Path, **options: Any) -> Callable[[Any], Any]:
 
 
 def run_two_batches(job: ReactiveJob, end: Callable[[], object]) -> None:
-    """Run a job in a thread until it has committed two batches, and end it."""
+    """Run a job in a thread until it has committed two batches, and stop it."""
     thread = threading.Thread(target=job.run)
     thread.start()
     try:
@@ -105,7 +105,7 @@ def run_two_batches(job: ReactiveJob, end: Callable[[], object]) -> None:
 
 
 @pytest.mark.e2e
-def test_the_report_shows_that_a_batch_works_in_the_driver_alone(spark: Any, tmp_path: Path) -> None:
+def test_the_report_shows_a_batch_that_works_only_in_the_driver(spark: Any, tmp_path: Path) -> None:
     reporter = report(spark, port=0)
     go_on = threading.Event()
     writer = rate(spark).foreachBatch(lambda *_: go_on.wait(60)).option("checkpointLocation", str(tmp_path))
@@ -128,7 +128,7 @@ QUICK = {"restart-strategy.exponential-delay.initial-backoff": "10 ms"}
 
 
 @pytest.mark.e2e
-def test_a_job_whose_queries_have_read_all_there_is_is_finished(spark: Any, tmp_path: Path) -> None:
+def test_a_job_whose_queries_have_read_everything_is_finished(spark: Any, tmp_path: Path) -> None:
     job = ReactiveJob(spark, counting(tmp_path / "checkpoint", availableNow=True))
     assert job.run() is State.FINISHED
     assert [step.state for step in job.snapshot().timeline] == [
@@ -138,7 +138,7 @@ def test_a_job_whose_queries_have_read_all_there_is_is_finished(spark: Any, tmp_
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("ask", "state"), [("request_stop", State.FINISHED), ("cancel", State.CANCELED)])
-def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, state: State) -> None:
+def test_a_job_ends_as_requested(spark: Any, tmp_path: Path, ask: str, state: State) -> None:
     job = ReactiveJob(spark, counting(tmp_path / "checkpoint", processingTime="0 seconds"))
     ended: list[State] = []
     thread = threading.Thread(target=lambda: ended.append(job.run()))
@@ -159,7 +159,7 @@ def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, stat
 
 
 @pytest.mark.e2e
-def test_a_stop_lets_the_batch_that_runs_commit_and_no_other_begin(spark: Any, tmp_path: Path) -> None:
+def test_a_stop_lets_the_running_batch_commit_and_no_other_begin(spark: Any, tmp_path: Path) -> None:
     def work(found: Any, _: int) -> None:
         found.sparkSession.sparkContext.parallelize([0.5], 1).foreach(time.sleep)
 
@@ -190,7 +190,7 @@ def test_a_stop_lets_the_batch_that_runs_commit_and_no_other_begin(spark: Any, t
         ),
     ],
 )
-def test_a_build_that_gives_nothing_to_run_fails_the_job_with_what_was_expected(
+def test_a_build_without_a_query_fails_the_job_and_says_what_was_expected(
     spark: Any, build: Callable[..., Any], says: str
 ) -> None:
     with pytest.raises(JobFailedError, match=says):
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_changes_between_starts_fails_the_job(spark: Any, tmp_
 
 
 @pytest.mark.e2e
-def test_a_stop_that_was_asked_for_over_rest_is_seen_to_be_completed(spark: Any, tmp_path: Path) -> None:
+def test_a_stop_requested_over_rest_is_observed_as_completed(spark: Any, tmp_path: Path) -> None:
     job = ReactiveJob(spark, counting(tmp_path, processingTime="0 seconds"), rest="127.0.0.1:0")
     thread = threading.Thread(target=job.run)
     thread.start()
@@ -261,7 +261,7 @@ def test_a_stop_that_was_asked_for_over_rest_is_seen_to_be_completed(spark: Any,
 
 
 @pytest.mark.e2e
-def test_two_queries_of_one_name_fail_and_leave_none_behind(spark: Any, tmp_path: Path) -> None:
+def test_two_queries_with_one_name_fail_and_leave_none_behind(spark: Any, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def build(spark: Any) -> Any:
@@ -292,7 +292,7 @@ def test_the_progress_of_a_batch_is_not_fetched_number_by_number(
 
 
 @pytest.mark.e2e
-def test_a_job_that_must_not_wait_for_ever_fails_without_the_slots_that_it_needs(spark: Any, tmp_path: Path) -> None:
+def test_a_job_with_a_resource_timeout_fails_without_the_required_slots(spark: Any, tmp_path: Path) -> None:
     job = ReactiveJob(
         spark,
         counting(tmp_path),
@@ -304,7 +304,7 @@ def test_a_job_that_must_not_wait_for_ever_fails_without_the_slots_that_it_needs
 
 
 @pytest.mark.e2e
-def test_options_that_contradict_are_all_named(spark: Any, tmp_path: Path) -> None:
+def test_all_contradicting_options_are_named(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionsError) as raised:
         ReactiveJob(spark, counting(tmp_path), min_slots=4, preferred_slots=2, conf={"restart-strategy.typ": "none"})
     assert len(raised.value.problems) == 2
@@ -326,7 +326,7 @@ def test_a_policy_of_the_job_may_forbid_a_restart(spark: Any, tmp_path: Path, mo
 
 
 @pytest.mark.e2e
-def test_a_policy_of_the_job_that_fails_forbids_a_restart_and_harms_nothing_else(
+def test_a_failing_policy_of_the_job_forbids_a_restart_and_has_no_other_effect(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def policy(*_: Any) -> bool:
@@ -339,7 +339,7 @@ def test_a_policy_of_the_job_that_fails_forbids_a_restart_and_harms_nothing_else
 
 
 @pytest.mark.e2e
-def test_a_small_gain_waits_for_a_greater_one_or_the_longest_interval(spark: Any, tmp_path: Path) -> None:
+def test_a_small_gain_waits_for_a_greater_one_or_for_the_maximum_interval(spark: Any, tmp_path: Path) -> None:
     def why(slots: int, **options: Any) -> str:
         job = ReactiveJob(spark, counting(tmp_path), min_parallelism_increase=3, **options)
         job._scheduler = replace(job._scheduler, since=time.monotonic())
@@ -385,13 +385,13 @@ def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_pat
 
 
 @pytest.mark.e2e
-def test_the_number_of_executors_is_the_same_while_none_comes_or_goes(spark: Any) -> None:
+def test_the_number_of_executors_is_constant_while_none_comes_or_goes(spark: Any) -> None:
     executors = Executors(spark)
     assert [executors.changed() for _ in range(3)] == [True, False, False]
 
 
 @pytest.mark.e2e
-def test_a_query_that_ends_is_seen_between_two_whole_looks(
+def test_the_end_of_a_query_is_noticed_between_two_full_polls(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = ReactiveJob(spark, counting(tmp_path, processingTime="1 hour"))
@@ -412,7 +412,7 @@ def test_a_query_that_ends_is_seen_between_two_whole_looks(
 
 
 @pytest.mark.e2e
-def test_executors_that_cannot_be_read_are_asked_for_again(
+def test_a_failed_read_of_the_executors_is_repeated(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ReactiveJob(spark, counting(tmp_path, availableNow=True))
@@ -420,7 +420,7 @@ def test_executors_that_cannot_be_read_are_asked_for_again(
 
     def look() -> tuple[Executor, ...]:
         looks.append(1)
-        if 1 < len(looks) < 4:  # The first is that of the preflight check.
+        if 1 < len(looks) < 4:  # the first is that of the preflight check
             raise RuntimeError("busy")
         return seen()
 
@@ -430,7 +430,7 @@ def test_executors_that_cannot_be_read_are_asked_for_again(
 
 
 @pytest.mark.e2e
-def test_executors_that_cannot_be_read_for_long_fail_the_job(
+def test_executors_that_stay_unreadable_for_long_fail_the_job(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.injob.reactive.job.MAX_UNKNOWN", 0.0)
@@ -466,7 +466,7 @@ def test_restarts_of_a_query_that_calls_python_leave_no_thread_behind(spark: Any
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("by", [-3600.0, 3600.0])
-def test_a_clock_that_is_set_neither_holds_up_a_restart_nor_wears_out_its_delay(
+def test_adjusting_the_clock_neither_delays_a_restart_nor_uses_up_its_delay(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float
 ) -> None:
     clock = [0.0]

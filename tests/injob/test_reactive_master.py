@@ -1,4 +1,4 @@
-"""What is read of a Master's settings, with what answers in its place."""
+"""Reading the settings of a Master, with a fake Master."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE = """<html><h4>Spark Properties</h4><table>
 
 @contextmanager
 def web_ui(page: str, status: int = 200) -> Iterator[int]:
-    """A web UI with one page; gives its port."""
+    """A web UI with one page; returns its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the name is the base class's
@@ -41,7 +41,7 @@ def web_ui(page: str, status: int = 200) -> Iterator[int]:
             self.wfile.write(page.encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -58,11 +58,11 @@ def session(master: str) -> Any:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, int], int]) -> None:
-    """Have Masters answer where their web UI is."""
+    """Make Masters answer at their web UI."""
     monkeypatch.setattr(module, "_web_port", lambda _, host, port, __: answer(host, port))
 
 
-def test_the_settings_are_those_of_spark_in_the_page() -> None:
+def test_the_settings_are_read_from_the_page() -> None:
     assert read_settings(PAGE) == {"spark.worker.timeout": "10", "spark.app.name": "a <b>"}
     assert read_settings("<html>sign in</html>") is None
 
@@ -82,7 +82,7 @@ def test_the_masters_are_those_of_the_url(master: str, found: list[tuple[str, in
     assert addresses(master) == found
 
 
-def test_a_cluster_without_a_master_is_not_asked() -> None:
+def test_without_a_master_nothing_is_read() -> None:
     assert read_master(session("yarn")) == Master()
 
 
@@ -103,7 +103,7 @@ def test_the_first_master_that_answers_counts(monkeypatch: pytest.MonkeyPatch) -
     ("page", "status", "problem"),
     [("", 403, "HTTPError: HTTP Error 403: Forbidden"), ("<html>sign in</html>", 200, "shows no Spark properties")],
 )
-def test_the_reason_is_given_why_settings_cannot_be_read(
+def test_the_error_says_why_settings_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, page: str, status: int, problem: str
 ) -> None:
     with web_ui(page, status) as port:
@@ -138,7 +138,7 @@ def test_a_master_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mon
         ),
     ],
 )
-def test_the_preflight_check_reads_what_a_real_master_was_started_with(
+def test_the_preflight_check_reads_the_start_settings_of_a_real_master(
     tmp_path: Path, java: Path, monkeypatch: pytest.MonkeyPatch, options: str, names: list[str]
 ) -> None:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
@@ -156,7 +156,7 @@ def test_the_preflight_check_reads_what_a_real_master_was_started_with(
         conf = reactive_conf() | {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
         session = SparkSession.builder.master(f"spark://127.0.0.1:{port}").config(map=conf).getOrCreate()
         try:
-            # Longer than a job waits: what is read is tested here, and the machine may be busy.
+            # Longer than a job waits: this tests reading, and the machine may be busy.
             facts = read_facts(session, slots=1, cluster=read_master(session, 60))
         finally:
             session.stop()

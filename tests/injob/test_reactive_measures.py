@@ -1,4 +1,4 @@
-"""What the progress of a query says of it, against a simulated query whose truth is known."""
+"""Measures from the progress of a query, against a simulated query whose true values are known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def started(interval: float = 0.0) -> Meter:
 
 
 def followed(meter: Meter, batches: Sequence[Batch], changes: Sequence[float] = ()) -> list[Measures]:
-    """The measures when each batch has ended, from the first whole one on."""
+    """The measures at the end of each batch, from the first complete one on."""
     found = []
     for each in batches:
         meter = meter.after(replace(each, steady=each.received - T0), changes)
@@ -55,7 +55,7 @@ def between(first: Measures, last: Measures) -> tuple[float, float]:
     return (last.records - first.records) / seconds, (last.busy - first.busy) / seconds
 
 
-def test_the_sums_grow_as_the_query_reads_and_works() -> None:
+def test_the_sums_grow_while_the_query_reads_and_works() -> None:
     found, _ = simulated(100, 60, interval=2.0)
     rate, busy = between(found[5], found[-1])
     assert rate == pytest.approx(100, rel=0.02)
@@ -64,7 +64,7 @@ def test_the_sums_grow_as_the_query_reads_and_works() -> None:
     assert found[-1].busy_share == pytest.approx(busy, rel=0.05)
 
 
-def test_a_query_that_reads_as_much_as_it_may_and_leaves_records_is_busy_all_the_time() -> None:
+def test_a_query_at_its_read_limit_that_leaves_records_is_busy_all_the_time() -> None:
     found, truth = simulated(1000, 60, most=400)
     rate, busy = between(found[5], found[-1])
     assert rate == pytest.approx(400 / 1.25, rel=0.02), "its capacity"
@@ -73,13 +73,13 @@ def test_a_query_that_reads_as_much_as_it_may_and_leaves_records_is_busy_all_the
     assert found[-1].pending == pytest.approx(waiting, rel=0.02)
 
 
-def test_batches_that_follow_each_other_at_little_load_are_not_busy() -> None:
+def test_consecutive_batches_at_low_load_are_not_busy() -> None:
     found, _ = simulated(20, 25)
     _, busy = between(found[30], found[-1])
     assert busy < 0.3
 
 
-def test_the_time_between_batches_that_do_not_follow_each_other_is_idle() -> None:
+def test_the_time_between_separate_batches_is_idle() -> None:
     lengths = [0.25, 2.0] * 4
     batches = [
         batch(number, T0 + 5 * number, length, 400 * number, 400 * number + round(200 * length), 400 * (number + 1))
@@ -92,12 +92,12 @@ def test_the_time_between_batches_that_do_not_follow_each_other_is_idle() -> Non
     assert all(each.busy_share is not None and each.busy_share <= 2.1 / 5 for each in found[1:])
 
 
-def test_what_waits_at_the_end_of_a_batch_came_while_it_ran() -> None:
+def test_the_backlog_at_the_end_of_a_batch_arrived_while_it_ran() -> None:
     found, _ = simulated(100, 60, interval=2.0)
     assert found[-1].pending == pytest.approx(100 * (0.25 + 200 / 400 + 0.1), rel=0.05)
 
 
-def test_measures_of_one_moment_show_what_arrives() -> None:
+def test_throughput_and_backlog_growth_of_the_same_moment_give_the_arrivals() -> None:
     found, _ = simulated(1000, 60, most=400)
     first, last = found[5], found[-1]
     assert first.pending is not None
@@ -106,7 +106,7 @@ def test_measures_of_one_moment_show_what_arrives() -> None:
     assert rate + (last.pending - first.pending) / (last.age - first.age) == pytest.approx(1000, rel=0.01)
 
 
-def test_a_query_that_has_nothing_to_do_grows_older_and_is_idle() -> None:
+def test_a_query_without_work_gets_older_and_is_idle() -> None:
     shown, _ = Query(lambda t: 100.0 if t < 10 else 0.0).until(30)
     meter = started()
     for each in shown.run.progress:
@@ -120,14 +120,14 @@ def test_a_query_that_has_nothing_to_do_grows_older_and_is_idle() -> None:
     assert found.age == pytest.approx(last + 10 - T0)
 
 
-def test_a_query_that_never_had_anything_to_do_has_read_nothing_and_may_have_a_lag() -> None:
+def test_a_query_that_never_had_work_has_read_nothing_and_may_have_a_lag() -> None:
     found = started().idle(T0 + 10, 10.0, ()).measures
     assert found == Measures(
         age=10.0, busy=0.0, busy_share=0.0, records=0, rate=0.0, pending=None, written=0, idle=10.0
     )
 
 
-def test_offsets_that_are_not_reported_are_no_lag() -> None:
+def test_without_offsets_the_lag_is_unknown() -> None:
     batches = [batch(n, T0 + 3 * n, 2.0, 100 * n, 100 * (n + 1), None) for n in range(5)]
     found = followed(started(), [read_batch(each) for each in batches])
     assert [each.pending for each in found] == [None] * 4
@@ -135,12 +135,12 @@ def test_offsets_that_are_not_reported_are_no_lag() -> None:
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["seconds", "files"])
-def test_offsets_that_count_something_else_are_not_taken_for_records(*, reports: bool) -> None:
+def test_offsets_of_something_else_are_not_taken_for_records(*, reports: bool) -> None:
     batches = [batch(n, T0 + 3 * n, 2.0, n, n + 1, n + 1 if reports else None, rows=500) for n in range(5)]
     assert followed(started(), [read_batch(each) for each in batches])[-1].records == 2500
 
 
-def test_how_busy_a_query_is_whose_backlog_is_not_reported_is_unknown_while_its_batches_follow_at_once() -> None:
+def test_the_busy_share_of_consecutive_batches_with_an_unreported_backlog_is_unknown() -> None:
     batches = [read_batch(batch(n, T0 + 2 * n, 2.0, n, n + 1, None, rows=500)) for n in range(5)]
     found = followed(started(), batches)[-1]
     assert (found.busy, found.busy_share, found.records) == (None, None, 2500)
@@ -153,7 +153,7 @@ def test_how_busy_a_query_is_whose_backlog_is_not_reported_is_unknown_while_its_
     assert measures.busy_share == 0
 
 
-def test_the_first_batch_is_too_cold_to_show_how_busy_it_is() -> None:
+def test_the_first_batch_is_too_cold_to_show_the_busy_share() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
     first, second = (replace(each, steady=each.received - T0) for each in shown.run.progress[:2])
     cold = started(2.0).after(first, ())
@@ -164,13 +164,13 @@ def test_the_first_batch_is_too_cold_to_show_how_busy_it_is() -> None:
     assert whole.busy == pytest.approx((whole.busy_share or 0) * whole.age)
 
 
-def test_while_executors_change_the_share_is_unknown_and_the_sums_go_on() -> None:
+def test_while_executors_change_the_share_is_unknown_and_the_sums_continue() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
     *before, last = shown.run.progress
     meter = started(2.0)
     for each in before:
         meter = meter.after(replace(each, steady=each.received - T0), ())
-    # It takes so long that no batch has ended in the last seconds before the change.
+    # The change takes so long that no batch has ended in the last seconds before it.
     late = replace(last, durations={"triggerExecution": 20_000}, received=last.start + 20.1)
     changed = meter.after(replace(late, steady=late.received - T0), [late.start + 10]).measures
     assert meter.measures is not None
@@ -181,13 +181,13 @@ def test_while_executors_change_the_share_is_unknown_and_the_sums_go_on() -> Non
     assert busy == pytest.approx(meter.share, rel=0.1)
 
 
-def test_short_batches_are_counted_at_once_and_looked_at_every_two_seconds() -> None:
+def test_short_batches_are_counted_at_once_and_measured_every_two_seconds() -> None:
     found, _ = simulated(100, 20)
     assert len({each.age for each in found}) <= 20 / measures.EVERY + 1
     assert found[-1].records == pytest.approx(2000, rel=0.15)
 
 
-def test_a_clock_that_is_set_makes_no_query_younger() -> None:
+def test_adjusting_the_clock_makes_no_query_younger() -> None:
     shown, _ = Query(steady(100), interval=2.0).until(20)
     back = [replace(each, start=each.start - 3600, received=each.received - 3600) for each in shown.run.progress[5:]]
     meter = started(2.0)
@@ -198,7 +198,7 @@ def test_a_clock_that_is_set_makes_no_query_younger() -> None:
     assert ages == pytest.approx([2.0 * (number + 2) for number in range(len(ages))])
 
 
-def test_few_batches_are_kept() -> None:
+def test_only_a_few_batches_are_kept() -> None:
     meter = started()
     for number in range(3 * KEPT):
         each = read_batch(batch(number, T0 + number, 0.9, number, number + 1, number + 1))
@@ -207,7 +207,7 @@ def test_few_batches_are_kept() -> None:
     assert meter.records == 3 * KEPT
 
 
-# what Spark's listener puts in
+# the input of Spark's listener
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def progressed(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_progress_of_spark_becomes_measures(meters: Meters) -> None:
+def test_progress_of_spark_is_converted_to_measures(meters: Meters) -> None:
     event_time = {"watermark": "2026-11-21T02:12:00.000Z"}
     meters.ended(progressed(0))
     assert meters.seen(PROGRESS["runId"]) is None
@@ -251,7 +251,7 @@ def test_a_sink_that_does_not_count_and_a_watermark_before_the_first_record_are_
     assert (found.written, found.watermark) == (None, None)
 
 
-def test_an_idle_query_and_one_that_has_ended(meters: Meters) -> None:
+def test_an_idle_query_and_a_finished_one(meters: Meters) -> None:
     assert meters.seen("run") is None
     meters.idle("query", "run")
     found = meters.seen("run")
@@ -264,9 +264,7 @@ def test_an_idle_query_and_one_that_has_ended(meters: Meters) -> None:
     assert meters.seen("run") is None
 
 
-def test_progress_that_is_not_understood_does_no_harm_and_is_logged_once(
-    meters: Meters, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unparseable_progress_does_no_harm_and_is_logged_once(meters: Meters, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         meters.ended(progressed(0, timestamp="yesterday"))
         meters.ended({})

@@ -1,4 +1,4 @@
-"""What a reactive job declares, under Flink's names."""
+"""The options of a reactive job, with Flink's names."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("key", "value", "field", "expected"), OPTIONS)
-def test_an_option_is_taken_from_a_flink_configuration(key: str, value: str | float, field: str, expected: Any) -> None:
+def test_an_option_is_read_from_a_flink_configuration(key: str, value: str | float, field: str, expected: Any) -> None:
     assert getattr(Options.of({key: value}), field) == expected
 
 
-def test_the_defaults_are_those_of_flink_in_reactive_mode_but_for_the_heartbeat() -> None:
+def test_the_defaults_are_those_of_flink_in_reactive_mode_except_for_the_heartbeat() -> None:
     settings = Options().flink_settings()
 
     groups = ((Bounds(1, MAX_PARALLELISM),),)
@@ -68,19 +68,19 @@ def test_the_defaults_are_those_of_flink_in_reactive_mode_but_for_the_heartbeat(
     assert Options.of({}) == Options()
 
 
-def test_the_newer_name_of_an_option_counts() -> None:
+def test_the_newer_name_of_an_option_takes_precedence() -> None:
     both = {SCHEDULER + "scaling-interval.min": "1 s", SCHEDULER + "executing.cooldown-after-rescaling": "2 s"}
 
     assert Options.of(both).cooldown == 2
 
 
-def test_what_the_author_gives_counts_before_the_configuration() -> None:
+def test_arguments_of_the_author_override_the_configuration() -> None:
     assert Options.of(
         {"pipeline.max-parallelism": 8, "heartbeat.timeout": "x"}, max_parallelism=4, heartbeat_timeout=5
     ) == (Options(max_parallelism=4, heartbeat_timeout=5))
 
 
-def test_options_of_other_matters_are_ignored() -> None:
+def test_unrelated_options_are_ignored() -> None:
     others: dict[str, str | float] = {
         "scheduler-mode": "reactive",
         "jobmanager.scheduler": "adaptive",
@@ -151,7 +151,7 @@ def test_all_problems_of_a_configuration_are_listed_at_once() -> None:
         ({"preferred_slots": 3, "max_parallelism": 2}, "preferred_slots"),
     ],
 )
-def test_a_value_that_an_option_cannot_have_is_refused(values: dict[str, Any], name: str) -> None:
+def test_an_invalid_value_of_an_option_is_refused(values: dict[str, Any], name: str) -> None:
     with pytest.raises(OptionsError) as caught:
         Options(**values)
 
@@ -160,7 +160,7 @@ def test_a_value_that_an_option_cannot_have_is_refused(values: dict[str, Any], n
     assert ", expected " in problem or ", above " in problem
 
 
-def test_options_that_flink_does_not_have_are_given_in_its_style() -> None:
+def test_options_that_flink_lacks_have_names_in_its_style() -> None:
     key = "reactive.rescale-trigger.max-checkpoint-age"
     assert Options.of({key: "10 s"}).max_commit_age == 10
     assert Options.of({key: "10 s"}).shown()[key] == "10 s"
@@ -169,7 +169,7 @@ def test_options_that_flink_does_not_have_are_given_in_its_style() -> None:
         Options.of({key + "s": "10 s"})
 
 
-def test_state_is_repartitioned_only_where_that_is_allowed() -> None:
+def test_state_is_repartitioned_only_if_that_is_allowed() -> None:
     key = "reactive.repartition-state"
     assert (Options().repartition_state, Options().repartition_after) == ("never", 600)
     assert Options.of({key: "Allowed"}) == Options.of({}, repartition_state="allowed")
@@ -181,7 +181,7 @@ def test_state_is_repartitioned_only_where_that_is_allowed() -> None:
         Options.of({key: "yes"})
 
 
-def test_a_negative_wait_for_resources_is_for_ever() -> None:
+def test_a_negative_resource_wait_timeout_means_forever() -> None:
     assert Options(resource_wait_timeout=-1) == Options(resource_wait_timeout=math.inf)
     assert Options(resource_wait_timeout=-1).flink_settings().resource_wait == math.inf
 
@@ -189,7 +189,7 @@ def test_a_negative_wait_for_resources_is_for_ever() -> None:
 @pytest.mark.parametrize(
     ("preferred", "maximum", "upper"), [(None, None, None), (4, None, 4), (None, 8, 8), (4, 8, 4), (8, 8, 8)]
 )
-def test_a_job_takes_slots_up_to_the_lower_of_its_bounds(
+def test_a_job_uses_slots_up_to_the_lower_of_its_bounds(
     preferred: int | None, maximum: int | None, upper: int | None
 ) -> None:
     options = Options(min_slots=2, preferred_slots=preferred, max_parallelism=maximum)
@@ -198,18 +198,18 @@ def test_a_job_takes_slots_up_to_the_lower_of_its_bounds(
     assert options.flink_settings().groups == ((Bounds(2, upper or MAX_PARALLELISM),),)
 
 
-def test_a_rescale_waits_for_a_commit_no_longer_than_for_its_maximum_delay() -> None:
+def test_a_rescale_waits_for_a_commit_for_at_most_its_maximum_delay() -> None:
     assert Options().flink_settings().max_delay == 0
     assert Options(max_delay=5.0).flink_settings().max_delay == 5
 
 
-def test_a_fixed_delay_has_its_own_attempts() -> None:
+def test_a_fixed_delay_has_its_own_number_of_attempts() -> None:
     settings = Options(restart=Restart.FIXED, fixed_delay=2.0, fixed_attempts=3).flink_settings()
 
     assert (settings.restart, settings.delay, settings.attempts) == (Restart.FIXED, 2.0, 3)
 
 
-def test_options_are_shown_under_flink_s_names_as_flink_writes_them() -> None:
+def test_options_are_shown_with_flinks_names_in_flinks_format() -> None:
     shown = Options(cooldown=90.0, initial_backoff=0.5).shown()
 
     assert shown["jobmanager.scheduler"] == "adaptive"
@@ -249,7 +249,7 @@ LATE = TIMES.filter(lambda span: span >= 60)
         fixed_attempts=st.integers(0, 1000) | st.just(math.inf),
     )
 )
-def test_what_is_shown_is_read_again_as_it_was(options: Options) -> None:
+def test_shown_options_are_read_back_equal(options: Options) -> None:
     assert Options.of(options.shown()) == options
 
 

@@ -1,4 +1,4 @@
-"""What the preflight check finds."""
+"""Findings of the preflight check."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def the_one(facts: Facts, options: Options | None = None) -> Finding:
     return found
 
 
-def test_nothing_is_found_about_a_job_that_is_elastic() -> None:
+def test_an_elastic_job_has_no_findings() -> None:
     assert findings(cluster(), Options()) == ()
     assert findings(cluster(), Options(min_slots=2, preferred_slots=8)) == ()
 
@@ -63,7 +63,7 @@ def test_the_settings_for_a_heartbeat_timeout_never_contradict_it(timeout: float
     assert findings(facts, Options(heartbeat_timeout=timeout)) == ()
 
 
-def test_what_is_unknown_is_not_found_fault_with() -> None:
+def test_unknown_values_give_no_findings() -> None:
     unknown = QueryFacts(name="counts")
 
     assert findings(cluster(unknown, cluster=Master()), Options()) == ()
@@ -103,7 +103,7 @@ def test_errors_come_first() -> None:
         (None, 4, Options(), []),
     ],
 )
-def test_state_with_fewer_partitions_than_the_most_slots_is_found(
+def test_state_with_fewer_partitions_than_the_maximum_of_slots_is_reported(
     partitions: int | None, slots: int, options: Options, names: list[str]
 ) -> None:
     found = findings(cluster(query(state_partitions=partitions), slots=slots), options)
@@ -114,7 +114,7 @@ def test_state_with_fewer_partitions_than_the_most_slots_is_found(
 SHARED = Options(proportions={"counts": (0, 0.5, 0.5), "other": (0, 0.5, 1)})
 
 
-def test_partitions_as_many_as_a_query_may_use_are_enough() -> None:
+def test_as_many_partitions_as_slots_of_the_query_are_enough() -> None:
     assert findings(cluster(query(state_partitions=2, source_partitions=2)), SHARED) == ()
     found = findings(cluster(query(state_partitions=1, source_partitions=1)), SHARED)
     assert [(one.name, one.what) for one in found] == [
@@ -127,7 +127,7 @@ def test_partitions_as_many_as_a_query_may_use_are_enough() -> None:
 
 
 @pytest.mark.parametrize(("name", "widest", "found"), [("counts", 2, False), ("counts", 3, True), ("other", 9, False)])
-def test_a_stage_that_is_wider_than_the_maximum_of_its_query_is_found(name: str, widest: int, found: bool) -> None:
+def test_a_stage_wider_than_the_maximum_of_its_query_is_reported(name: str, widest: int, found: bool) -> None:
     facts = cluster(query(name=name, widest=widest))
     assert findings(facts, Options()) == ()
     shown = findings(facts, SHARED)
@@ -145,7 +145,7 @@ def test_state_that_will_be_repartitioned_may_have_few_partitions() -> None:
     assert findings(cluster(query(state_partitions=3)), ALLOWED) == ()
 
 
-def test_few_partitions_are_found_with_what_allows_to_repartition_them() -> None:
+def test_few_partitions_are_reported_with_the_option_that_allows_repartitioning() -> None:
     assert "repartition_state" in the_one(cluster(query(state_partitions=3))).advice
 
 
@@ -156,14 +156,14 @@ def test_few_partitions_are_found_with_what_allows_to_repartition_them() -> None
         ({"conf": reactive_conf()}, "only state in RocksDB"),
     ],
 )
-def test_state_that_may_but_cannot_be_repartitioned_is_found(changes: dict[str, Any], what: str) -> None:
+def test_state_that_may_but_cannot_be_repartitioned_is_reported(changes: dict[str, Any], what: str) -> None:
     facts = cluster(query(state_partitions=None), **changes)
     assert the_one(facts, ALLOWED).name == "repartition_state"
     assert what in the_one(facts, ALLOWED).what
     assert "repartition_state" not in {one.name for one in findings(facts, Options())}
 
 
-def test_partitions_that_cannot_be_changed_are_found_although_that_is_allowed() -> None:
+def test_partitions_that_cannot_be_changed_are_reported_although_repartitioning_is_allowed() -> None:
     found = findings(cluster(query(state_partitions=3), repartitions=False), ALLOWED)
     assert {one.name for one in found} == {"state partitions", "repartition_state"}
 
@@ -178,7 +178,7 @@ def test_partitions_that_cannot_be_changed_are_found_although_that_is_allowed() 
         (None, Options(), []),
     ],
 )
-def test_more_slots_than_the_source_has_partitions_are_found(
+def test_more_slots_than_partitions_of_the_source_are_reported(
     partitions: int | None, options: Options, names: list[str]
 ) -> None:
     assert [one.name for one in findings(cluster(query(source_partitions=partitions)), options)] == names
@@ -198,7 +198,7 @@ def test_more_slots_than_the_source_has_partitions_are_found(
         ({"spark__cores__max": "4", "spark__task__cpus": "2"}, Options(min_slots=3), Severity.ERROR, "are 2 slots"),
     ],
 )
-def test_a_limit_of_cores_below_the_slots_that_are_wanted_is_found(
+def test_a_limit_of_cores_below_the_desired_slots_is_reported(
     conf: dict[str, str], options: Options, severity: Severity, what: str
 ) -> None:
     found = the_one(with_conf(**conf), options)
@@ -207,7 +207,7 @@ def test_a_limit_of_cores_below_the_slots_that_are_wanted_is_found(
     assert what in found.what
 
 
-def test_a_limit_of_cores_above_the_preferred_slots_does_no_harm() -> None:
+def test_a_limit_of_cores_above_the_preferred_slots_gives_no_finding() -> None:
     assert findings(with_conf(spark__cores__max="4"), Options(preferred_slots=4)) == ()
 
 
@@ -219,14 +219,14 @@ def test_a_limit_of_cores_above_the_preferred_slots_does_no_harm() -> None:
         ({"spark__locality__wait__node": "1s"}, "1 s"),
     ],
 )
-def test_a_wait_for_the_executor_with_the_state_is_found(conf: dict[str, str], waits: str) -> None:
+def test_a_wait_for_the_executor_with_the_state_is_reported(conf: dict[str, str], waits: str) -> None:
     found = the_one(with_conf(**conf))
 
     assert found.name == "spark.locality.wait"
     assert f"tasks wait {waits} for" in found.what
 
 
-def test_a_job_without_state_may_wait_for_a_near_executor() -> None:
+def test_a_stateless_job_may_wait_for_a_near_executor() -> None:
     assert findings(cluster(query(state_partitions=None), conf=reactive_conf()), Options()) == ()
 
 
@@ -271,7 +271,7 @@ def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
         ),
     ],
 )
-def test_a_setting_of_the_application_that_keeps_it_from_being_elastic_is_found(
+def test_a_setting_of_the_application_that_prevents_elasticity_is_reported(
     conf: dict[str, str], name: str, what: str
 ) -> None:
     found = the_one(with_conf(**conf))
@@ -280,7 +280,7 @@ def test_a_setting_of_the_application_that_keeps_it_from_being_elastic_is_found(
     assert what in found.what
 
 
-def test_a_time_out_of_executors_of_its_own_counts_before_that_of_the_network() -> None:
+def test_an_executor_timeout_takes_precedence_over_that_of_the_network() -> None:
     conf = {"spark__network__timeout": "120s", "spark__storage__blockManagerHeartbeatTimeoutMs": "10000"}
 
     assert findings(with_conf(**conf), Options()) == ()
@@ -296,26 +296,26 @@ def test_a_time_out_of_executors_of_its_own_counts_before_that_of_the_network() 
         ({"spark.decommission.enabled": "false"}, "spark.decommission.enabled", "it is not true for the Master"),
     ],
 )
-def test_a_setting_of_the_master_is_found(settings: dict[str, str], name: str, what: str) -> None:
+def test_a_setting_of_the_master_is_reported(settings: dict[str, str], name: str, what: str) -> None:
     found = the_one(cluster(cluster=Master(MASTER | settings)))
 
     assert (found.severity, found.name) == (Severity.WARNING, name)
     assert what in found.what
 
 
-def test_a_master_of_which_all_is_known_and_nothing_set_has_spark_s_defaults() -> None:
+def test_a_fully_known_master_without_settings_has_sparks_defaults() -> None:
     names = [one.name for one in findings(cluster(cluster=Master({})), Options())]
 
     assert names == ["spark.decommission.enabled", "spark.worker.timeout", "spark.deploy.maxExecutorRetries"]
 
 
-def test_a_cluster_within_the_application_has_the_application_s_settings() -> None:
+def test_a_cluster_within_the_application_has_the_applications_settings() -> None:
     facts = cluster(master="local-cluster[2,1,1024]", cluster=Master())
 
     assert the_one(facts).name == "spark.worker.timeout"
 
 
-def test_the_last_finding_is_that_the_settings_of_the_master_cannot_be_read_and_what_to_check() -> None:
+def test_unreadable_settings_of_the_master_are_the_last_finding_and_it_says_what_to_check() -> None:
     facts = cluster(conf={}, cluster=Master(problem="no answer within 2 s"))
 
     found = findings(facts, Options(heartbeat_timeout=4.5))[-1]
@@ -325,7 +325,7 @@ def test_the_last_finding_is_that_the_settings_of_the_master_cannot_be_read_and_
     assert "-Dspark.worker.timeout=5 -Dspark.decommission.enabled=true" in found.advice
 
 
-def test_in_local_mode_only_the_mode_is_found() -> None:
+def test_in_local_mode_only_the_mode_is_reported() -> None:
     found = the_one(cluster(master="local[4]", conf={}))
 
     assert (found.severity, found.what) == (Severity.WARNING, "local[4] has 4 slots, and never gets others")
@@ -357,7 +357,7 @@ def spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.e2e
-def test_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
+def test_the_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
     rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     kept = rows.groupBy("value").count().writeStream.queryName("kept").outputMode("update").format("noop")
     queries = [

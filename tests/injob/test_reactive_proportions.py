@@ -1,4 +1,4 @@
-"""How the queries of one job share its slots."""
+"""How the queries of one job divide its slots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["spark"]
         ({"a": (0.0, 0.1, 1.0)}, {"a": 1.0}),
     ],
 )
-def test_what_the_targets_leave_is_shared_up_to_the_maxima(
+def test_slots_beyond_the_targets_are_divided_up_to_the_maxima(
     proportions: dict[str, tuple[float, float, float]], expected: dict[str, float]
 ) -> None:
     assert shares(proportions) == pytest.approx(expected)
@@ -78,7 +78,7 @@ def test_a_maximum_is_rounded_down_and_at_least_one_task() -> None:
         ),
     ],
 )
-def test_proportions_that_contradict_are_all_named(proportions: Any, says: list[str]) -> None:
+def test_all_contradicting_proportions_are_named(proportions: Any, says: list[str]) -> None:
     with pytest.raises(OptionsError) as raised:
         Options(proportions=proportions)
     found = raised.value.problems
@@ -112,14 +112,14 @@ def test_shares_are_from_target_to_maximum_and_leave_nothing_that_a_query_may_ha
 
 
 @pytest.mark.e2e
-def test_a_session_without_the_fair_scheduler_is_refused_with_what_to_do(spark: Any) -> None:
+def test_a_session_without_the_fair_scheduler_is_refused_with_the_remedy(spark: Any) -> None:
     with pytest.raises(OptionsError, match=r"spark\.scheduler\.mode is FIFO, expected FAIR; start the session with"):
         ReactiveJob(spark, lambda spark: spark, proportions={"a": (0, 1, 1)})
 
 
 @pytest.fixture
 def fair(spark: Any) -> Any:
-    """A session with the FAIR scheduler, in the place of the other."""
+    """A session with the FAIR scheduler, in place of the other."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     spark.stop()
@@ -130,7 +130,7 @@ def fair(spark: Any) -> Any:
 
 
 def busy(spark: Any, name: str, directory: Path) -> Any:
-    """A query with 2000 tasks in each batch, of 100 ms each, without an end."""
+    """A query with 2000 tasks of 100 ms in each batch, without an end."""
     source = (
         spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2000).option("numPartitions", 2000).load()
     )
@@ -139,7 +139,7 @@ def busy(spark: Any, name: str, directory: Path) -> Any:
 
 
 def tasks(spark: Any, name: str) -> int:
-    """Tasks that have ended in a query's pool."""
+    """Finished tasks in a query's pool."""
     store = spark.sparkContext._jsc.sc().statusStore()
     tracker = spark.sparkContext.statusTracker()
     (run,) = (live.runId for live in spark.streams.active if live.name == name)
@@ -147,14 +147,14 @@ def tasks(spark: Any, name: str) -> int:
     for job in tracker.getJobIdsForGroup(run):
         for stage in tracker.getJobInfo(job).stageIds:
             info = store.lastStageAttempt(stage)
-            if info.numCompleteTasks():  # Before it runs Spark shows the default pool.
+            if info.numCompleteTasks():  # before the pool runs Spark shows the default pool
                 assert info.schedulingPool() == f"query {name}"
             total += info.numCompleteTasks()
     return total
 
 
 @pytest.mark.e2e
-def test_each_query_has_its_share_of_the_slots_while_others_want_them(fair: Any, tmp_path: Path) -> None:
+def test_each_query_has_its_share_of_the_slots_while_others_compete(fair: Any, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def build(spark: Any, slots: int) -> Any:
@@ -184,7 +184,7 @@ def test_each_query_has_its_share_of_the_slots_while_others_want_them(fair: Any,
 
 
 @pytest.mark.e2e
-def test_names_that_differ_from_those_of_the_queries_fail_the_job(fair: Any, tmp_path: Path) -> None:
+def test_names_other_than_those_of_the_queries_fail_the_job(fair: Any, tmp_path: Path) -> None:
     def build(spark: Any) -> Any:
         return [rate(spark).option("checkpointLocation", str(tmp_path)).start(), busy(spark, "a", tmp_path)]
 
@@ -194,7 +194,7 @@ def test_names_that_differ_from_those_of_the_queries_fail_the_job(fair: Any, tmp
 
 
 @pytest.mark.e2e
-def test_a_pool_is_replaced_only_where_it_differs(fair: Any) -> None:
+def test_a_pool_is_replaced_only_if_it_differs(fair: Any) -> None:
     made = Pools(fair, ["a"])
     root = fair.sparkContext._jsc.sc().taskScheduler().rootPool()
     made.set({"a": Pool(500, 1)})
@@ -219,12 +219,12 @@ def counts(spark: Any, name: str, directory: Path, most: int | None) -> Any:
 
 
 def beside(spark: Any, directory: Path) -> Any:
-    """A query that has next to nothing to do."""
+    """A query with almost no work."""
     return rate(spark).queryName("other").option("checkpointLocation", str(directory / "other")).start()
 
 
 def most_tasks(spark: Any, enough: Callable[[], bool]) -> int:
-    """The most tasks of the query `clicks` that were seen to run at once."""
+    """The maximum number of tasks of the query `clicks` that were observed at once."""
     pool = spark.sparkContext._jsc.sc().taskScheduler().rootPool().getSchedulableByName("query clicks")
     found, deadline = 0, time.monotonic() + 120
     while not enough():
@@ -237,7 +237,7 @@ def most_tasks(spark: Any, enough: Callable[[], bool]) -> int:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("keeps", "busiest"), [(True, 2), (False, 4)])
-def test_a_query_whose_stages_have_no_more_tasks_than_its_maximum_has_no_more_slots_that_nobody_wants(
+def test_a_query_with_stages_within_its_maximum_uses_no_idle_slots(
     fair: Any, tmp_path: Path, *, keeps: bool, busiest: int
 ) -> None:
     fair.conf.set("spark.sql.shuffle.partitions", 8)
@@ -264,7 +264,7 @@ def test_a_query_whose_stages_have_no_more_tasks_than_its_maximum_has_no_more_sl
 
 
 @pytest.mark.e2e
-def test_queries_that_keep_to_their_maxima_are_restarted_where_these_change_with_the_slots(
+def test_queries_that_keep_to_their_maxima_are_restarted_when_these_change_with_the_slots(
     fair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fair.conf.set("spark.sql.shuffle.partitions", 8)

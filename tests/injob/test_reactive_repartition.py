@@ -1,4 +1,4 @@
-"""State with fewer partitions than there are slots: when it is repartitioned, and what becomes of the job."""
+"""State with fewer partitions than slots: when it is repartitioned, and the effects on the job."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from tests.injob.local_spark import local_spark
         (0, 600, {"a": 2}, 100, set(), None),
     ],
 )
-def test_state_gets_as_many_partitions_as_there_have_been_slots_for_long(
+def test_state_gets_as_many_partitions_as_there_have_been_slots_for_a_long_time(
     slots: int, stable: float, state: dict[str, int], most: int, failed: set[int], partitions: int | None
 ) -> None:
     due = choose_partitions(slots, stable, state, after=600, most=most, failed=failed)
     assert (due and due.partitions) == partitions
 
 
-def test_it_is_said_why_state_is_repartitioned() -> None:
+def test_the_reason_for_a_repartitioning_is_reported() -> None:
     due = choose_partitions(4, 700, {"b": 2, "a": 3, "c": 4}, after=600, most=100, failed=set())
     why = "a has 3 partitions of state, b has 2 partitions of state, and there have been 4 slots for 10 min"
     assert due == Due(4, why)
@@ -72,7 +72,7 @@ def test_it_is_said_why_state_is_repartitioned() -> None:
         ("state/0/1/_metadata/schema", False),
     ],
 )
-def test_the_files_of_a_batch_are_known_by_their_names(path: str, written: bool) -> None:
+def test_the_files_of_a_batch_are_recognized_by_their_names(path: str, written: bool) -> None:
     assert _is_of(f"file:/checkpoint/{path}", 7) is written
 
 
@@ -83,7 +83,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Words:
-    """A query that counts words: a file makes a batch."""
+    """A query that counts words: each file makes a batch."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.checkpoint, self.files = place / "in", place / "checkpoint", 0
@@ -114,7 +114,7 @@ class Words:
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def read_all(self, spark: Any) -> list[int]:
-        """Read what there is. Returns the partitions of the state in each batch."""
+        """Read all files; returns the number of partitions of the state in each batch."""
         query = self.build(spark, availableNow=True)
         query.awaitTermination()
         return [one.stateOperators[0].numShufflePartitions for one in query.recentProgress if one.numInputRows]
@@ -133,7 +133,7 @@ def words(tmp_path: Path) -> Words:
 
 
 class Running:
-    """A job that runs in a thread of its own."""
+    """A job that runs in its own thread."""
 
     def __init__(self, job: ReactiveJob) -> None:
         self.job = job
@@ -149,7 +149,7 @@ class Running:
         self.thread.join(60)
 
     def whys(self, state: State) -> list[str]:
-        """What the timeline says of it; empty where it says nothing."""
+        """The reasons in the timeline for a state; one empty string if there are none."""
         return [step.why for step in self.job.snapshot().timeline if step.state is state] or [""]
 
 
@@ -165,13 +165,13 @@ def allowed(spark: Any, words: Words, **options: Any) -> ReactiveJob:
 
 
 def counted(words: Words, files: int = 1) -> None:
-    """Wait until what there is and another file is counted."""
+    """Wait until the present files and one more are counted."""
     words.write(files)
     until(lambda: words.counted == words.expected())
 
 
 @pytest.mark.e2e
-def test_state_is_repartitioned_for_the_slots_there_are_and_the_counts_are_exact(spark: Any, words: Words) -> None:
+def test_state_is_repartitioned_for_the_available_slots_and_the_counts_are_exact(spark: Any, words: Words) -> None:
     words.write(15)
     with Running(allowed(spark, words)) as running:
         until(lambda: DONE in running.whys(State.RESTARTING)[-1])
@@ -179,7 +179,7 @@ def test_state_is_repartitioned_for_the_slots_there_are_and_the_counts_are_exact
         snapshot = running.job.snapshot()
         (run,) = (str(query.runId) for query in spark.streams.active)
         assert running.job._executors.widest_stage(run) == 4
-    # On a busy machine a batch may be interrupted, and it is done at the second restart.
+    # On a busy machine a batch may be interrupted, and the repartitioning happens at the second restart.
     *before, due, _ = running.whys(State.RESTARTING)
     assert due == DUE
     assert set(before) <= {DUE, LATER}
@@ -191,7 +191,7 @@ def test_state_is_repartitioned_for_the_slots_there_are_and_the_counts_are_exact
 
 
 @pytest.mark.e2e
-def test_no_more_partitions_are_made_than_the_maximum_parallelism(spark: Any, words: Words) -> None:
+def test_there_are_no_more_partitions_than_the_maximum_parallelism(spark: Any, words: Words) -> None:
     words.write()
     with Running(allowed(spark, words, max_parallelism=3)) as running:
         until(lambda: "has 3 partitions instead of 2" in running.whys(State.RESTARTING)[-1])
@@ -210,7 +210,7 @@ def test_state_is_never_repartitioned_unless_that_is_allowed(spark: Any, words: 
 
 
 @pytest.mark.e2e
-def test_a_repartitioning_that_fails_is_undone_and_not_tried_again(spark: Any, words: Words) -> None:
+def test_a_failed_repartitioning_is_undone_and_not_repeated(spark: Any, words: Words) -> None:
     key = "spark.sql.streaming.stateStore.providerClass"
     before = spark.conf.get(key)
     spark.conf.set(key, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
@@ -231,7 +231,7 @@ def test_a_repartitioning_that_fails_is_undone_and_not_tried_again(spark: Any, w
 
 
 @pytest.mark.e2e
-def test_a_repartitioning_that_fails_half_way_leaves_the_state_as_it_was(spark: Any, words: Words) -> None:
+def test_a_repartitioning_that_fails_half_way_leaves_the_state_unchanged(spark: Any, words: Words) -> None:
     words.write(3)
     words.read_all(spark)
     (words.checkpoint / "state" / "0" / "3").write_text("in the way of the last partition")
@@ -245,7 +245,7 @@ def test_a_repartitioning_that_fails_half_way_leaves_the_state_as_it_was(spark: 
 
 
 def interrupt(spark: Any, words: Words) -> None:
-    """Leave the checkpoint as a driver does that is killed at the end of repartitioning its state."""
+    """Leave the checkpoint as a driver does that is killed at the end of a repartitioning."""
     words.write(3)
     assert words.read_all(spark) == [2, 2, 2]
     spark._streamingCheckpointManager.repartition(str(words.checkpoint), 4)
@@ -255,7 +255,7 @@ def interrupt(spark: Any, words: Words) -> None:
 
 
 @pytest.mark.e2e
-def test_a_repartitioning_that_a_killed_driver_has_begun_is_finished(spark: Any, words: Words) -> None:
+def test_a_repartitioning_started_by_a_killed_driver_is_finished(spark: Any, words: Words) -> None:
     interrupt(spark, words)
     with Running(allowed(spark, words, max_parallelism=2)) as running:
         counted(words)
@@ -267,7 +267,7 @@ def test_a_repartitioning_that_a_killed_driver_has_begun_is_finished(spark: Any,
 
 
 @pytest.mark.e2e
-def test_a_repartitioning_that_was_begun_can_be_undone(spark: Any, words: Words) -> None:
+def test_a_started_repartitioning_can_be_undone(spark: Any, words: Words) -> None:
     interrupt(spark, words)
     checkpoint = Checkpoint(spark, str(words.checkpoint))
     assert checkpoint.unfinished() == 4
@@ -275,7 +275,7 @@ def test_a_repartitioning_that_was_begun_can_be_undone(spark: Any, words: Words)
     assert checkpoint.unfinished() is None
     assert words.read_all(spark) == [2, 2, 2]
     assert words.counted == words.expected()
-    checkpoint.undo()  # of nothing
+    checkpoint.undo()  # nothing to undo
     words.write()
     assert words.read_all(spark) == [2]
     assert words.counted == words.expected()
@@ -299,7 +299,7 @@ def test_state_whose_last_batch_was_interrupted_is_repartitioned_at_a_later_rest
 
 
 @pytest.mark.e2e
-def test_a_batch_that_is_to_be_run_again_is_no_repartitioning(spark: Any, words: Words) -> None:
+def test_a_batch_to_be_repeated_is_not_an_unfinished_repartitioning(spark: Any, words: Words) -> None:
     words.write(2)
     words.read_all(spark)
     checkpoint = Checkpoint(spark, str(words.checkpoint))
@@ -313,7 +313,7 @@ def test_a_batch_that_is_to_be_run_again_is_no_repartitioning(spark: Any, words:
 
 
 @pytest.mark.e2e
-def test_the_policy_of_a_job_may_forbid_to_repartition_its_state(spark: Any, words: Words) -> None:
+def test_the_policy_of_a_job_may_forbid_a_repartitioning(spark: Any, words: Words) -> None:
     asked: list[tuple[int, Choice]] = []
 
     def policy(_: Any, slots: int, choice: Choice) -> bool:
@@ -329,7 +329,7 @@ def test_the_policy_of_a_job_may_forbid_to_repartition_its_state(spark: Any, wor
 
 
 @pytest.mark.e2e
-def test_a_cancellation_while_state_is_repartitioned_is_handled_after_it(
+def test_a_cancellation_during_a_repartitioning_is_handled_after_it(
     spark: Any, words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Checkpoint.repartition
@@ -347,7 +347,7 @@ def test_a_cancellation_while_state_is_repartitioned_is_handled_after_it(
     assert (words.partitions(), words.batches("commits")) == (4, words.batches("offsets"))
 
 
-def test_what_tasks_that_still_run_may_write_is_not_removed_and_the_next_start_finishes_it(
+def test_files_that_running_tasks_may_still_write_are_not_removed_and_the_next_start_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(repartition, "TASKS_END", 0.0)

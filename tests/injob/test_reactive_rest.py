@@ -121,7 +121,7 @@ MEASURED = replace(RUNNING, queries=(replace(RUNNING.queries[0], name="log", mea
 
 
 class Job:
-    """What the server reads and changes."""
+    """The data that the server reads and changes."""
 
     def __init__(self, shown: Snapshot = RUNNING) -> None:
         self.shown = shown
@@ -162,7 +162,7 @@ def url(job: Job) -> Iterator[str]:
         yield address
 
 
-class serving:  # noqa: N801 - reads as the function that it stands for
+class serving:  # noqa: N801 - named like the function that it replaces
     def __init__(self, job: Job, listen: str = "127.0.0.1:0", token: str | None = None) -> None:
         self.server = Server(job, listen, token)
 
@@ -176,7 +176,7 @@ class serving:  # noqa: N801 - reads as the function that it stands for
 def ask(
     url: str, path: str, method: str = "GET", body: object = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Status and JSON of an answer. Bytes are sent as they are."""
+    """Status and JSON of an answer. A body of bytes is sent unchanged."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
     try:
@@ -194,7 +194,7 @@ def bounds(lower: object, upper: object, *ids: str) -> dict[str, Any]:
 
 
 def localized(path: str, url: str, jid: str = JID) -> str:
-    """A recorded path, of this job."""
+    """A recorded path, for this job."""
     if "RESCALE" in path:
         _, history = ask(url, f"/jobs/{jid}/rescales/history")
         path = path.replace("RESCALE", history[0]["rescaleUuid"])
@@ -202,19 +202,19 @@ def localized(path: str, url: str, jid: str = JID) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# the same keys and types as a real Flink
+# keys and types of a real Flink
 
 HISTORY = {"web.adaptive-scheduler.rescale-history.size": "10", "execution.shutdown-on-application-finish": "false"}
-# Flink's location of a failure, of which Spark knows the query only.
+# Flink's location of a failure; Spark knows only the query.
 OPTIONAL = {"taskName", "endpoint", "taskManagerId"}
-# An ended or waiting job may have one where the recorded one has none, and the other way round.
+# An ended or waiting job may have one although the recorded one has none, and vice versa.
 NULLABLE = {"completed", "savepoint", "failed", "ignored", "restored", "application-id", "savepointFormat"}
 NULLABLE |= {"endTimestampInMillis", "terminalState", "terminatedReason", "stringifiedException"}
 NULLABLE |= {"preRescaleParallelism", "preRescaleSlots", "schedulerExecutionMode"}
 
 
 def differences(real: object, ours: object, at: str = "") -> list[str]:
-    """Where an answer has other keys or JSON types than the recorded one."""
+    """The keys and JSON types in which an answer differs from the recorded one."""
     name = at.rpartition(".")[2]
     if isinstance(real, dict) and isinstance(ours, dict):
         real, ours = ({re.sub(r"^[0-9a-f]{32}$", "ID", key): each[key] for key in each} for each in (real, ours))
@@ -258,7 +258,7 @@ def test_each_path_is_compared_with_flinks() -> None:
 
 
 def shape(answer: object) -> object:
-    """What an answer about metrics has, but for the numbers."""
+    """The shape of an answer about metrics, without the numbers."""
     if isinstance(answer, list):
         return [(one["id"], *one) for one in answer]
     assert isinstance(answer, dict)
@@ -268,12 +268,12 @@ def shape(answer: object) -> object:
 def is_like_flinks(path: str, real: tuple[int, Any], ours: tuple[int, Any]) -> bool:
     if "get=" in path or real[1] == [] or real[0] != 200:
         return real[0] == ours[0] and shape(real[1]) == shape(ours[1])
-    # Flink has many more names than Spark knows anything of.
+    # Flink has many more names than Spark has data for.
     return real[0] == ours[0] and bool(ours[1]) and set(shape(ours[1])) <= set(shape(real[1]))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("path", RECORDED["metrics"])
-def test_metrics_are_answered_as_flink_does(path: str, job: Job, url: str) -> None:
+def test_metrics_are_answered_as_by_flink(path: str, job: Job, url: str) -> None:
     job.shown = MEASURED
     recorded = RECORDED["metrics"][path]
     answered = ask(url, path.replace("JOB", JID).replace("VERTEX", ONE))
@@ -323,7 +323,7 @@ def test_a_real_flink_answers_as_recorded(tmp_path: Path, job: Job, url: str) ->
         assert ask(flink.rest, f"/jobs/{jid}?mode=cancel", "PATCH") == ask(url, f"/jobs/{JID}?mode=cancel", "PATCH")
 
 
-# Flink answers 500 to some mistakes, 200 to others, and takes 100 MB.
+# Flink answers 500 to some mistakes, 200 to others, and accepts 100 MB.
 BETTER = {
     "put null: PUT /jobs/JOB/resource-requirements": 400,
     "put nulls: PUT /jobs/JOB/resource-requirements": 400,
@@ -386,7 +386,7 @@ async def connected(url: str, **parameters: Any) -> AsyncIterator[FlinkApi]:
         yield await FlinkParameters(url=url, **parameters).api(shared)
 
 
-async def test_the_daemons_client_understands_each_answer(url: str) -> None:
+async def test_the_daemons_client_parses_each_answer(url: str) -> None:
     async with connected(url) as api:
         overview = await api.overview()
         assert (overview.slots_total, overview.slots_available) == (3, 0)
@@ -420,7 +420,7 @@ async def test_the_daemons_client_understands_each_answer(url: str) -> None:
 
 
 class Poll:
-    """The daemon's source, which polls the server anew each time."""
+    """The daemon's source, which polls the server again each time."""
 
     def __init__(self, job: Job, source: FlinkSource, shared: Shared) -> None:
         self.job, self._source, self._shared = job, source, shared
@@ -432,7 +432,7 @@ class Poll:
         return found
 
     async def next(self, measures: Measures | None) -> None:
-        """Show that, and let the source see it, if there is something to see."""
+        """Set this progress if any, and let the source poll it."""
         (query,) = self.job.shown.queries
         self.job.shown = replace(self.job.shown, queries=(replace(query, measures=measures),))
         self._at += timedelta(seconds=15)
@@ -449,7 +449,7 @@ async def poll(job: Job, url: str) -> AsyncIterator[Poll]:
         yield Poll(job, source, shared)
 
 
-async def test_the_daemons_source_reads_what_the_progress_of_a_query_says(poll: Poll) -> None:
+async def test_the_daemons_source_reads_the_progress_of_a_query(poll: Poll) -> None:
     await poll.next(MEASURES)
     # In 10 s it read 400 records in 8 s of work, and 40 more wait than before.
     await poll.next(replace(MEASURES, age=40.0, busy=20.0, records=1300, pending=100.0))
@@ -467,7 +467,7 @@ async def test_the_daemons_source_reads_what_the_progress_of_a_query_says(poll: 
     assert await poll("checkpoint_duration") == 1.5
 
 
-async def test_figures_grow_old_while_a_batch_runs(poll: Poll) -> None:
+async def test_readings_get_older_while_a_batch_runs(poll: Poll) -> None:
     await poll.next(MEASURES)
     await poll.next(replace(MEASURES, age=40.0, busy=20.0, records=1300))
     before = await poll("throughput")
@@ -476,7 +476,7 @@ async def test_figures_grow_old_while_a_batch_runs(poll: Poll) -> None:
 
 
 @pytest.mark.parametrize("metric", ["lag", "throughput", "saturation", "heap", "gc", "cpu"])
-async def test_what_is_not_measured_is_unknown_and_not_zero(metric: str, poll: Poll) -> None:
+async def test_unmeasured_values_are_unknown_and_not_zero(metric: str, poll: Poll) -> None:
     await poll.next(None)
     with pytest.raises(AnswerError):
         await poll(metric)
@@ -490,7 +490,7 @@ async def test_a_source_that_does_not_report_its_newest_offset_has_no_lag(poll: 
     assert await poll("throughput") == pytest.approx(40)
 
 
-def test_while_its_busy_share_is_not_known_only_that_is_missing(job: Job, url: str) -> None:
+def test_while_the_busy_share_is_unknown_only_the_busy_share_is_missing(job: Job, url: str) -> None:
     unknown = replace(MEASURES, busy_share=None)
     job.shown = replace(MEASURED, queries=(replace(MEASURED.queries[0], measures=unknown),))
     path = f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics"
@@ -500,7 +500,7 @@ def test_while_its_busy_share_is_not_known_only_that_is_missing(job: Job, url: s
     assert ask(url, f"{path}?get=numRecordsIn,busyTimeMsPerSecond") == (200, [])
 
 
-async def test_a_query_that_may_hide_a_backlog_is_not_taken_for_idle(poll: Poll, url: str) -> None:
+async def test_a_query_that_may_have_an_unreported_backlog_is_not_taken_for_idle(poll: Poll, url: str) -> None:
     await poll.next(replace(MEASURES, busy=None, busy_share=None, pending=None))
     _, names = ask(url, f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics")
     assert {one["id"].removeprefix("Source__log.") for one in names} == {
@@ -511,7 +511,7 @@ async def test_a_query_that_may_hide_a_backlog_is_not_taken_for_idle(poll: Poll,
             await poll(metric)
 
 
-def test_subtasks_share_what_a_query_reads(job: Job, url: str) -> None:
+def test_the_records_of_a_query_are_divided_among_subtasks(job: Job, url: str) -> None:
     job.shown = MEASURED
     path = f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics"
     names = "numRecordsIn,accumulateBusyTimeMs,accumulateIdleTimeMs,busyTimeMsPerSecond,Source__log.pendingRecords"
@@ -528,7 +528,7 @@ def test_subtasks_share_what_a_query_reads(job: Job, url: str) -> None:
         assert answer == ([{"id": "numRecordsIn", "sum": 300 * chosen}] if chosen else [])
 
 
-async def test_the_daemons_client_shows_what_is_wrong_with_bounds(url: str) -> None:
+async def test_the_daemons_client_shows_errors_of_bounds(url: str) -> None:
     async with connected(url) as api:
         with pytest.raises(RefusedError, match=f"lower bound .3. for job vertex .{TWO}. is higher than the upper"):
             await api.put_requirements(JID, {ONE: (3, 2), TWO: (3, 2)})
@@ -574,7 +574,7 @@ async def test_the_daemons_engine_describes_a_running_job(url: str) -> None:
         (State.CANCELED, JobState.STOPPED),
     ],
 )
-async def test_the_daemons_engine_knows_each_state(state: State, expected: JobState, job: Job, url: str) -> None:
+async def test_the_daemons_engine_recognizes_each_state(state: State, expected: JobState, job: Job, url: str) -> None:
     running = state in {State.EXECUTING, State.STOPPING}
     job.shown = replace(
         RUNNING,
@@ -603,7 +603,7 @@ async def test_a_query_without_a_slot_does_not_run(job: Job, url: str) -> None:
     assert [each["status"] for each in shown["vertices"]] == ["SCHEDULED", "RUNNING"]
 
 
-async def test_a_query_that_has_come_to_its_end_is_no_harm(job: Job, url: str) -> None:
+async def test_a_finished_query_does_no_harm(job: Job, url: str) -> None:
     job.shown = replace(RUNNING, queries=(replace(RUNNING.queries[0], active=False), RUNNING.queries[1]))
     async with engine(url) as live:
         assert (await live.describe()).job is JobState.RUNNING
@@ -612,7 +612,7 @@ async def test_a_query_that_has_come_to_its_end_is_no_harm(job: Job, url: str) -
 async def test_the_daemons_doctor_finds_the_adaptive_scheduler_and_no_error(url: str) -> None:
     async with engine(url) as live:
         findings = await live.diagnose()
-    # Not high-availability.type: a driver that is started again goes on from the checkpoint.
+    # Not high-availability.type: a restarted driver continues from the checkpoint.
     assert {each.subject for each in findings} == {
         "scheduler-mode",
         "heartbeat.timeout",
@@ -621,7 +621,7 @@ async def test_the_daemons_doctor_finds_the_adaptive_scheduler_and_no_error(url:
     assert all(each.severity is Severity.WARNING for each in findings)
 
 
-async def test_without_a_setting_the_interval_is_that_of_the_commits(job: Job, url: str) -> None:
+async def test_without_a_configured_interval_it_is_that_of_the_commits(job: Job, url: str) -> None:
     job.shown = replace(RUNNING, settings={})
     async with connected(url) as api:
         checkpointing = await api.checkpoint_config(JID)
@@ -657,7 +657,7 @@ async def test_the_daemons_target_waits_for_queries_that_are_not_known_yet(job: 
             await live.describe()
 
 
-async def test_the_daemons_target_says_that_a_job_has_ended(job: Job, url: str) -> None:
+async def test_the_daemons_target_reports_that_a_job_has_ended(job: Job, url: str) -> None:
     job.shown = FINISHED
     async with target(url, job="counting") as live:
         with pytest.raises(AnswerError, match=r"has ended \(FINISHED\)"):
@@ -730,7 +730,7 @@ def test_bounds_that_cannot_be_set_are_refused(body: object, message: str, job: 
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json"}])
-def test_bounds_are_set_whatever_the_content_is_called(headers: dict[str, str], job: Job, url: str) -> None:
+def test_bounds_are_set_whatever_the_content_type(headers: dict[str, str], job: Job, url: str) -> None:
     assert ask(url, f"/jobs/{JID}/resource-requirements", "PUT", bounds(1, 2), headers) == (200, {})
     assert job.required == [{ONE: Bounds(1, 2), TWO: Bounds(1, 2)}]
     assert ask(url, f"/jobs/{JID}/resource-requirements") == (200, bounds(1, 2))
@@ -751,7 +751,7 @@ def test_a_body_above_a_megabyte_is_refused(size: int, job: Job, url: str) -> No
     assert ask(url, "/overview")[0] == 200
 
 
-def test_a_body_that_does_not_come_is_given_up(job: Job, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_times_out(job: Job, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "BODY_TIMEOUT", 0.05)
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
@@ -761,7 +761,7 @@ def test_a_body_that_does_not_come_is_given_up(job: Job, url: str, monkeypatch: 
 
 
 def closes(connection: socket.socket) -> bool:
-    """Whether the server ends the connection."""
+    """Whether the server closes the connection."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -771,7 +771,7 @@ def closes(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /overview HT", b"GET /overview HTTP/1.1\r\nHost: local"])
-def test_a_client_that_sends_no_whole_request_is_disconnected(
+def test_a_client_that_sends_an_incomplete_request_is_disconnected(
     sent: bytes, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.1)
@@ -781,7 +781,7 @@ def test_a_client_that_sends_no_whole_request_is_disconnected(
         assert closes(connection)
 
 
-def test_a_connection_is_kept_for_a_while(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_stays_open_for_a_while(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connections, "KEEP_ALIVE", 0.1)
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
@@ -790,7 +790,7 @@ def test_a_connection_is_kept_for_a_while(url: str, monkeypatch: pytest.MonkeyPa
         assert closes(connection)
 
 
-def test_clients_that_do_nothing_do_not_keep_others_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_clients_do_not_block_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
     with serving(job) as url, contextlib.ExitStack() as stack:
         parts = urlsplit(url)
@@ -816,7 +816,7 @@ def test_a_job_is_stopped_with_a_last_commit(job: Job, url: str) -> None:
     )
 
 
-def test_a_stop_that_ended_in_a_failure_says_why(job: Job, url: str) -> None:
+def test_a_stop_that_failed_reports_the_reason(job: Job, url: str) -> None:
     job.stops[TRIGGER] = True
     job.shown = replace(FINISHED, state=State.FAILED)
     _, answer = ask(url, f"/jobs/{JID}/savepoints/{TRIGGER}")
@@ -824,7 +824,7 @@ def test_a_stop_that_ended_in_a_failure_says_why(job: Job, url: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"text", [], {"drain": "maybe"}, {"drain": True}, {"targetDirectory": 3}])
-def test_a_stop_that_is_not_understood_is_refused(body: object, job: Job, url: str) -> None:
+def test_an_invalid_stop_request_is_refused(body: object, job: Job, url: str) -> None:
     status, answer = ask(url, f"/jobs/{JID}/stop", "POST", body)
     assert (status, list(answer)) == (400, ["errors"])
     assert not job.stops
@@ -839,7 +839,7 @@ def test_a_job_is_cancelled(job: Job, url: str) -> None:
     assert job.cancelled == 2
 
 
-def test_what_has_ended_is_not_changed(job: Job, url: str) -> None:
+def test_an_ended_job_is_not_changed(job: Job, url: str) -> None:
     job.shown = FINISHED
     for path, method in (("/resource-requirements", "PUT"), ("/stop", "POST"), ("?mode=cancel", "PATCH")):
         status, answer = ask(url, f"/jobs/{JID}{path}", method, bounds(1, 2) if method == "PUT" else None)
@@ -869,7 +869,9 @@ def test_a_change_needs_the_token(path: str, method: str, body: object, job: Job
 
 
 @pytest.mark.parametrize(("path", "method", "body"), CHANGES)
-def test_without_a_token_only_loopback_may_change(path: str, method: str, body: object, job: Job) -> None:
+def test_without_a_token_only_loopback_clients_may_change_something(
+    path: str, method: str, body: object, job: Job
+) -> None:
     with serving(job, "0.0.0.0:0") as url:
         local = url.replace("0.0.0.0", "127.0.0.1")
         assert ask(local, "/overview")[0] == 200
@@ -913,7 +915,7 @@ def test_web_pages_of_other_sites_change_nothing(job: Job, url: str) -> None:
         ("/" + "a" * 3000, 404, "Unable to load"),
     ],
 )
-def test_what_is_not_there_says_what_to_do(path: str, status: int, message: str, url: str) -> None:
+def test_the_error_for_an_unknown_path_says_what_to_do(path: str, status: int, message: str, url: str) -> None:
     answered, answer = ask(url, path)
     assert answered == status
     assert message in answer["errors"][0]
@@ -925,11 +927,11 @@ def test_paths_may_have_a_version_and_a_slash(url: str) -> None:
         assert ask(url, path)[1]["taskmanagers"] == 2
 
 
-def test_metrics_of_an_unknown_job_are_none(url: str) -> None:
+def test_an_unknown_job_has_no_metrics(url: str) -> None:
     assert ask(url, f"/jobs/{NOBODY}/metrics?get=uptime") == (200, [])
 
 
-def test_failures_are_the_newest_first_and_as_many_as_asked_for(job: Job, url: str) -> None:
+def test_failures_are_listed_newest_first_up_to_the_requested_number(job: Job, url: str) -> None:
     failures = tuple(Failure(at=BEGAN + n, query=None, error="E", text=str(n)) for n in range(25))
     job.shown = replace(RUNNING, failures=failures)
     _, answer = ask(url, f"/jobs/{JID}/exceptions")
@@ -951,7 +953,7 @@ def test_free_slots_are_those_that_the_job_does_not_use(job: Job, url: str) -> N
 # rescales
 
 
-def test_the_timeline_is_flinks_history_of_rescales(url: str) -> None:
+def test_the_timeline_is_shown_as_flinks_history_of_rescales(url: str) -> None:
     _, history = ask(url, f"/jobs/{JID}/rescales/history")
     assert [(one["triggerCause"], one["terminalState"], one["rescaleAttemptId"]) for one in history] == [
         ("RECOVERABLE_FAILOVER", "COMPLETED", 3),
@@ -974,7 +976,7 @@ def test_the_timeline_is_flinks_history_of_rescales(url: str) -> None:
     assert details["vertices"][TWO]["preRescaleParallelism"] == 3, "its upper bound"
 
 
-def test_the_reason_of_each_step_is_shown(url: str) -> None:
+def test_the_reason_for_each_step_is_shown(url: str) -> None:
     _, answer = ask(url, f"/jobs/{JID}/rescales")
     assert answer["rescalesCounts"] == {"ignored": 0, "inProgress": 0, "completed": 3, "failed": 0}
     assert [(one["state"], one["why"]) for one in answer["timeline"] if one["state"] == "restarting"] == [
@@ -988,7 +990,7 @@ def test_the_reason_of_each_step_is_shown(url: str) -> None:
     [
         ((step(70, State.RESTARTING, 3, before=3, after=1),), "UPDATE_REQUIREMENT", None),
         ((step(70, State.RESTARTING, 5, before=3, after=5),), "NEW_RESOURCE_AVAILABLE", None),
-        # to have its state repartitioned, and that is done
+        # for a repartitioning of its state, which is done
         (
             (step(70, State.RESTARTING, 3, before=3, after=3), step(71, State.RESTARTING, 3, before=3, after=3)),
             "NEW_RESOURCE_AVAILABLE",
@@ -1027,7 +1029,9 @@ def test_the_reason_of_each_step_is_shown(url: str) -> None:
         ),
     ],
 )
-def test_why_a_rescale_began_and_ended(more: tuple[Step, ...], cause: str, reason: str | None) -> None:
+def test_the_reasons_for_the_start_and_the_end_of_a_rescale(
+    more: tuple[Step, ...], cause: str, reason: str | None
+) -> None:
     found = rescales(replace(RUNNING, timeline=(*TIMELINE, *more)))
     assert (found[-1].cause, found[-1].reason) == (cause, reason)
     if len(found) > 4:
@@ -1051,7 +1055,7 @@ def test_a_rescale_whose_build_raised_has_failed(last: State, failures: int, job
     assert details["schedulerStates"][-1]["stringifiedException"] == ("ValueError: no such topic" if failures else None)
 
 
-def test_attempts_are_counted_anew_for_new_bounds() -> None:
+def test_attempts_are_counted_again_for_new_bounds() -> None:
     more = (
         step(70, State.RESTARTING, 3, before=3, after=1),
         step(71, State.EXECUTING, 3, after=1),
@@ -1061,7 +1065,7 @@ def test_attempts_are_counted_anew_for_new_bounds() -> None:
     assert [(one.requirements, one.attempt) for one in found] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]
 
 
-def test_durations_are_summarized_as_flink_does() -> None:
+def test_durations_are_summarized_as_by_flink() -> None:
     shown = statistics([6190, 28])
     assert shown == {
         "min": 28,
@@ -1076,7 +1080,7 @@ def test_durations_are_summarized_as_flink_does() -> None:
 # the server
 
 
-def test_an_error_of_the_job_is_an_answer_and_nothing_else(
+def test_an_exception_of_the_job_becomes_an_answer_and_has_no_other_effect(
     job: Job, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job.error = RuntimeError("no snapshot")
@@ -1088,13 +1092,13 @@ def test_an_error_of_the_job_is_an_answer_and_nothing_else(
     assert ask(url, "/overview")[0] == 200
 
 
-def test_numbers_that_are_no_json_are_an_error(job: Job, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_json_lacks_are_an_error(job: Job, url: str, caplog: pytest.LogCaptureFixture) -> None:
     job.shown = replace(RUNNING, now=float("nan"))
     with caplog.at_level(logging.CRITICAL, "autoscaler.injob.reactive.rest"):
         assert ask(url, "/jobs/overview")[0] == 500
 
 
-def test_a_port_in_use_is_said(job: Job) -> None:
+def test_a_port_in_use_is_reported(job: Job) -> None:
     with serving(job) as url:
         port = urlsplit(url).port
         with pytest.raises(OSError, match=f"rest: 127.0.0.1:{port} cannot be listened on: .* Choose another port"):
@@ -1102,7 +1106,7 @@ def test_a_port_in_use_is_said(job: Job) -> None:
 
 
 @pytest.mark.parametrize("listen", ["", "8081", ":8081", "localhost", "localhost:", "localhost:x", "localhost:65536"])
-def test_an_address_that_is_none_is_refused(listen: str, job: Job) -> None:
+def test_an_invalid_address_is_refused(listen: str, job: Job) -> None:
     with pytest.raises(ValueError, match="expected host:port such as"):
         Server(job, listen)
 
@@ -1159,6 +1163,6 @@ async def test_many_clients_are_answered_at_once(url: str) -> None:
         ("[::1]:8081", 200),
     ],
 )
-def test_a_page_whose_name_leads_to_this_machine_reads_nothing(host: str, status: int, job: Job) -> None:
+def test_a_page_whose_host_name_resolves_to_this_machine_reads_nothing(host: str, status: int, job: Job) -> None:
     with serving(job) as url:
         assert ask(url, "/jobs", "GET", None, {"Host": host})[0] == status

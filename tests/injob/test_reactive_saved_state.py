@@ -1,4 +1,4 @@
-"""What a job keeps for a driver that is started again."""
+"""The state that a job saves for a restarted driver."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ONE = Kept(
 
 
 @given(KEPT.filter(lambda kept: all(one.upper <= 1 << 15 for one in kept.bounds.values())))
-def test_what_was_kept_is_read_as_it_was(kept: Kept) -> None:
+def test_saved_state_is_read_back_equal(kept: Kept) -> None:
     assert decode(encode(kept)) == kept
 
 
@@ -93,13 +93,13 @@ def changed(**changes: Any) -> bytes:
         (changed(declared=[1, 1 << 20]), "are no bounds"),
     ],
 )
-def test_a_file_that_is_damaged_or_newer_is_refused_with_why(text: bytes, says: str) -> None:
+def test_a_damaged_or_newer_file_is_refused_with_the_reason(text: bytes, says: str) -> None:
     with pytest.raises(KeptError, match=says):
         decode(text)
 
 
 @pytest.mark.e2e
-def test_a_file_is_replaced_and_a_half_finished_replacement_is_read(spark: Any, tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_and_a_half_finished_replacement_is_read(spark: Any, tmp_path: Path) -> None:
     file = KeptFile(spark, f"file:{tmp_path}/")
     assert file.read() is None
     for kept in (ONE, Kept(declared=Bounds(1, 2))):
@@ -111,14 +111,14 @@ def test_a_file_is_replaced_and_a_half_finished_replacement_is_read(spark: Any, 
 
 
 @pytest.mark.e2e
-def test_a_file_of_any_size_is_not_read(spark: Any, tmp_path: Path) -> None:
+def test_a_file_of_excessive_size_is_not_read(spark: Any, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b" " * (MAX_BYTES + 1))
     with pytest.raises(KeptError, match="8388608 are the most"):
         KeptFile(spark, str(tmp_path)).read()
 
 
 def finished(spark: Any, directory: Path, **options: Any) -> ReactiveJob:
-    """A job that has run on a checkpoint until there was nothing more to read."""
+    """A job that has run on a checkpoint until everything was read."""
     job = ReactiveJob(spark, counting(directory, availableNow=True), **options)
     assert job.run() is State.FINISHED
     return job
@@ -138,7 +138,7 @@ def test_the_next_driver_continues_the_timeline_under_the_same_id(spark: Any, tm
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("text", [b"no JSON", encode(ONE).replace(b'"format": 1', b'"format": 2')])
-def test_a_file_that_cannot_be_used_costs_nothing_but_the_history(
+def test_an_unusable_file_costs_only_the_history(
     spark: Any, tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / NAME).write_bytes(text)
@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_used_costs_nothing_but_the_history(
 
 
 @pytest.mark.e2e
-def test_a_file_that_cannot_be_written_is_logged_once_and_the_job_goes_on(
+def test_a_file_that_cannot_be_written_is_logged_once_and_the_job_continues(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def write(*_: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_the_job_goes_on(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("least", "bounds"), [(1, Bounds(1, 1)), (2, Bounds(2, MAX_PARALLELISM))])
-def test_bounds_that_were_put_hold_again_unless_the_job_declares_other_ones(
+def test_saved_bounds_hold_again_unless_the_job_declares_others(
     spark: Any, tmp_path: Path, least: int, bounds: Bounds
 ) -> None:
     query = finished(spark, tmp_path).snapshot().queries[0].id
@@ -186,7 +186,7 @@ def test_bounds_that_were_put_hold_again_unless_the_job_declares_other_ones(
 
 @contextmanager
 def driver(place: Path, number: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver that has shown itself; it is killed in the end, with its JVM."""
+    """A running driver that has written its state; at the end it is killed, with its JVM."""
     script = Path(__file__).with_name("killed_driver.py")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with (place / f"{number}.log").open("w") as log:
@@ -207,7 +207,7 @@ def driver(place: Path, number: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def shown(place: Path, number: str) -> dict[str, Any]:
-    """What a driver has shown before it was killed."""
+    """The state that a driver wrote before it was killed."""
     with driver(place, number):
         pass
     return dict(json.loads((place / number).read_text()))
@@ -215,7 +215,7 @@ def shown(place: Path, number: str) -> dict[str, Any]:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_a_job_whose_jvm_is_killed_fails_and_says_so(tmp_path: Path) -> None:
+def test_a_job_whose_jvm_is_killed_fails_and_reports_it(tmp_path: Path) -> None:
     with driver(tmp_path, "first") as process:
         for child in psutil.Process(process.pid).children(recursive=True):
             if "java" in child.name():
@@ -227,7 +227,7 @@ def test_a_job_whose_jvm_is_killed_fails_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_a_driver_that_is_killed_is_seen_in_the_timeline_of_the_next(tmp_path: Path) -> None:
+def test_a_killed_driver_is_visible_in_the_timeline_of_the_next(tmp_path: Path) -> None:
     began = time.time()
     first, second = shown(tmp_path, "first"), shown(tmp_path, "second")
     assert second["id"] == first["id"]

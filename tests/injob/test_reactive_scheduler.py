@@ -1,4 +1,4 @@
-"""The state machine of a reactive job: each state, each way from one to another, and why."""
+"""The state machine of a reactive job: each state, each transition, and its reason."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(lower: int = 1, upper: int = 8, **changes: Any) -> FlinkSettings:
 
 
 class Job:
-    """A scheduler that is played with, and what it has asked for."""
+    """A scheduler under test, and its actions."""
 
     def __init__(self, choice: Choice = RESTART, **changes: Any) -> None:
         self.scheduler = Scheduler(settings=settings(**changes))
@@ -83,7 +83,7 @@ def executing(slots: int = 2, choice: Choice = RESTART, **changes: Any) -> Job:
 # Starting
 
 
-def test_a_job_waits_for_the_slots_that_it_needs_and_starts_with_what_is_there() -> None:
+def test_a_job_waits_for_its_required_slots_and_starts_with_the_available_ones() -> None:
     job = Job(lower=2, upper=8)
     assert job.play(Passed(0), Slots(5, 1), Passed(1000)) is State.WAITING_FOR_RESOURCES
     assert job.actions == []
@@ -98,13 +98,13 @@ def test_a_job_waits_for_the_slots_that_it_needs_and_starts_with_what_is_there()
     assert [(step.before, step.after, step.took) for step in job.steps] == [(0, 0, 0.0), (0, 3, 1010.0), (3, 3, 1.0)]
 
 
-def test_it_takes_no_more_slots_than_it_may() -> None:
+def test_it_uses_no_more_slots_than_allowed() -> None:
     job = Job(upper=2)
     job.play(Slots(0, 5))
     assert job.actions == [Build(2)]
 
 
-def test_a_job_that_must_not_wait_for_ever_fails_without_slots() -> None:
+def test_a_job_with_a_resource_timeout_fails_without_slots() -> None:
     job = Job(lower=2, resource_wait=60.0)
     assert job.play(Slots(0, 1), Passed(59)) is State.WAITING_FOR_RESOURCES
     assert job.play(Passed(60)) is State.FAILED
@@ -112,17 +112,17 @@ def test_a_job_that_must_not_wait_for_ever_fails_without_slots() -> None:
     assert job.actions == []
 
 
-def test_fewer_needed_slots_start_a_job_that_waits() -> None:
+def test_lowering_the_required_slots_starts_a_waiting_job() -> None:
     job = Job(lower=4)
     assert job.play(Slots(0, 2)) is State.WAITING_FOR_RESOURCES
     assert job.play(Required(1, Bounds(2, 3))) is State.CREATING
     assert job.actions == [Build(2)]
 
 
-# Using what comes
+# Using new slots
 
 
-def test_added_slots_restart_the_queries_at_a_commit_where_that_pays() -> None:
+def test_added_slots_restart_the_queries_at_a_commit_if_that_pays() -> None:
     job = executing(2)
     assert job.play(Slots(10, 4)) is State.EXECUTING
     assert job.play(Committed(12)) is State.RESTARTING
@@ -134,7 +134,7 @@ def test_added_slots_restart_the_queries_at_a_commit_where_that_pays() -> None:
     assert job.scheduler.restarts == 1
 
 
-def test_added_slots_that_the_next_batch_uses_restart_nothing() -> None:
+def test_added_slots_that_the_next_batch_uses_cause_no_restart() -> None:
     job = executing(2, GO_ON)
     assert job.play(Slots(10, 4), Committed(12), Passed(100)) is State.EXECUTING
     assert job.actions == []
@@ -165,7 +165,7 @@ def test_state_is_not_repartitioned_while_the_job_does_something_else() -> None:
     assert job.play(Stopped(11), Passed(20), Built(21)) is State.EXECUTING
 
 
-def test_a_rescale_waits_until_enough_is_known() -> None:
+def test_a_rescale_waits_until_enough_batches_have_run() -> None:
     job = executing(2, WAIT)
     assert job.play(Slots(10, 4), Committed(12), Passed(30)) is State.EXECUTING
     assert job.steps == []
@@ -173,7 +173,7 @@ def test_a_rescale_waits_until_enough_is_known() -> None:
     assert job.play(Committed(31)) is State.RESTARTING
 
 
-def test_a_rescale_is_taken_only_within_a_time_after_a_commit() -> None:
+def test_a_rescale_happens_only_within_a_time_after_a_commit() -> None:
     job = executing(2)
     job.scheduler = replace(job.scheduler, max_commit_age=5.0)
     assert job.play(Slots(10, 4), Passed(20)) is State.EXECUTING, "nothing was committed"
@@ -203,16 +203,16 @@ def test_a_failure_is_handled_while_a_rescale_waits() -> None:
     assert job.steps[-1].why == "the query a failed"
 
 
-def test_slots_that_come_and_go_while_the_queries_are_stopped_count_when_they_start() -> None:
+def test_slots_that_come_and_go_while_the_queries_are_stopped_count_at_their_start() -> None:
     job = executing(4)
     job.play(Slots(10, 6), Committed(12), Slots(12.5, 3), Stopped(13))
     assert job.actions == [StopQueries(last_commit=True), Build(3)]
 
 
-# Losing what goes
+# Losing slots
 
 
-def test_the_queries_go_on_without_a_lost_executor_while_enough_are_left() -> None:
+def test_the_queries_continue_without_a_lost_executor_while_enough_are_left() -> None:
     job = executing(4, lower=2)
     assert job.play(Slots(10, 2)) is State.EXECUTING
     assert job.actions == []
@@ -230,7 +230,7 @@ def test_too_few_slots_stop_the_queries_until_there_are_enough() -> None:
     assert job.actions[1:] == [Build(2)]
 
 
-def test_a_loss_of_all_while_restarting_waits_for_slots() -> None:
+def test_a_loss_of_all_slots_during_a_restart_waits_for_slots() -> None:
     job = executing(2)
     job.play(Failed(10, "x"), Slots(10.1, 0), Stopped(10.2))
     assert job.play(Passed(20)) is State.WAITING_FOR_RESOURCES
@@ -255,7 +255,7 @@ def test_a_failed_query_is_restarted_with_growing_delays() -> None:
     assert job.scheduler.restarts == 4
 
 
-def test_what_a_restart_cannot_mend_fails_for_good() -> None:
+def test_a_failure_that_a_restart_cannot_fix_is_permanent() -> None:
     job = executing(2)
     assert job.play(Failed(10, "`build` failed", permanent=True)) is State.FAILING
     assert job.actions == [StopQueries(last_commit=False)]
@@ -264,7 +264,7 @@ def test_what_a_restart_cannot_mend_fails_for_good() -> None:
     assert job.scheduler.wakes_at == math.inf
 
 
-def test_a_build_that_fails_is_tried_again_after_a_delay() -> None:
+def test_a_failed_build_is_repeated_after_a_delay() -> None:
     job = Job()
     job.play(Slots(0, 1), Failed(1, "`build` failed"))
     assert job.states() == [State.WAITING_FOR_RESOURCES, State.CREATING, State.RESTARTING]
@@ -304,7 +304,7 @@ def test_a_job_ends_once_its_queries_are_stopped(event: Event, until: State, las
 
 
 @pytest.mark.parametrize(("event", "last"), [(StopAsked(10), State.FINISHED), (CancelAsked(10), State.CANCELED)])
-def test_a_job_that_waits_ends_at_once(event: Event, last: State) -> None:
+def test_a_waiting_job_ends_at_once(event: Event, last: State) -> None:
     job = Job(lower=2)
     job.play(Passed(0))
     assert job.play(event) is last
@@ -365,7 +365,7 @@ def transitions(before: State, steps: Sequence[Step]) -> set[tuple[State, State]
     return set(pairwise(states))
 
 
-def test_every_way_from_state_to_state_is_on_the_page_and_every_one_on_the_page_is_taken() -> None:
+def test_the_transitions_are_exactly_those_of_the_page() -> None:
     taken: set[tuple[State, State]] = set()
     for choice, changes, events in STORIES:
         job = Job(choice, **changes)
@@ -417,7 +417,7 @@ def test_in_any_order_of_events_no_state_is_wrong(
         at += later
         job.choice = choice
         event = make(at)
-        # The driver answers what it is asked for, and nothing else.
+        # The driver answers its requests, and nothing else.
         if (isinstance(event, Built) and not building) or (isinstance(event, Stopped) and not stopping):
             event = Passed(at)
         if building and not isinstance(event, Built | Failed):
@@ -478,7 +478,7 @@ def measured(**changes: Any) -> Measured:
         ({"held": ("a",), "batches": 1}, None, "1 of 2 batches"),
     ],
 )
-def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(
+def test_a_restart_is_chosen_for_slots_that_the_next_batch_does_not_use(
     changes: dict[str, Any], restart: bool | None, says: str
 ) -> None:
     choice = choose(measured(**changes))
@@ -501,7 +501,7 @@ def test_a_restart_is_chosen_for_what_the_next_batch_does_not_use(
         (" \n", "no error message"),
     ],
 )
-def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line: str) -> None:
+def test_the_cause_of_an_error_is_the_line_with_the_message(text: str, line: str) -> None:
     assert cause(text) == line
 
 
@@ -519,5 +519,5 @@ def test_an_error_is_shown_by_the_line_that_says_what_was_wrong(text: str, line:
         ("ConnectionError", "kafka is away", False),
     ],
 )
-def test_a_restart_is_not_tried_for_what_it_does_not_fix(error: str, text: str, permanent: bool) -> None:
+def test_errors_that_a_restart_does_not_fix_are_permanent(error: str, text: str, permanent: bool) -> None:
     assert is_permanent(error, text) is permanent

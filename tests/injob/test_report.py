@@ -1,4 +1,4 @@
-"""The report without Spark: a session that only hands out what the report asks of it."""
+"""The report without Spark: a fake session with only the data that the report uses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Streams:
 
 
 class Session:
-    """As much of a SparkSession as the report uses."""
+    """The part of a SparkSession that the report uses."""
 
     def __init__(self, application: str = "app-1") -> None:
         settings = {"spark.master": "spark://m:7077", "spark.hadoop.fs.s3a.secret.key": "hush", "spark.cores.max": "4"}
@@ -131,7 +131,7 @@ def test_the_progress_of_spark_is_served(start: Callable[..., Reporter]) -> None
         ({}, None),
     ],
 )
-def test_a_query_works_while_a_batch_with_data_runs_and_no_longer_when_it_has_ended(
+def test_a_query_is_working_while_a_batch_with_data_runs_and_no_longer_after_its_end(
     start: Callable[..., Reporter], status: dict[str, bool], working: bool | None
 ) -> None:
     session = Session()
@@ -151,7 +151,7 @@ def of_files(number: int, rows: int, run: str = "r") -> str:
     return json.dumps({**FILES, "runId": run, "batchId": number, "numInputRows": rows, "sources": [source]})
 
 
-def test_a_job_may_count_what_waits_in_its_own_source(start: Callable[..., Reporter]) -> None:
+def test_a_job_may_count_the_backlog_of_its_own_source(start: Callable[..., Reporter]) -> None:
     waits = iter([9, 4, 0, 5])
     asked: list[int] = []
 
@@ -176,21 +176,21 @@ def test_a_job_may_count_what_waits_in_its_own_source(start: Callable[..., Repor
     "waiting",
     [lambda _: None, lambda _: 1 / 0, *(lambda _, count=count: count for count in (-1, 5.0, math.nan, "5", 1 << 64))],
 )
-def test_what_a_job_cannot_count_is_not_invented(start: Callable[..., Reporter], waiting: Any) -> None:
+def test_a_count_that_fails_is_not_invented(start: Callable[..., Reporter], waiting: Any) -> None:
     reporter = start(Session(), waiting=waiting)
     reporter.on_progress(of_files(0, 3))
     (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
     assert (source["end"], source["latest"]) == (3, None)
 
 
-def test_a_count_of_numpy_is_a_number(start: Callable[..., Reporter]) -> None:
+def test_a_numpy_integer_is_a_valid_count(start: Callable[..., Reporter]) -> None:
     reporter = start(Session(), waiting=lambda _: np.int64(4))
     reporter.on_progress(of_files(0, 3))
     (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
     assert (source["end"], source["latest"]) == (3, 7)
 
 
-def test_a_newest_offset_that_is_reported_is_used(start: Callable[..., Reporter]) -> None:
+def test_a_reported_newest_offset_is_used(start: Callable[..., Reporter]) -> None:
     reporter = start(Session(), waiting=lambda _: 5)
     reporter.on_progress(progress(13))
     assert get(reporter)["queries"][0]["progress"][0]["sources"] == trim(json.loads(progress(13)), 0.0)["sources"]
@@ -290,7 +290,7 @@ TASK_GROUP = """  + Exception Group Traceback (most recent call last):
         ("\n ", "no error message"),
     ],
 )
-def test_the_reason_of_a_failed_query_is_one_line(start: Callable[..., Reporter], exception: str, why: str) -> None:
+def test_the_reason_for_a_failed_query_is_one_line(start: Callable[..., Reporter], exception: str, why: str) -> None:
     reporter = start(Session())
     reporter.on_terminated("q", "r", exception)
     (query,) = get(reporter)["queries"]
@@ -315,7 +315,7 @@ def test_only_the_last_batches_are_kept(start: Callable[..., Reporter]) -> None:
     assert [batch["batchId"] for batch in query["progress"]] == [15, 16, 17, 18, 19]
 
 
-def test_a_job_that_restarts_its_query_forever_does_not_grow(start: Callable[..., Reporter]) -> None:
+def test_a_job_that_restarts_its_query_forever_does_not_use_more_memory(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     for number in range(200):
         reporter.on_started("id", f"run-{number}", "q")
@@ -331,7 +331,7 @@ def test_a_job_that_restarts_its_query_forever_does_not_grow(start: Callable[...
     assert get(reporter)["queries"][-1]["restarts"] == 0
 
 
-def test_calling_it_twice_gives_the_same_reporter_and_a_new_application_a_new_one(
+def test_a_second_call_returns_the_same_reporter_and_a_new_application_gets_a_new_one(
     start: Callable[..., Reporter],
 ) -> None:
     session = Session()
@@ -356,7 +356,7 @@ def test_stopping_frees_the_port_and_the_listener(start: Callable[..., Reporter]
     assert again.port == port
 
 
-def test_a_taken_port_does_not_stop_the_job_and_is_taken_over_when_free(
+def test_a_port_in_use_does_not_stop_the_job_and_is_used_once_it_is_free(
     start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -397,7 +397,7 @@ def test_other_paths_are_not_found_and_health_is_served(start: Callable[..., Rep
     raised.value.close()
 
 
-def test_it_listens_on_an_address_of_ipv6(start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture) -> None:
+def test_it_listens_on_an_ipv6_address(start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -409,7 +409,7 @@ def test_it_listens_on_an_address_of_ipv6(start: Callable[..., Reporter], caplog
         assert response.status == 200
 
 
-def test_a_silent_client_does_not_keep_others_waiting(start: Callable[..., Reporter]) -> None:
+def test_a_silent_client_does_not_block_others(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     with socket.create_connection(("127.0.0.1", reporter.port or 0)) as silent:
         silent.send(b"GET /v1/pro")
@@ -421,14 +421,14 @@ def test_a_silent_client_does_not_keep_others_waiting(start: Callable[..., Repor
     [
         ({"port": 70000}, None, "port must be a number from 0 to 65535, not 70000"),
         ({"port": "http"}, None, "port must be a number from 0 to 65535, not 'http'"),
-        # what Kubernetes puts there for a service that is called autoscaler-report
+        # set by Kubernetes for a service that is called autoscaler-report
         ({"port": None}, "tcp://10.0.0.1:4050", "AUTOSCALER_REPORT_PORT must be a port number, not 'tcp://10"),
         ({"port": None}, "-1", "AUTOSCALER_REPORT_PORT must be a number from 0 to 65535, not -1"),
         ({"port": 0, "batches": 2}, None, "batches must be a number of at least 3, not 2"),
         ({"port": 0, "batches": None}, None, "batches must be a number of at least 3, not None"),
     ],
 )
-def test_a_wrong_parameter_is_logged_and_does_not_stop_the_job(
+def test_an_invalid_parameter_is_logged_and_does_not_stop_the_job(
     start: Callable[..., Reporter],
     parameters: dict[str, Any],
     environment: str | None,
@@ -477,7 +477,7 @@ class _Refusing(Streams):
     [None, object(), SimpleNamespace(sparkContext=SimpleNamespace()), "refusing"],
     ids=["none", "object", "half", "refusing"],
 )
-def test_whatever_spark_raises_stays_in_the_log(
+def test_exceptions_of_spark_are_only_logged(
     start: Callable[..., Reporter], session: Any, caplog: pytest.LogCaptureFixture, unused_tcp_port: int
 ) -> None:
     if session == "refusing":
@@ -497,8 +497,8 @@ def test_an_invalid_host_is_an_error_in_the_log(
     assert "cannot serve the report on" in caplog.text
 
 
-def test_a_forked_child_lets_go_of_the_port() -> None:
-    """A job may fork (multiprocessing); its children outlive it and must not keep its port."""
+def test_a_forked_child_releases_the_port() -> None:
+    """A job may fork (multiprocessing); its children outlive it and must not keep its port open."""
     code = """
 import os, socket, sys, time
 from tests.injob.test_report import Session
@@ -532,7 +532,7 @@ other.stop()
     assert done.returncode == 0, done.stderr
 
 
-def test_too_many_clients_are_rejected_and_a_disconnected_one_is_not_logged(
+def test_excess_clients_are_rejected_and_a_disconnected_one_is_not_logged(
     start: Callable[..., Reporter], capfd: pytest.CaptureFixture[str]
 ) -> None:
     reporter = start(Session())
@@ -542,7 +542,7 @@ def test_too_many_clients_are_rejected_and_a_disconnected_one_is_not_logged(
         assert late.recv(1) == b"", "turned away"
     assert threading.active_count() <= before + MAX_CLIENTS
     for client in silent:
-        # A reset in the middle of a request is what a daemon leaves behind whose time is over.
+        # A daemon whose request times out leaves such a reset in the middle of a request.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.send(b"GET /v1/progress HTTP/1.1\r\n\r\n" * 50)
         client.close()
@@ -564,7 +564,7 @@ def test_the_port_comes_from_the_environment(
     assert start(Session(), port=None).port == unused_tcp_port
 
 
-def test_importing_it_costs_the_job_nothing_heavy() -> None:
+def test_importing_it_loads_no_heavy_modules() -> None:
     code = (
         "import sys; before = set(sys.modules); import autoscaler.injob; "
         "heavy = {'aiohttp', 'pydantic', 'yaml', 'tenacity', 'pyspark', 'rich', 'asyncio'} & set(sys.modules); "
@@ -596,7 +596,7 @@ def test_importing_it_costs_the_job_nothing_heavy() -> None:
         (True, None, None),
     ],
 )
-def test_offsets_are_summed_or_unknown_never_guessed(offset: object, sum_: int | None, count: int | None) -> None:
+def test_offsets_are_summed_or_unknown_but_never_guessed(offset: object, sum_: int | None, count: int | None) -> None:
     assert total(offset) == sum_
     assert partitions(offset) == count
 
@@ -621,7 +621,7 @@ def test_whatever_a_source_writes_the_report_can_be_read(offset: dict[str, int])
     assert TypeAdapter(Batch).validate_json(json.dumps(entry)).number == PROGRESS["batchId"]
 
 
-def test_events_and_polls_from_many_threads_do_not_disturb_each_other(start: Callable[..., Reporter]) -> None:
+def test_events_and_polls_from_many_threads_do_not_interfere(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     failed: list[BaseException] = []
 
@@ -662,7 +662,7 @@ def test_a_batch_and_a_poll_cost_less_than_a_millisecond(start: Callable[..., Re
     assert per_poll < 1e-3
 
 
-def test_trimming_keeps_what_is_needed_and_no_more() -> None:
+def test_trimming_keeps_only_the_required_fields() -> None:
     assert len(json.dumps(trim(PROGRESS, 0.0))) < 800
     known = _Run("id", "run", None, 0.0, 3)
     known.progress.append(json.dumps(trim(PROGRESS, 0.0)))

@@ -1,6 +1,6 @@
 """Bad input from outside, end to end: server -> source or engine -> observation -> step. Nothing of it lowers the size.
 
-The policy here always asks for the least size, so only what the decision machine makes of doubt keeps the cluster.
+The policy here always requests the minimum, so only the decision machine's handling of untrusted input keeps the size.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ clusters:
 
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """What a user would write; each test moves it to its own servers."""
+    """A configuration as a user would write it; each test replaces the addresses by its own servers."""
     file = tmp_path_factory.mktemp("bad-input") / "autoscaler.yaml"
     file.write_text(FILE)
     return load(file, {})
@@ -68,15 +68,15 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @dataclass(frozen=True)
 class Least:
-    """Asks for one replica, whatever is seen."""
+    """Requests one replica, whatever it observes."""
 
     def evaluate(self, view: View) -> Recommendation:
-        """Ask for one."""
+        """Request one."""
         return Recommendation(1, Reason.BELOW if view.current > 1 else Reason.STEADY)
 
 
 class World:
-    """Prometheus and Spark on one port, each with good answers until a test spoils one."""
+    """Prometheus and Spark on one port, each with good answers until a test corrupts one."""
 
     def __init__(self, configured: Config) -> None:
         self.configured = configured
@@ -150,7 +150,7 @@ async def world(configured: Config) -> AsyncIterator[World]:
 
 
 class Watched:
-    """One cluster of the file, observed and decided about as the daemon does."""
+    """One cluster of the file, observed and decided as in the daemon."""
 
     def __init__(self, observer: Observer, spec: Any) -> None:
         self._observer = observer
@@ -158,7 +158,7 @@ class Watched:
         self._state = ClusterState()
 
     async def tick(self) -> tuple[Observation, Decision, str]:
-        """What was seen, what was decided, and all that was said of what is missing."""
+        """The observation, the decision, and all reasons for missing values."""
         seen = await self._observer.observe()
         self._state, decision = step(self._spec, self._state, seen)
         return seen, decision, "; ".join(f"{name}: {why}" for name, why in self._state.past[-1].missing.items())
@@ -236,7 +236,7 @@ async def test_an_unusable_answer_keeps_the_size(world: World, endpoint: str, an
 
 
 @pytest.mark.parametrize("endpoint", ["prometheus", *ENDPOINTS])
-async def test_a_server_that_is_down_keeps_the_size(world: World, endpoint: str, unused_tcp_port: int) -> None:
+async def test_an_unreachable_server_keeps_the_size(world: World, endpoint: str, unused_tcp_port: int) -> None:
     world.places[endpoint] = f"http://127.0.0.1:{unused_tcp_port}"
     await held(world, "prom" if endpoint == "prometheus" else "spark", str(unused_tcp_port))
 
@@ -260,7 +260,7 @@ async def test_a_server_that_is_down_keeps_the_size(world: World, endpoint: str,
         ({"lag": vector(({}, "1e308"))}, "1e+308, expected 0 to below 2^63"),
     ],
 )
-async def test_a_value_of_prometheus_that_is_unusable_or_old_keeps_the_size(
+async def test_an_unusable_or_old_value_of_prometheus_keeps_the_size(
     world: World, answers: dict[str, Any], message: str
 ) -> None:
     world.prometheus |= answers
@@ -320,7 +320,7 @@ CORRUPTED: dict[str, tuple[Callable[[World], Any], str]] = {
 
 
 @pytest.mark.parametrize(("corrupt", "message"), CORRUPTED.values(), ids=CORRUPTED)
-async def test_a_report_of_spark_that_is_impossible_or_old_keeps_the_size(
+async def test_an_impossible_or_old_report_of_spark_keeps_the_size(
     world: World, corrupt: Callable[[World], Any], message: str
 ) -> None:
     corrupt(world)
@@ -343,7 +343,7 @@ async def test_a_jump_of_the_daemons_clock_keeps_the_size(world: World, cluster:
     assert ("stale" if jump > timedelta(0) else "the clock went back by 3600 s") in said
 
 
-async def test_after_bad_input_has_gone_the_size_is_lowered_again(world: World) -> None:
+async def test_after_the_bad_input_is_gone_the_size_is_lowered_again(world: World) -> None:
     async with watched(world, "prom") as one:
         world.corrupt("prometheus", "<html>")
         _, decision, _ = await one.tick()

@@ -44,19 +44,19 @@ def rules() -> list[dict[str, str]]:
 
 
 def panel_queries(path: Path) -> Iterator[tuple[str, str]]:
-    """What a dashboard asks, by the name of its panel; with the variables filled."""
+    """The queries of a dashboard, by the name of its panel, with the variables filled in."""
     board = json.loads(path.read_text())
     asked = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
     asked += [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
     values = {"$job": ".*", "$cluster": "busy", "$__rate_interval": "10s"}
     for title, query in asked:
         for name, value in values.items():
-            query = query.replace(name, value)  # noqa: PLW2901 - the same query, filled
+            query = query.replace(name, value)  # noqa: PLW2901 - the same query, filled in
         yield title, query
 
 
 def variables(path: Path) -> Iterator[tuple[str, str]]:
-    """The metrics and labels that a dashboard's variables take their values from."""
+    """The metrics and labels from which a dashboard's variables take their values."""
     for variable in json.loads(path.read_text())["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
@@ -65,7 +65,7 @@ def variables(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def named(node: Any) -> Iterator[str]:
-    """The metrics that a query names."""
+    """The metrics in a query."""
     if isinstance(node, promql_parser.VectorSelector):
         yield str(node.name)
     for part in ("expr", "param", "lhs", "rhs", "vector_selector", "args"):
@@ -83,7 +83,7 @@ class Deaf:
 
 
 def configuration(directory: Path) -> Config:
-    """Clusters one of which is always about to rescale, and one with all that can be wrong; and a fleet."""
+    """Clusters, one of which is always about to rescale, and one with every kind of problem; and a fleet."""
     world = Fleets()
     world.of_members = {"interval": TICK, "timeout": TICK / 2}
     world.source.values |= {"lag": 50.0, "throughput": 10.0}
@@ -170,7 +170,7 @@ scrape_configs:
 
 
 def learn(daemon: Daemon) -> None:
-    """Has a cluster know a capacity, which takes minutes to learn."""
+    """Set a learned capacity of a cluster, which would take minutes to learn."""
     controller = daemon.controllers["busy"]
     if controller.state is not None:
         capacity = {1: SizeCapacity(100.0, datetime.now(UTC), 3)}  # noqa: TID251 - the real time of a real server
@@ -178,7 +178,7 @@ def learn(daemon: Daemon) -> None:
         controller.state = replace(controller.state, learned=learned)
 
 
-async def test_every_query_of_the_dashboards_has_an_answer_and_no_rule_names_a_metric_that_there_is_not(
+async def test_every_query_of_the_dashboards_has_a_result_and_every_metric_of_the_rules_exists(
     daemon: Daemon, server: Server
 ) -> None:
     waiting = {f"{path.stem}: {title}: {query}": query for path in DASHBOARDS for title, query in panel_queries(path)}
@@ -186,8 +186,8 @@ async def test_every_query_of_the_dashboards_has_an_answer_and_no_rule_names_a_m
     asked = set(waiting.values()) | {rule["expr"] for rule in rules()}
     assert len(asked) > 60
     until = asyncio.get_running_loop().time() + PATIENCE
-    # Not sooner than the hold of the bad cluster ends and its target has refused once more: a counter that is 1 when it
-    # is scraped first has not increased.
+    # Not sooner than the hold of the bad cluster ends and its target has refused once more: a counter that is 1 at its
+    # first scrape has not increased.
     alerts = {"AutoscalerReadingsStale", "AutoscalerScaleCallsRefused", "AutoscalerNotificationsLost"}
     due = alerts
     while (waiting or due) and asyncio.get_running_loop().time() < until:
@@ -210,6 +210,6 @@ async def test_every_query_of_the_dashboards_has_an_answer_and_no_rule_names_a_m
     assert len(loaded) == len(rules())
 
 
-def test_a_metric_that_does_not_exist_is_noticed() -> None:
+def test_an_unknown_metric_is_detected() -> None:
     query = "topk(3, sum by (a) (rate(one_total[5m]))) / on (a) -(two) > bool max_over_time(three[1h:1m])"
     assert set(named(promql_parser.parse(query))) == {"one_total", "two", "three"}

@@ -53,7 +53,7 @@ def is_value(value: float) -> Callable[[Reading | EdgeError], bool]:
 
 
 class Asker:
-    """A source that is open; `ask` gives a reading, `fail` the error."""
+    """An open source; `ask` returns a reading, `fail` the error."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -69,7 +69,7 @@ class Asker:
     async def until(
         self, wanted: Callable[[Reading | EdgeError], bool], metric: str, *topics: str, seconds: float = 40, **more: Any
     ) -> None:
-        """Ask until the outcome is the wanted one."""
+        """Read until the result is the expected one."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -97,14 +97,14 @@ async def source(broker: Broker, **more: Any) -> AsyncIterator[Asker]:
 async def filled(
     broker: Broker, topic: str, counts: Mapping[int, int], commits: Mapping[int, int] | None = None
 ) -> None:
-    """A topic with so many records by partition, of which `group` has committed so many."""
+    """A topic with these records by partition, of which `group` has committed these."""
     await make_topic(broker.address, topic, len(counts))
     await produce(broker.address, topic, counts)
     if commits is not None:
         await commit(broker.address, "group", topic, commits)
 
 
-async def test_lag_is_what_was_produced_and_not_committed(broker: Broker) -> None:
+async def test_lag_counts_produced_but_uncommitted_records(broker: Broker) -> None:
     await filled(broker, "exact", {0: 100, 1: 50, 2: 7, 3: 0}, {0: 60, 1: 50, 2: 0, 3: 0})
     async with source(broker) as asker:
         before = NOW - timedelta(seconds=1)
@@ -166,7 +166,7 @@ async def test_commits_beyond_the_end_are_an_error_instead_of_a_negative_lag(bro
             await asker.ask("lag", "again", group="group")
 
 
-async def test_a_topic_that_is_deleted_and_created_again_is_read(broker: Broker) -> None:
+async def test_a_recreated_topic_is_read(broker: Broker) -> None:
     await filled(broker, "reborn", {0: 10}, {0: 4})
     async with source(broker) as asker:
         assert await asker.value("lag", "reborn", group="group") == 6.0
@@ -190,7 +190,7 @@ async def test_records_deleted_before_they_were_read_are_not_lag(broker: Broker)
         assert await asker.value("lag", "expired", group="group") == 3.0
 
 
-async def test_a_partition_that_is_added_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_added_partition_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoscaler.clients.kafka.METADATA_MAX_AGE", 0.2)
     await filled(broker, "grows", {0: 10}, {0: 4})
     async with source(broker) as asker:
@@ -207,7 +207,7 @@ async def test_a_partition_that_is_added_counts(broker: Broker, monkeypatch: pyt
         assert await asker.value("lag", "grows", group="group") == 10.0
 
 
-async def test_rates_count_what_was_appended_and_committed_in_the_window(broker: Broker) -> None:
+async def test_rates_count_the_records_appended_and_committed_in_the_window(broker: Broker) -> None:
     await filled(broker, "rates", {0: 100, 1: 100}, {0: 10, 1: 10})
     window = timedelta(seconds=0.5)
     async with source(broker) as asker:
@@ -256,7 +256,7 @@ async def test_records_of_an_open_transaction_count_by_default(broker: Broker) -
 
 @pytest.fixture(scope="module")
 def _permissions(broker: Broker) -> None:
-    """What docs/integrations/metrics.md says is needed, and no more."""
+    """The permissions documented in docs/integrations/metrics.md, and no more."""
     broker.tool(
         *("org.apache.kafka.tools.AclCommand", "--bootstrap-server", broker.address, "--add"),
         *("--allow-principal", "User:ann", "--operation", "Describe", "--topic", "allowed", "--group", "group"),
@@ -275,7 +275,7 @@ class TestAuthentication:
     @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
     @pytest.mark.parametrize("listener", ["SASL", "SASL_SSL"])
     @pytest.mark.filterwarnings("ignore:.*in the clear")
-    async def test_a_user_who_may_describe_reads_the_lag(
+    async def test_a_user_with_describe_permission_reads_the_lag(
         self, broker: Broker, authority: Authority, listener: str, mechanism: str
     ) -> None:
         more = {"ca_file": authority.ca} if listener == "SASL_SSL" else {}
@@ -305,7 +305,7 @@ class TestAuthentication:
                 await asker.ask("lag", "allowed", group="group")
         assert "guessed-word" not in str(caught.value)
 
-    async def test_a_token_of_a_file_is_read_for_each_connection(self, broker: Broker, tmp_path: Path) -> None:
+    async def test_a_token_file_is_read_for_each_connection(self, broker: Broker, tmp_path: Path) -> None:
         file = tmp_path / "token"
         plugin = self.plugin(broker, "SASL", sasl_mechanism="OAUTHBEARER", token_file=file)
         async with opened(plugin) as asker:
@@ -333,7 +333,8 @@ class TestAuthentication:
             broker, "SSL", ca_file=authority.ca, certificate_file=authority.certificate, key_file=authority.key
         )
         async with opened(plugin) as asker:
-            # Without it we are anonymous, who may do everything here; this one may do nothing.
+            # Without it the client is anonymous, who may do everything here; the user of this certificate may do
+            # nothing.
             with pytest.raises(RefusedError, match="Describe on the topic"):
                 await asker.ask("lag", "allowed", group="group")
 
@@ -356,7 +357,7 @@ class TestAuthentication:
 
 
 def unsigned_token(user: str) -> str:
-    """A token as brokers accept it that have no key to verify it with."""
+    """An unsigned token, which brokers without a verification key accept."""
     now = int(time.time())
     parts = ({"alg": "none"}, {"sub": user, "iat": now - 5, "exp": now + 3600})
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts) + "."
@@ -392,7 +393,7 @@ async def test_a_broker_that_is_killed_is_missing_and_recovers(broker: Broker) -
         assert await asker.value("lag", "killed", group="group") == 6.0
 
 
-async def test_many_clusters_cost_few_requests(broker: Broker) -> None:
+async def test_many_clusters_need_few_requests(broker: Broker) -> None:
     await filled(broker, "shared", dict.fromkeys(range(4), 25))
     for number in range(10):
         await commit(broker.address, f"group-{number}", "shared", dict.fromkeys(range(4), number))
@@ -412,14 +413,14 @@ def two(tmp_path: Path) -> Iterator[tuple[Broker, Broker]]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[tuple[Broker, Broker]]:
-    """Two of which one that hangs is still the leader when a question to it is given up."""
+    """Two brokers; one that hangs is still the leader when a request to it times out."""
     kafka_broker.java()
     with kafka_broker.cluster(tmp_path / "patient", lost_after=10) as both:
         yield both
 
 
 @pytest.mark.e2e
-async def test_a_leader_that_is_lost_is_missing_until_another_is_elected(two: tuple[Broker, Broker]) -> None:
+async def test_a_lost_leader_is_missing_until_another_is_elected(two: tuple[Broker, Broker]) -> None:
     first, second = two
     await make_topic(first.address, "copied", assigned={0: [2, 1], 1: [1, 2]})
     await make_topic(first.address, "single", assigned={0: [2], 1: [1]})

@@ -29,10 +29,10 @@ from autoscaler.testing.contracts import LocalShared
 from tests.sources.prometheus_server import Authority, read
 
 CLUSTERS = 300
-OLD = 60  # seconds that the sample with its own time stamp is old
-SCRAPE = 1.0  # seconds, also to answer in: who is later has no values until the next time
+OLD = 60  # the age in seconds of the sample with its own time stamp
+SCRAPE = 1.0  # seconds, also the scrape timeout: a slower target has no values until the next time
 PASSWORD = "hunter2"
-HASHED = "$2b$04$abcdefghijklmnopqrstuuV3duMsC0HpUex6N9qapiuOHHWkwRXVm"  # bcrypt of it, at the least cost
+HASHED = "$2b$04$abcdefghijklmnopqrstuuV3duMsC0HpUex6N9qapiuOHHWkwRXVm"  # its bcrypt hash, at the minimum cost
 
 
 def now() -> datetime:
@@ -58,7 +58,7 @@ def poll(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
 
 @contextmanager
 def running(directory: Path, configuration: str, web_configuration: str = "") -> Iterator[str]:
-    """A Prometheus server, of the data in the directory if there is any; gives its address."""
+    """A Prometheus server, with the data in the directory if there is any; yields its address."""
     directory.mkdir(exist_ok=True)
     (directory / "prometheus.yml").write_text(configuration)
     (directory / "web.yml").write_text(web_configuration)
@@ -90,7 +90,7 @@ def running(directory: Path, configuration: str, web_configuration: str = "") ->
 
 
 class Stamped:
-    """A collector whose sample carries its own time, as a push gateway's or a bridge's may."""
+    """A collector whose sample has its own time, like one of a push gateway or a bridge."""
 
     def __init__(self) -> None:
         self.at = round(time.time() - OLD, 3)
@@ -162,7 +162,7 @@ scrape_configs:
 
 @asynccontextmanager
 async def proxy(url: str, token: str) -> AsyncIterator[str]:
-    """A proxy that asks for a bearer token, as clouds put before Prometheus."""
+    """A proxy that requires a bearer token, like those of clouds in front of Prometheus."""
 
     async def forward(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {token}":
@@ -183,7 +183,7 @@ async def proxy(url: str, token: str) -> AsyncIterator[str]:
 
 
 async def until(plugin: Prometheus, query: Query, wanted: Callable[[Reading | EdgeError], bool]) -> None:
-    """Read until the outcome is the wanted one."""
+    """Read until the result is the expected one."""
     async with asyncio.timeout(60), LocalShared() as shared, plugin.connect(shared) as source:
         while True:
             try:
@@ -236,7 +236,7 @@ async def test_the_values_of_a_label_are_members(world: World) -> None:
     assert len(await members(world, query="max_over_time(consumer_lag[1h])", label="cluster")) == CLUSTERS
 
 
-async def test_a_query_that_cannot_find_members_is_an_error_in_the_servers_words(world: World) -> None:
+async def test_an_unusable_query_for_members_is_an_error_with_the_servers_message(world: World) -> None:
     with pytest.raises(RefusedError, match=r"400 Bad Request: .*parse error"):
         await members(world, query="consumer_lag{", label="cluster")
     with pytest.raises(AnswerError, match=r"expected an instant vector of Prometheus's API, but data.resultType"):
@@ -245,7 +245,7 @@ async def test_a_query_that_cannot_find_members_is_an_error_in_the_servers_words
         await members(world, query="busy_ratio", label="cluster")
 
 
-async def test_one_number_per_replica(world: World) -> None:
+async def test_a_query_returns_one_number_per_replica(world: World) -> None:
     reading = await read(Prometheus(url=world.url), Query(query="busy_ratio", many=Many.EACH), now())
     assert reading.value == (0.25, 0.75, 0.5)
     reading = await read(Prometheus(url=world.url), Query(query="busy_ratio", many=Many.MAX), now())
@@ -268,7 +268,7 @@ async def test_a_sample_with_its_own_time_has_that_age(world: World) -> None:
 async def test_an_aggregate_has_the_age_of_its_age_expression(world: World) -> None:
     promql, labels = "sum by (cluster) (bridged_lag)", {"cluster": "orders"}
     undated = await read(Prometheus(url=world.url), Query(query=promql, match=labels), now())
-    assert abs(now() - undated.at) < timedelta(seconds=5)  # all that Prometheus tells: documented
+    assert abs(now() - undated.at) < timedelta(seconds=5)  # all that Prometheus reports: documented
     age = "min by (cluster) (timestamp(bridged_lag))"
     dated = await read(Prometheus(url=world.url), Query(query=promql, match=labels, age=age), now())
     assert dated.at.timestamp() == pytest.approx(world.stamped.at, abs=0.001)
@@ -338,7 +338,7 @@ class TestGuarded:
         with pytest.raises(RefusedError, match="check username and password, or token"):
             await read(Prometheus(url=url, ca_file=ca), "vector(3)")
 
-    async def test_an_authority_that_is_not_ours_is_not_trusted(self, guarded: tuple[str, Path]) -> None:
+    async def test_another_authority_is_not_trusted(self, guarded: tuple[str, Path]) -> None:
         url, _ = guarded
         with pytest.raises(AnswerError, match="CERTIFICATE_VERIFY_FAILED"):
             await read(Prometheus(url=url, username="ann", password=Secret(PASSWORD)), "vector(3)")

@@ -1,4 +1,4 @@
-"""A daemon whose Kubernetes target refuses every scale call, or is deleted: whoever looks at the daemon sees it."""
+"""A daemon whose Kubernetes target refuses every scale call, or is deleted: all its interfaces show the problem."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ clusters:
 """
 
 
-async def test_refused_scale_calls_and_a_target_that_is_gone_are_seen_from_outside(tmp_path: Path) -> None:
+async def test_refused_scale_calls_and_a_missing_target_are_visible_from_outside(tmp_path: Path) -> None:
     async with open_cluster(SERVERS[0], tmp_path) as cluster:
-        # As in the README's Role, but for the right to scale.
+        # As in the README's Role, but without the right to scale.
         rights = {"apiGroups": ["", "apps", "autoscaling", "keda.sh"], "verbs": ["get", "list", "watch"]}
         resources = ["deployments", "deployments/scale", "pods", "events", "horizontalpodautoscalers", "scaledobjects"]
         grants = Grants([("jobs", {**rights, "resources": resources})])
@@ -71,7 +71,7 @@ async def started(log: Path) -> str | None:
 
 
 async def problem_of(url: str, beginning: str) -> str | None:
-    """The problem of the cluster that `/readyz` names with 503, once it begins so."""
+    """The problem of the cluster that `/readyz` reports with 503, once it begins with this text."""
 
     async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as response:
         body = await response.json()

@@ -61,7 +61,7 @@ def told(number: int = 1, **changes: Any) -> Notification:
 
 @dataclass
 class Hook:
-    """An HTTP server that keeps what is posted.
+    """An HTTP server that keeps the posted requests.
 
     Attributes:
         requests: headers and JSON of each.
@@ -81,7 +81,7 @@ class Hook:
             await request.read()
             assert request.transport is not None
             request.transport.close()
-        return web.Response(status=status or 200, text="ok")  # as Slack answers: no JSON
+        return web.Response(status=status or 200, text="ok")  # like Slack: not JSON
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_several_notifications_are_one_event_with_all_of_them(hook: Hook) 
     assert [each["cluster"] for each in event["data"]["notifications"]] == [f"c{number}" for number in range(30)]
 
 
-async def test_slack_gets_text_that_calls_nobody_and_is_of_limited_length(hook: Hook) -> None:
+async def test_slack_gets_text_without_mentions_and_of_limited_length(hook: Hook) -> None:
     plugin = Slack(url=Secret(hook.url))
     await send(plugin, told(text=BAD))
     await send(plugin, *map(told, range(30)))
@@ -155,14 +155,14 @@ async def test_slack_gets_text_that_calls_nobody_and_is_of_limited_length(hook: 
         (0, UnavailableError, "cannot be reached"),
     ],
 )
-async def test_a_receiver_that_does_not_accept_it_is_an_error_that_says_whether_to_try_again(
+async def test_a_refusal_by_a_receiver_is_an_error_that_says_whether_a_retry_makes_sense(
     hook: Hook, status: int, error: type[Exception], message: str
 ) -> None:
     for plugin in (Webhook(url=Secret(hook.url)), Slack(url=Secret(hook.url))):
         hook.answers.append(status)
         with pytest.raises(error, match=message):
             await send(plugin, told())
-    assert len(hook.requests) == 2  # a post is sent once: who calls tries again
+    assert len(hook.requests) == 2  # a post is sent once: the caller retries
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_a_receiver_that_does_not_accept_it_is_an_error_that_says_whether_
         (lambda: Sns(topic="arn:aws:sns:eu-centrall-1:123456789012:a"), "region", "is not a region of AWS"),
     ],
 )
-def test_a_parameter_that_cannot_be_used_is_named(make: Any, name: str, message: str) -> None:
+def test_an_invalid_parameter_is_named(make: Any, name: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message) as raised:
         make()
     assert raised.value.name == name
@@ -187,7 +187,7 @@ class TestSns:
 
     @staticmethod
     def topic(moto: Moto, **attributes: str) -> tuple[str, str]:
-        """A topic and a queue that receives what is published; the topic's ARN and the queue's address."""
+        """A topic and a queue that receives its messages; returns the topic's ARN and the queue's address."""
         suffix = ".fifo" if attributes else ""
         name = f"topic-{secrets.token_hex(4)}{suffix}"
         arn = moto.client("sns").create_topic(Name=name, Attributes=attributes)["TopicArn"]
@@ -202,7 +202,7 @@ class TestSns:
         found: dict[str, Any] = json.loads(message["Body"])
         return found
 
-    async def test_a_notification_is_published_with_attributes_to_filter_by(self, moto: Moto, identity: str) -> None:
+    async def test_a_notification_is_published_with_attributes_for_filters(self, moto: Moto, identity: str) -> None:
         assert identity
         arn, queue = self.topic(moto)
         await send(Sns(topic=arn, endpoint_url=moto.url), told(cluster=BAD, text=BAD))
@@ -212,20 +212,22 @@ class TestSns:
         values = {name: value["Value"] for name, value in found["MessageAttributes"].items()}
         assert values == {"kind": "trouble-begun", "severity": "error", "cluster": BAD}
 
-    async def test_several_are_one_message_also_of_an_ordered_topic(self, moto: Moto, identity: str) -> None:
+    async def test_several_notifications_are_one_message_even_for_an_ordered_topic(
+        self, moto: Moto, identity: str
+    ) -> None:
         assert identity
         arn, queue = self.topic(moto, FifoTopic="true")
         await send(Sns(topic=arn, endpoint_url=moto.url), *map(told, range(3)))
         found = self.received(moto, queue)
         assert (found["Subject"], found["Message"]) == ("3 notifications", "c0 is away\nc1 is away\nc2 is away")
 
-    async def test_a_topic_that_is_not_there_is_refused(self, moto: Moto, identity: str) -> None:
+    async def test_a_missing_topic_is_refused(self, moto: Moto, identity: str) -> None:
         assert identity
         plugin = Sns(topic=f"arn:aws:sns:{REGION}:123456789012:gone", endpoint_url=moto.url)
         with pytest.raises(RefusedError, match=r"AWS sns in us-east-1 at .*: Publish: NotFound"):
             await send(plugin, told())
 
-    async def test_a_server_that_is_away_may_be_tried_again(self, identity: str) -> None:
+    async def test_an_unavailable_server_may_be_retried(self, identity: str) -> None:
         assert identity
         arn = f"arn:aws:sns:{REGION}:123456789012:a"
         plugin = Sns(topic=arn, endpoint_url="http://127.0.0.1:9", timeout=timedelta(seconds=3))
@@ -233,7 +235,7 @@ class TestSns:
             await send(plugin, told())
 
 
-async def test_a_webhook_that_hangs_delays_neither_the_ticks_of_a_daemon_nor_its_end(tmp_path: Path) -> None:
+async def test_a_hanging_webhook_delays_neither_the_ticks_of_a_daemon_nor_its_shutdown(tmp_path: Path) -> None:
     released, asked = asyncio.Event(), asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:

@@ -19,8 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs"
 def install_example(kind: str, home: Path) -> Path:
     """Create an environment that sees the packages installed here, with `docs/example-<kind>` installed on top.
 
-    Returns:
-        Its interpreter. The example's files are in `home/example-<kind>`.
+    Returns: Its interpreter. The example's files are in `home/example-<kind>`.
     """
     for needed in ("pip", "hatchling"):
         if importlib.util.find_spec(needed) is None:

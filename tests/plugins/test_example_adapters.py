@@ -12,7 +12,7 @@ from tests.plugins.examples import EXAMPLES, install_example, run_example
 KINDS = {"target": ("autoscaler_nomad", "Nomad"), "source": ("autoscaler_rabbitmq", "RabbitMQ")}
 SECRETS = {"NOMAD_TOKEN": "hunter2", "RABBITMQ_PASSWORD": "hunter2"}
 
-# Loads a configuration and prints the adapter in it, or what is wrong with it.
+# Loads a configuration and prints the adapter in it, or its problems.
 PROGRAM = """
 import os, pathlib, sys
 from autoscaler.config import load
@@ -46,7 +46,7 @@ def test_it_passes_its_own_tests_and_the_contract(kind: str, python: Path) -> No
     assert " passed" in run_example(kind, python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
-def test_a_wrong_address_is_reported_on_its_line(kind: str, python: Path) -> None:
+def test_an_invalid_address_is_reported_at_its_line(kind: str, python: Path) -> None:
     text = (EXAMPLES / f"example-{kind}" / "example.yaml").read_text()
     needle = KINDS[kind][0].removeprefix("autoscaler_")
     (line,) = (line for line in text.splitlines() if f"type: {needle}" in line)
@@ -61,7 +61,7 @@ def test_it_is_not_installed_here(kind: str) -> None:
     assert importlib.util.find_spec(KINDS[kind][0]) is None
 
 
-def test_adding_one_takes_little(kind: str) -> None:
+def test_adding_one_needs_little_code(kind: str) -> None:
     source = (EXAMPLES / f"example-{kind}" / f"{KINDS[kind][0]}.py").read_text()
     assert len(source.splitlines()) <= 80
     assert "aiohttp" not in source, "the shared client carries the requests"

@@ -11,7 +11,7 @@ from tests.plugins.examples import EXAMPLES, install_example, run_example
 
 EXAMPLE = EXAMPLES / "example-policy"
 
-# Loads the example's configuration and takes steps through the core, as the daemon does.
+# Loads the example's configuration and makes steps through the core, as the daemon does.
 PROGRAM = """
 import os, pathlib
 from datetime import UTC, datetime, timedelta
@@ -68,7 +68,7 @@ def test_the_example_passes_its_own_tests_and_the_contract(python: Path) -> None
     assert " passed" in run(python, "-P", "-m", "pytest", *options)
 
 
-def test_the_example_says_what_is_wrong_with_its_parameters(python: Path) -> None:
+def test_the_example_reports_invalid_parameters(python: Path) -> None:
     example = python.parents[2] / "example-policy"
     text = (EXAMPLE / "example.yaml").read_text()
     (example / "bad.yaml").write_text(text.replace("per_replica: 100", "per_replica: 0"))

@@ -76,14 +76,14 @@ def steps(peak: Any, *loads: float, begin: datetime = NOON) -> tuple[ClusterStat
     return state, decisions
 
 
-def test_it_keeps_what_the_greatest_load_takes(peak: Policy) -> None:
+def test_it_keeps_the_size_for_the_greatest_load(peak: Policy) -> None:
     state, decisions = steps(peak, 550.0, 200.0, 200.0, 200.0)
     assert [decision.desired for decision in decisions] == [6, 6, 6, 6]
     assert state.learned.memory == {"peak": {"peak": 550.0, "peak.seen_at": NOON.timestamp()}}
     assert decisions[-1].recommendations[0].inputs == {"peak": 550.0}
 
 
-def test_a_peak_fades(peak: Policy) -> None:
+def test_a_peak_is_forgotten_gradually(peak: Policy) -> None:
     state, _ = steps(peak, 550.0, *[200.0] * 40)  # 550 counts for less than 200 after 12 h * log2(2.75) = 17 h 31 min
     memory = state.learned.memory["peak"]
     assert memory["peak"] == 200

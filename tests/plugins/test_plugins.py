@@ -109,7 +109,7 @@ def test_nothing_is_imported_before_it_is_used(install: Install) -> None:
     assert "tried_good" not in sys.modules
 
 
-def test_an_unknown_name_is_guessed_and_the_installed_ones_are_listed(install: Install) -> None:
+def test_an_unknown_name_gets_a_suggestion_and_the_installed_ones_are_listed(install: Install) -> None:
     install("good", {"policies": {"steady": "tried_good:Steady"}}, modules={"tried_good": GOOD})
     message = failure(Kind.POLICY, "Steddy")
     installed = message.removeprefix("unknown policy 'Steddy'; installed: ").removesuffix("; did you mean 'steady'?")
@@ -189,7 +189,7 @@ def test_a_missing_package_without_an_extra_is_named(install: Install) -> None:
     assert failure(Kind.TARGET, "cloudy").endswith("; install the package that brings the module 'no_such_cloud'")
 
 
-def test_a_missing_module_of_its_own_is_not_to_be_installed(install: Install) -> None:
+def test_a_missing_module_of_the_plug_in_itself_is_not_reported_as_a_package_to_install(install: Install) -> None:
     install("gone", {"targets": {"gone": "tried_gone:X"}})
     assert failure(Kind.TARGET, "gone").endswith("ModuleNotFoundError: No module named 'tried_gone'")
 
@@ -237,7 +237,7 @@ CONNECT = "    def connect(self, shared): ...\n"
         ),
     ],
 )
-def test_what_is_not_a_plug_in_is_refused_with_what_is_expected(
+def test_an_object_that_is_not_a_plug_in_is_refused_with_the_expected_interface(
     install: Install, kind: Kind, source: str, fault: str
 ) -> None:
     install("odd", {kind.value: {"odd": "tried_odd:Tried"}}, modules={"tried_odd": source})
@@ -290,7 +290,7 @@ def test_a_plug_in_that_cannot_be_described_does_not_hide_the_others(install: In
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in Kind for name in plugins.names(kind)])
 def test_every_built_in_plug_in_is_usable_and_documented(kind: Kind, name: str) -> None:
-    from autoscaler.config import build  # noqa: PLC0415 - this test alone looks above the room
+    from autoscaler.config import build  # noqa: PLC0415 - only this test needs modules outside the room
 
     cls = build.usable(plugins.load(kind, name), kind)
     assert plugins.summary(cls)
@@ -301,6 +301,6 @@ def test_every_built_in_plug_in_is_usable_and_documented(kind: Kind, name: str) 
 @pytest.mark.parametrize(
     ("word", "guessed"), [("utilisation", "utilization"), ("Restrat", "restart"), ("target", None)]
 )
-def test_only_what_is_close_is_guessed(word: str, guessed: str | None) -> None:
+def test_only_similar_names_are_suggested(word: str, guessed: str | None) -> None:
     expected = "" if guessed is None else f"; did you mean {guessed!r}?"
     assert plugins.guess(word, ("objective", "restart", "utilization")) == expected

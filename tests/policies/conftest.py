@@ -47,9 +47,9 @@ def make(
     past: tuple[Observation, ...] | None = None,
     engine: bool = True,
 ) -> View:
-    """A view in which every metric was read just now; `table` is learned capacity, size -> records/s.
+    """A view with current readings; `table` is the learned capacity, size -> records/s.
 
-    `stall_up` is of one replica that comes.
+    `stall_up` is the stall per added replica.
     """
     limits = Limits(minimum, maximum)
     readings = {name: Reading(value, NOW) for name, value in (metrics or {}).items()}

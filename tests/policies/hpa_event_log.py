@@ -1,4 +1,4 @@
-"""The log of changes of size that the HPA controller keeps, to compare its rate limits with ours turn by turn."""
+"""The log of scale events that the HPA controller keeps, to compare its rate limits with ours turn by turn."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from autoscaler_policies.hpa.rules import Event, ScalingRules
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent(Event):
-    """A change of size in one direction; `outdated`: it was found older than all periods when an event was stored."""
+    """A change of size in one direction; `outdated`: it was older than all periods when a later event was stored."""
 
     outdated: bool = False
 
 
 def stored(change: int, events: Sequence[LoggedEvent], rules: ScalingRules | None) -> tuple[LoggedEvent, ...]:
-    """The events of a direction with a change that happens now (storeScaleEvent, markScaleEventsOutdated).
+    """The events of a direction after a change that happens now (storeScaleEvent, markScaleEventsOutdated).
 
-    The last of those older than all periods is replaced; an HPA without `behavior` keeps none.
+    The new event replaces the last of those older than all periods; an HPA without `behavior` keeps none.
     """
     if rules is None:
         return tuple(events)

@@ -18,10 +18,10 @@ def busy_time(
     """Busy ms per second of a vertex over a window: `ScalingMetricEvaluator.computeBusyTimeAvg`.
 
     Args:
-        aggregator: MAX and MIN average `load`; AVG takes the growth of `accumulated` for each subtask.
-        load: busy share (0 to 1) of the busiest (MAX) or idlest (MIN) subtask at each time.
+        aggregator: MAX and MIN average `load`; AVG takes the growth of `accumulated` per subtask.
+        load: busy share (0 to 1) of the busiest (MAX) or least busy (MIN) subtask at each time.
         accumulated: accumulated busy ms of all subtasks together.
-        parallelism: how many subtasks that are.
+        parallelism: the number of subtasks.
     """
     if aggregator == "AVG":
         return divided(rate(accumulated), parallelism)
@@ -29,10 +29,10 @@ def busy_time(
 
 
 def input_rate(aggregator: str, records_in: Samples, per_second: Iterable[float | None] = ()) -> float:
-    """Records/s to hold against the busy time: `ScalingMetricEvaluator.computeTprInputRate`.
+    """Records/s to relate to the busy time: `ScalingMetricEvaluator.computeTprInputRate`.
 
-    It must be estimated as the busy time is: for MAX and MIN the mean of the rates read (`per_second`), and the growth
-    of the counter only where there is none; for AVG always the growth of the counter `records_in`.
+    The estimate is like that of the busy time: for MAX and MIN the mean of the measured rates (`per_second`), or the
+    growth of the counter if there are none; for AVG always the growth of the counter `records_in`.
     """
     if aggregator == "AVG":
         return rate(records_in)
@@ -41,15 +41,15 @@ def input_rate(aggregator: str, records_in: Samples, per_second: Iterable[float 
 
 
 def source_rate(records_in: Samples, lag: Samples, catch_up: timedelta) -> TargetRate:
-    """What a source is offered: `ScalingMetricEvaluator.computeTargetDataRate`, its part for sources.
+    """The target rate of a source: `ScalingMetricEvaluator.computeTargetDataRate`, its part for sources.
 
-    It is offered what it takes in and what its lag grows by. Where Flink gives up ("Cannot evaluate metrics without
-    ingestion rate information") the rate is NaN.
+    It is the input rate plus the growth of the lag. If Flink gives up ("Cannot evaluate metrics without ingestion rate
+    information"), the rate is NaN.
 
     Args:
         records_in: the counter of its records.
-        lag: its lag at the same times. No sample at all is a source that does not report it: Flink then counts no lag.
-        catch_up: in what time the lag is to be gone, in whole seconds; 0 asks for nothing on top.
+        lag: its lag at the same times. No samples mean that the source reports no lag: Flink then assumes none.
+        catch_up: the time in which to process the lag, in whole seconds; 0 adds nothing for it.
     """
     lags = in_order(lag)
     grows = rate(lags) if lags else 0.0

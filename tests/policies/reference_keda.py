@@ -1,4 +1,4 @@
-"""What KEDA does with a lag before the HPA sees it, to hold the policy `keda-lag` against."""
+"""How KEDA computes the lag that the HPA receives; the policy `keda-lag` is compared with it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def exported_lag(
     only_with_lag: bool = False,
     even: bool = False,
 ) -> float:
-    """The lag that is shown to the HPA: cut down so that partitions limit the size (kafka_scaler.go, getTotalLag).
+    """The lag that KEDA exports to the HPA, limited by the partitions (kafka_scaler.go, getTotalLag).
 
     Args:
         lag: sum over all partitions.
         threshold: lag per replica (`lagThreshold`).
-        partitions: how many there are.
-        with_lag: how many of them have any.
+        partitions: number of partitions.
+        with_lag: number of partitions with lag.
         allow_idle: whether there may be more consumers than partitions (`allowIdleConsumers`).
         only_with_lag: whether only partitions with lag count (`limitToPartitionsWithLag`).
-        even: whether consumers must divide the partitions evenly (`ensureEvenDistributionOfPartitions`).
+        even: whether the number of consumers must divide the partitions evenly (`ensureEvenDistributionOfPartitions`).
     """
     if allow_idle and not only_with_lag and not even:
         return lag

@@ -1,4 +1,4 @@
-"""The default policy: when it asks for more, for how many, and when for fewer. Worked numbers are in the comments."""
+"""The default policy: when it scales up, by how much, and when it scales down. Comments have worked numbers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestContractWithAProfile(PolicyContract):
         return Adaptive(profile="lag", scale_down_window=timedelta(0))  # one of the metrics that the contract makes up
 
 
-# n replicas do 100 n records/s
+# n replicas process 100 n records/s
 KNOWN: Memory = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0, "checkpoint.interval": 20.0}
 
 
@@ -69,7 +69,7 @@ SURE: Memory = {**KNOWN, "capacity.exponent": 0.9, "capacity.level_variance": 1e
 
 
 def shown(arrivals: float, lag: float = 0.0, *, current: int = 4, memory: Memory | None = None, **given: Any) -> View:
-    """A view of a job whose sizes are known, with these arrivals as their level."""
+    """A view of a job whose capacity is known, with these arrivals as their level."""
     throughput = given.pop("throughput", min(arrivals, 100.0 * current))
     metrics = {"lag": lag, "arrivals": arrivals, "throughput": throughput}
     given.setdefault("maximum", 20)
@@ -79,22 +79,22 @@ def shown(arrivals: float, lag: float = 0.0, *, current: int = 4, memory: Memory
 
 
 def asked(view: View, **parameters: Any) -> Recommendation:
-    """What is asked for, with a headroom that is easy to reckon with."""
+    """The recommendation, with a headroom that is easy to calculate with."""
     return Adaptive(**{"headroom": 0.1, **parameters}).evaluate(view)
 
 
-def test_it_tells_what_a_size_can_do_once_it_has_learned_it() -> None:
+def test_it_reports_the_capacity_of_a_size_once_it_has_learned_it() -> None:
     assert Adaptive().estimate_capacity(KNOWN, 4, 3.5) == pytest.approx(350.0)
     assert Adaptive().estimate_capacity({}, 4, 4.0) is None
 
 
-# more
+# scale-up
 
 
-def test_more_is_asked_for_when_the_delay_would_soon_come_near_the_objective() -> None:
-    # 4 do 400/s, 470/s arrive; new workers come within 45 + 15 s: 70 * 60 pile up, 400 * 10 are replayed, 470 * 15
-    # come while the job stands still: 15250, 32.4 s old. Within 120 s more it gets 70 / 470 * 120 = 17.9 s
-    # older, 50.3 s: more than 0.75 * 60. Wanted: 470 * 1.1 = 517, that is 6.
+def test_more_replicas_are_requested_when_the_delay_will_soon_approach_the_objective() -> None:
+    # Capacity 400/s, arrivals 470/s; new workers come within 45 + 15 s: 70 * 60 pile up, 400 * 10 are replayed, 470 *
+    # 15 arrive during the stall: 15250, 32.4 s old. Within 120 s more the oldest gets 70 / 470 * 120 = 17.9 s older,
+    # 50.3 s: more than 0.75 * 60. Required: 470 * 1.1 = 517, that is 6 replicas.
     found = asked(shown(470))
     assert (found.replicas, found.reason) == (6, Reason.ABOVE)
     assert found.inputs["rescaled_age"] == pytest.approx(15250 / 470)
@@ -106,21 +106,21 @@ def test_more_is_asked_for_when_the_delay_would_soon_come_near_the_objective() -
     )
 
 
-def test_it_is_patient_while_the_delay_stays_far_from_the_objective() -> None:
+def test_it_waits_while_the_delay_stays_far_from_the_objective() -> None:
     # 450/s: 13750 pile up, 30.6 s old; 50 / 450 * 120 = 13.3 s more: 43.9 s
     assert asked(shown(450)).replicas == 4
     assert asked(shown(450), slack=0.7).replicas == 5
     assert asked(shown(450), objective=timedelta(seconds=58)).replicas == 5
 
 
-def test_a_rescale_on_its_way_is_corrected_without_patience() -> None:
-    # it has to be done with anyway; 405/s are more than 400/s
+def test_a_rescale_in_flight_is_corrected_without_waiting() -> None:
+    # The stall happens anyway; 405/s are more than 400/s.
     assert asked(shown(405)).replicas == 4
     assert asked(shown(405, rescale=True)).replicas == 5
 
 
-def test_a_backlog_that_would_take_too_long_is_a_shortage_though_no_more_arrives() -> None:
-    # 300/s arrive, 400/s are done: 45000 take 450 s, more than 5 * 60
+def test_a_backlog_that_takes_too_long_is_a_shortage_although_arrivals_do_not_grow() -> None:
+    # 300/s arrive, the capacity is 400/s: 45000 take 450 s, more than 5 * 60
     found = asked(shown(300, 45000))
     assert found.reason is Reason.ABOVE
     # 25000 take 250 s
@@ -133,15 +133,15 @@ def test_a_backlog_that_would_take_too_long_is_a_shortage_though_no_more_arrives
     )
 
 
-def test_a_backlog_that_is_not_old_is_no_shortage() -> None:
-    # 4200 take 420 s, as only 10/s can be spared, but the oldest are 4200 / 390 = 11 s old: not 45 s
+def test_a_backlog_of_recent_records_is_not_a_shortage() -> None:
+    # 4200 take 420 s, as only 10/s are spare, but the oldest are 4200 / 390 = 11 s old: not 45 s
     assert asked(shown(390, 4200)).replicas == 4
 
 
 @pytest.mark.parametrize(("waiting", "size"), [(0.0, 5), (1.0, 6), (10.0, 9)])
-def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: float, size: int) -> None:
-    # 450/s arrive and 22000 wait: 35750 pile up, 15500 more than 45 s' worth. n replicas can spare 100 n / 1.05 - 450
-    # and cost (n - 5) * 450, and `waiting` * 5 for each second that it lasts:
+def test_the_chosen_size_has_the_least_cost_of_workers_and_lateness(waiting: float, size: int) -> None:
+    # 450/s arrive and 22000 wait: 35750 pile up, 15500 more than 45 s of arrivals. n replicas have 100 n / 1.05 - 450
+    # spare and cost (n - 5) * 450, and `waiting` * 5 for each second that the backlog lasts:
     #   n     5     6     7     8     9    10
     #   s   594.7 127.4  71.5  49.7  38.1  30.9
     # at 1: 3404, 1088, 1257 ...; at 10: 29541, 6832, 4473, 3829, 3704, 3790
@@ -151,8 +151,8 @@ def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: f
     assert found.inputs["cost"] == pytest.approx(prices[waiting], abs=1)
 
 
-def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() -> None:
-    # a day's backlog: the least that would do takes forever, and more of it is never worth fewer replicas
+def test_with_much_late_work_a_size_is_requested_although_it_pays_back_late() -> None:
+    # a day's backlog: the smallest sufficient size takes forever, and a larger backlog never justifies fewer replicas
     little, much, most = (asked(shown(460, lag, maximum=1000)).replicas for lag in (1e5, 1e6, 1e7))
     assert little is not None
     assert much is not None
@@ -162,7 +162,7 @@ def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() 
 
 @pytest.mark.parametrize("up", [5.0, 30.0, 60.0])
 @pytest.mark.parametrize("lag", [18500, 21000, 21500, 22000, 26000, 30000])
-def test_of_a_backlog_more_arrivals_never_leave_more_to_the_present_size(lag: float, up: float) -> None:
+def test_at_equal_backlog_more_arrivals_never_lower_the_size(lag: float, up: float) -> None:
     known = {"capacity.level": math.log(100), "capacity.exponent": 1.0, "checkpoint.interval": 10.0}
     sizes = []
     for arrivals in (340.0, 360.0, 380.0, 390.0, 395.0, 399.0, 401.0):
@@ -175,10 +175,8 @@ def test_of_a_backlog_more_arrivals_never_leave_more_to_the_present_size(lag: fl
 @pytest.mark.parametrize("stall", [15.0, 30.0, 60.0])
 @pytest.mark.parametrize("size", [10, 20, 40])
 @pytest.mark.parametrize("waited", [46.0, 50.0, 55.0, 61.0, 70.0])
-def test_of_records_of_one_age_more_arrivals_never_leave_more_to_the_present_size(
-    stall: float, size: int, waited: float
-) -> None:
-    # A rescale that takes longer, as more replicas come, must not seem to be less worth because of more arrivals.
+def test_at_equal_record_age_more_arrivals_never_lower_the_size(stall: float, size: int, waited: float) -> None:
+    # A rescale that takes longer because it adds more replicas must not seem less worthwhile with more arrivals.
     load = [size * (80.0 + 0.25 * step) for step in range(80)]
     views = [shown(each, waited * each, current=size, maximum=100, stall_up=stall) for each in load]
     sizes = [Adaptive().evaluate(view).replicas for view in views]
@@ -186,15 +184,15 @@ def test_of_records_of_one_age_more_arrivals_never_leave_more_to_the_present_siz
 
 
 @pytest.mark.parametrize(("lag", "more"), [(19000, False), (21000, False), (22000, True), (60000, True)])
-def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag: float, *, more: bool) -> None:
-    # 40/s are to spare: 21000 are 45 s of work after 75 s, 22000 after 100 s. New workers take 60 s to come, the job
-    # stands still for 15 s and repeats 10 s, and what has come in the meantime has to be worked off as well.
+def test_a_backlog_that_clears_sooner_without_a_rescale_causes_none(lag: float, *, more: bool) -> None:
+    # 40/s are spare: 21000 are 45 s of work after 75 s, 22000 after 100 s. New workers take 60 s to come, the job
+    # stalls for 15 s and replays 10 s, and the records that arrive in the meantime have to be processed as well.
     found = asked(shown(360, lag))
     assert (found.replicas or 0) > 4 if more else found.replicas == 4
 
 
 @pytest.mark.parametrize("waiting", [0.0, 10.0])
-def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: float) -> None:
+def test_if_no_size_suffices_the_maximum_is_requested_and_the_detail_says_so(waiting: float) -> None:
     found = asked(shown(900, 50000, maximum=7), lateness_weight=waiting)
     assert (found.replicas, found.reason) == (7, Reason.ABOVE)
     assert found.detail.endswith("4 replicas (400/s) are too few, and so are 7 (700/s), the maximum")
@@ -202,94 +200,94 @@ def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: 
     assert "cost" not in found.inputs
 
 
-def test_at_the_maximum_it_stays_there() -> None:
+def test_at_the_maximum_the_size_stays() -> None:
     found = asked(shown(900, current=7, maximum=7))
     assert (found.replicas, found.reason) == (7, Reason.STEADY)
-    # above it, as the configuration has changed, the bounds decide
+    # above it, after a change of the configuration, the bounds decide
     found = asked(shown(900, current=8, maximum=7))
     assert (found.replicas, found.reason) == (7, Reason.BELOW)
 
 
-def test_the_learned_times_of_a_rescale_count() -> None:
-    # 420/s: by default 20 * 60 + 4000 + 6300 = 11500, 27.4 s old, 5.7 s more: patient
+def test_the_learned_rescale_times_are_used() -> None:
+    # 420/s: by default 20 * 60 + 4000 + 6300 = 11500, 27.4 s old, 5.7 s more: it waits
     assert asked(shown(420)).replicas == 4
-    # after 200 s until workers are there: 20 * 200 + 4000 + 6300 = 14300, 34.0 + 5.7 s: still; with a stall of 30 s not
+    # with 200 s until workers are ready: 20 * 200 + 4000 + 6300 = 14300, 34.0 + 5.7 s: still; not with a stall of 30 s
     assert asked(shown(420, learned_up=200.0)).replicas == 4
     assert asked(shown(420, learned_up=200.0)).inputs["ahead"] == 200
     assert asked(shown(420, stall_up=30.0)).replicas == 5
-    # nor where 30 s are replayed
+    # nor if 30 s are replayed
     assert asked(shown(420, memory={"checkpoint.interval": 60.0})).replicas == 6
-    # what does not stand still replays nothing
+    # without a stall nothing is replayed
     moving = shown(420, memory={"checkpoint.interval": 60.0}, stall_up=0.0, stall_down=0.0)
     assert asked(moving).replicas == 4
 
 
-def test_a_rescale_is_expected_to_stop_the_job_longer_the_more_replicas_come() -> None:
-    # 470/s need two more, 800/s five: (70 * 60 + 400 * 10 + 470 * 15 * 2^0.2) / 470, and 15 s where none have come yet
+def test_the_expected_stall_grows_with_the_number_of_added_replicas() -> None:
+    # 470/s need two more, 800/s five: (70 * 60 + 400 * 10 + 470 * 15 * 2^0.2) / 470, and 15 s before any were added
     two, five = (asked(shown(rate, stall_up=15.0)).inputs["rescaled_age"] for rate in (470, 800))
     assert two == pytest.approx((70 * 60 + 400 * 10) / 470 + 15 * 2**0.2)
     assert five == pytest.approx((400 * 60 + 400 * 10) / 800 + 15 * 5**0.2)
     assert asked(shown(800)).inputs["rescaled_age"] == pytest.approx((400 * 60 + 400 * 10) / 800 + 15)
 
 
-def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
-    # 390/s, 1.2/s more each second: 390 + 1.2 * (60 + 30) = 498 when the new workers are there
+def test_a_trend_scales_up_ahead_of_time_and_the_detail_has_its_forecast() -> None:
+    # 390/s, growing by 1.2/s each second: 390 + 1.2 * (60 + 30) = 498 when the new workers are ready
     found = asked(shown(390, memory={"arrivals.trend": 1.2}))
     assert found.reason is Reason.ABOVE
     assert found.inputs["expected"] == pytest.approx(498)
     assert "390/s arriving, 498/s in 60 s, lag 0;" in found.detail
-    # up by what is expected as long as that goes on: (390 + 1.2 * (120 + 30)) * 1.2 = 684
+    # up to the rate expected if the trend lasts that long: (390 + 1.2 * (120 + 30)) * 1.2 = 684
     assert found.replicas == 7
 
 
-def test_a_rise_goes_on_as_rises_went_on_before() -> None:
-    # 390/s are 90/s above the mean of ten minutes, which is 270 s behind what rises straight: 1/3 more each second
+def test_a_rise_is_expected_to_last_as_earlier_rises_did() -> None:
+    # 390/s are 90/s above the mean of ten minutes, which is 270 s behind a linear rise: 1/3 more each second
     rising = {"lasting.mean": 300.0, "lasting.recent": 300.0, "lasting.weight": 60.0, "lasting.square": 6.0}
     found = asked(shown(390, memory={**rising, "lasting.both": 10.0}))
     assert found.inputs["expected"] == pytest.approx(390 + 90 / 270 * (60 + 30))
-    # half of what straight rises grew by: half of it
+    # half of the growth of a linear rise: half of it
     found = asked(shown(390, memory={**rising, "lasting.both": 8.0}))
     assert found.inputs["expected"] == pytest.approx(390 + 45 / 270 * (60 + 30))
     for known in ({**rising, "lasting.both": 6.0}, {**rising, "lasting.both": 10.0, "lasting.weight": 14.0}):
         assert asked(shown(390, memory=known)).inputs["expected"] == 390
 
 
-def test_an_external_forecast_takes_the_place_of_the_trend() -> None:
+def test_an_external_forecast_replaces_the_trend() -> None:
     def forecast_of(*rates: float, rate: float = 380, **more: Any) -> Recommendation:
         view = shown(rate, **more)
         reading = Reading(rates, view.now)
         return asked(replace(view, metrics={**view.metrics, "forecast": reading}), forecast="forecast")
 
-    # 570/s within a minute, when new workers are there; 700/s after eight, as far as a size is chosen for
+    # 570/s within a minute, when new workers are ready; 700/s after eight, the horizon for which a size is chosen
     found = forecast_of(570.0, 570.0, 700.0)
     assert (found.reason, found.inputs["expected"]) == (Reason.ABOVE, 570.0)
     assert found.replicas == 8  # 700 * 1.1 = 770
-    # what comes later needs nothing yet, and no trend counts beside it
+    # later arrivals need nothing yet, and no trend counts beside a forecast
     assert forecast_of(380.0, 700.0).replicas == 4
     assert forecast_of(380.0, memory={"arrivals.trend": 1.0}).replicas == 4
-    # it lowers nothing, and what is no forecast is none
+    # A forecast lowers nothing, and an invalid one is ignored.
     assert forecast_of(0.0, rate=460).replicas == asked(shown(460)).replicas
     assert forecast_of(-1.0, 5000.0).replicas == 4
     assert asked(shown(380), forecast="forecast") == asked(shown(380))
 
 
-def test_more_replicas_than_divide_the_partitions_better_are_not_asked_for() -> None:
-    # 12 partitions: 5 replicas do as much as 4, and 6 as much as 6; from 6 on only 12 do more
+def test_sizes_that_divide_the_partitions_no_better_are_not_requested() -> None:
+    # 12 partitions: 5 replicas process as much as 4; from 6 on only 12 process more
     known = {**KNOWN, "arrivals.level": 480.0}
     assert asked(replace(shown(480, partitions=12), memory=known)).replicas == 6
     assert asked(replace(shown(640, current=6, partitions=12), memory=known | {"arrivals.level": 720.0})).replicas == 12
 
 
-# nothing known
+# nothing is known
 
 
-def test_what_is_configured_holds_until_something_is_learned() -> None:
+def test_configured_values_hold_until_something_is_learned() -> None:
     view = replace(shown(470, per_replica=100.0), memory={"arrivals.level": 470.0, "checkpoint.interval": 20.0})
     assert asked(view).replicas == 6
     learned = {**view.memory, "capacity.level": math.log(50.0), "capacity.exponent": 1.0}
-    # 25250 pile up at 200/s; 11 would do, but for 4100 too late 15 are worth it
+    # 25250 pile up at 200/s; 11 would suffice, but for 4100 late records 15 are worth their cost
     assert asked(replace(view, memory=learned)).replicas == 15
-    # nothing is replayed until checkpoints have been seen
+    # nothing is replayed until checkpoints were observed
     assert asked(replace(view, memory={"arrivals.level": 470.0})).replicas == 4
 
 
@@ -305,11 +303,11 @@ def unknown(lag: float, arrivals: float, throughput: float | None, **given: Any)
         (6100, 110, 100, 5),  # 61 s behind and falling back
         (6100, 100, 100, 5),  # 61 s behind and not gaining
         (6100, 99, 100, None),  # gaining
-        (6100, 110, 0, None),  # nothing is processed: it may have to start first
+        (6100, 110, 0, None),  # nothing is processed: the job may have to start first
         (6100, 110, None, None),
     ],
 )
-def test_of_unknown_capacity_one_more_is_asked_for_when_it_falls_behind(
+def test_with_unknown_capacity_one_more_replica_is_requested_when_the_job_falls_behind(
     lag: float, arrivals: float, throughput: float | None, replicas: int | None
 ) -> None:
     found = asked(unknown(lag, arrivals, throughput))
@@ -320,19 +318,19 @@ def test_of_unknown_capacity_one_more_is_asked_for_when_it_falls_behind(
         assert "61 s behind and not gaining: one more" in found.detail
 
 
-def test_of_unknown_capacity_a_rescale_on_its_way_is_waited_for() -> None:
+def test_with_unknown_capacity_a_rescale_in_flight_is_waited_for() -> None:
     assert asked(unknown(6100, 110, 100, rescale=True)).reason is Reason.LEARNING
 
 
 @pytest.mark.parametrize(("lag", "arrivals", "replicas"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)])
-def test_from_no_replicas_of_unknown_capacity_one_is_asked_for_as_soon_as_there_is_work(
+def test_from_zero_with_unknown_capacity_one_replica_is_requested_as_soon_as_there_is_work(
     lag: float, arrivals: float, replicas: int
 ) -> None:
     assert asked(unknown(lag, arrivals, None, current=0, minimum=0)).replicas == replicas
 
 
 @pytest.mark.parametrize(("lag", "arrivals", "replicas"), [(0, 460, 5), (50000, 0, 11), (10, 0, 1)])
-def test_from_no_replicas_as_many_are_asked_for_as_are_needed(lag: float, arrivals: float, replicas: int) -> None:
+def test_from_zero_as_many_replicas_as_needed_are_requested(lag: float, arrivals: float, replicas: int) -> None:
     found = asked(shown(arrivals, lag, current=0, minimum=0, throughput=0.0))
     assert found.replicas is not None
     if arrivals:
@@ -342,18 +340,18 @@ def test_from_no_replicas_as_many_are_asked_for_as_are_needed(lag: float, arriva
     assert found.reason is Reason.ABOVE
 
 
-def test_no_replicas_stay_none_while_nothing_arrives() -> None:
+def test_zero_replicas_stay_while_nothing_arrives() -> None:
     assert asked(shown(0, current=0, minimum=0, throughput=0.0)).replicas == 0
 
 
-# fewer
+# scale-down
 
 
 def spare(size: int, saved: float = 1e6, watched: float = 1000.0) -> Memory:
     return {"spare.size": float(size), "spare.saved": saved, "spare.since_at": T - watched}
 
 
-def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_rescale_costs() -> None:
+def test_a_scale_down_is_one_step_once_its_savings_cover_the_cost_of_a_rescale() -> None:
     # 300 * 1.05 are 315/s, that is 4 of 8. 60 s of 8 are 480.
     view = shown(300, current=8, memory=spare(8, 480))
     found = asked(view)
@@ -366,7 +364,7 @@ def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_resca
     assert asked(view, rescale_price=timedelta(seconds=61)).replicas == 8
 
 
-def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
+def test_before_a_scale_down_the_detail_says_how_much_it_has_saved() -> None:
     found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
     assert found.detail.endswith(
         "4 would be enough and would have saved 200 replica-seconds so far; a rescale costs 480"
@@ -381,7 +379,7 @@ def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
         ({"lag": 19201}, "the backlog is smaller"),
     ],
 )
-def test_fewer_that_have_saved_enough_say_what_they_wait_for(change: dict[str, Any], awaited: str) -> None:
+def test_a_scale_down_with_enough_savings_says_what_it_waits_for(change: dict[str, Any], awaited: str) -> None:
     found = asked(shown(300, current=8, **{"memory": {**spare(8, 600), "spare.enough": 4.0}, **change}))
     assert found.replicas == 8
     assert found.detail.endswith(
@@ -393,23 +391,23 @@ def test_fewer_that_have_saved_enough_say_what_they_wait_for(change: dict[str, A
 @pytest.mark.parametrize(
     "change",
     [
-        {"memory": spare(8, watched=179)},  # not calm for long enough
-        {"memory": spare(7)},  # watched at another size
+        {"memory": spare(8, watched=179)},  # not quiet for long enough
+        {"memory": spare(7)},  # observed at another size
         {"memory": {"spare.size": 8.0, "spare.saved": 1e6}},
         {"memory": spare(8), "rescale": True},
         {"memory": spare(8), "lag": 19201},  # still more than 15 s of work waiting
         {"memory": spare(8), "minimum": 8},
         {"memory": {**spare(8), "lasting.mean": 800.0, "lasting.square": 10.0, "lasting.weight": 10.0}},
-        {"memory": {**spare(8), "arrivals.trend": 3.0}},  # 300 + 450 are expected
-        # It stops for 140 s and repeats 10 s, 90 s more than the objective: (60 + 14 * 90) * 8 = 10560 to be saved
+        {"memory": {**spare(8), "arrivals.trend": 3.0}},  # 300 + 450 are forecast
+        # It stalls for 140 s and replays 10 s, 90 s more than the objective: (60 + 14 * 90) * 8 = 10560 to be saved
         {"memory": spare(8, 10559), "stall_down": 140.0},
     ],
 )
-def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
+def test_no_smaller_size_is_requested(change: dict[str, Any]) -> None:
     assert asked(shown(**{"arrivals": 300, "current": 8, **change})).replicas == 8
 
 
-def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
+def test_a_stall_that_makes_records_late_has_a_price_and_the_detail_says_so() -> None:
     # (60 + 14 * (40 + 20 + 4000 / 800 - 60)) * 8 = 1040
     memory = {**spare(8, 1000), "checkpoint.interval": 40.0, "spare.enough": 4.0}
     found = asked(shown(300, 4000, current=8, memory=memory, stall_down=40.0))
@@ -421,7 +419,7 @@ def test_a_stop_that_makes_records_late_has_its_price_which_is_said() -> None:
     saved = asked(shown(300, 4000, current=8, memory={**memory, "spare.saved": 1040.0}, stall_down=40.0))
     assert saved.replicas == 4
     assert saved.detail.endswith("a rescale costs 1,040, as it makes records 5 s older than the objective")
-    # of nothing that arrives nothing is late
+    # without arrivals nothing is late
     assert asked(shown(0, 0, current=8, memory={**memory, "spare.saved": 480.0}, stall_down=40.0)).replicas == 1
 
 
@@ -435,7 +433,7 @@ def test_more_arrivals_never_make_a_rescale_cheaper(stall: float) -> None:
     assert sizes == sorted(sizes)
 
 
-def test_fewer_must_have_done_for_what_arrived_within_the_window() -> None:
+def test_a_smaller_size_must_suffice_for_the_arrivals_of_the_window() -> None:
     def seen(ago: float, most: float) -> int | None:
         view = shown(300, current=8, memory=spare(8))
         past = []
@@ -445,7 +443,7 @@ def test_fewer_must_have_done_for_what_arrived_within_the_window() -> None:
         odd = replace(past[0], metrics={"arrivals": Reading(math.nan, past[0].at)})
         return asked(replace(view, past=(*past, odd, *view.past))).replicas
 
-    # A minute of them makes no more wait than n replicas do in 0.1 * 60 s.
+    # A minute of them leaves no larger backlog than n replicas process in 0.1 * 60 s.
     assert seen(120, 400.0) == 4
     assert seen(120, 550.0) == 5
     assert seen(120, 551.0) == 6  # (551 - 500) * 60 > 6 * 500
@@ -454,27 +452,27 @@ def test_fewer_must_have_done_for_what_arrived_within_the_window() -> None:
     assert seen(181, 900.0) == 4
 
 
-def test_fewer_must_do_for_the_mean_where_arrivals_only_swing_below_it() -> None:
+def test_a_smaller_size_must_suffice_for_the_mean_if_arrivals_only_swing_below_it() -> None:
     swings = {"lasting.mean": 450.0, "lasting.weight": 24.0, "lasting.square": 8.0, "lasting.both": 0.0}
     # nearly 450 * 1.05
     assert asked(shown(300, current=8, memory={**spare(8), **swings})).replicas == 5
 
 
-def test_more_is_asked_for_when_what_lasts_is_too_much() -> None:
+def test_more_is_requested_when_the_lasting_part_of_the_load_is_too_high() -> None:
     swings = {"lasting.mean": 350.0, "lasting.weight": 60.0, "lasting.square": 20.0, "lasting.both": 0.0}
     found = asked(shown(460, memory=swings))
     assert (found.replicas, found.reason) == (4, Reason.STEADY)
     assert found.detail == "460/s arriving, 350/s in 60 s, lag 0; 4 replicas (400/s) are enough for now"
-    # What that leaves undone is seen in the lag.
+    # The lag shows the part that this leaves unprocessed.
     assert asked(shown(460, 28000, memory=swings)).reason is Reason.ABOVE
-    # A forecast of another system knows better.
+    # A forecast of another system takes precedence.
     view = shown(460, memory=swings)
     given = {"given": Reading(480.0, NOW)}
     assert asked(replace(view, metrics={**view.metrics, **given}), forecast="given").reason is Reason.ABOVE
 
 
 @pytest.mark.parametrize("name", ["lag", "arrivals", "throughput"])
-def test_without_a_metric_nothing_is_lowered_and_it_is_said(name: str) -> None:
+def test_without_a_metric_nothing_is_lowered_and_the_detail_says_so(name: str) -> None:
     view = shown(300, current=8, memory=spare(8), missing={name: "connection refused"})
     view = replace(view, metrics={key: reading for key, reading in view.metrics.items() if key != name})
     found = asked(view)
@@ -482,28 +480,28 @@ def test_without_a_metric_nothing_is_lowered_and_it_is_said(name: str) -> None:
     assert found.detail == f"no trusted reading of {name} (connection refused)"
 
 
-def test_without_the_throughput_more_is_still_asked_for() -> None:
+def test_without_the_throughput_a_scale_up_is_still_requested() -> None:
     assert asked(shown(470, throughput=None)).replicas == 6
 
 
 @pytest.mark.parametrize("value", [(100.0,), (100.0, 100.0, 100.0, -1.0), -1.0])
-def test_an_incomplete_or_negative_number_is_none(value: float | tuple[float, ...]) -> None:
+def test_an_incomplete_or_negative_reading_counts_as_missing(value: float | tuple[float, ...]) -> None:
     view = shown(300, current=4)
     view = replace(view, metrics={**view.metrics, "arrivals": Reading(value, NOW)})
     assert asked(view).reason is Reason.MISSING
 
 
-def test_to_none_when_nothing_arrives_and_none_are_allowed() -> None:
+def test_the_size_goes_to_zero_when_nothing_arrives_and_zero_is_allowed() -> None:
     view = shown(0, current=2, minimum=0, memory=spare(2))
     assert asked(view).replicas == 0
     assert asked(replace(view, limits=Limits(1, 20))).replicas == 1
 
 
-# a life: learning and deciding in the order of time
+# the life of a job: learning and deciding in the order of time
 
 
 class Life:
-    """A job that is observed every 15 s; n replicas do 100 n^0.9 records/s."""
+    """A job that is observed every 15 s; n replicas process 100 n^0.9 records/s."""
 
     def __init__(self, policy: Adaptive | None = None, size: int = 4, **given: Any) -> None:
         self.policy = policy or Adaptive()
@@ -521,7 +519,7 @@ class Life:
     def poll(
         self, arrivals: float | None = 300.0, lag: float | None = 0.0, *, missing: str = "", **change: Any
     ) -> Recommendation:
-        """Look once; names that are `missing` cannot be read."""
+        """Poll once; the metrics named `missing` cannot be read."""
         self.now += change.pop("later", INTERVAL)
         done = change.pop("throughput") if "throughput" in change else min(arrivals or 0.0, self.able)
         busy = change.pop("utilization", min(done / max(self.able, 1.0), 1.0) if done is not None else None)
@@ -546,7 +544,7 @@ class Life:
         return self.policy.evaluate(replace(view, memory=self.memory))
 
     def until(self, size: int, most: int = 400, **given: Any) -> int:
-        """Looks until a size is asked for; every answer before it is to stay."""
+        """Poll until this size is requested, every earlier poll keeping the present one; return the number of polls."""
         for number in range(1, most):
             found = self.poll(**given).replicas
             if found == size:
@@ -556,72 +554,72 @@ class Life:
 
 
 @pytest.mark.parametrize("since", [{}, {"spare.since_at": T + 1e9}])
-def test_a_saving_of_which_nobody_knows_since_when_is_counted_anew(since: Memory) -> None:
+def test_savings_without_a_known_start_are_counted_anew(since: Memory) -> None:
     life = Life(size=12)
     life.memory = {**SURE, "spare.size": 12.0, "spare.seen_at": T, "spare.saved": 1e6, **since}
     assert life.until(4) == 13
 
 
-def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
+def test_a_scale_down_that_saves_much_comes_sooner_than_one_that_saves_little() -> None:
     much, little = Life(size=12), Life(size=5)
     much.memory = SURE
-    # 4 of 12 would do: 8 * 15 each time make 60 * 12 = 720 after 6 times; but 12 times are 3 minutes
+    # 4 of 12 suffice: 8 * 15 each time make 60 * 12 = 720 after 6 times; but 12 times are 3 minutes
     assert much.until(4) == 13
     # 4 of 5: 15 each time make 60 * 5 = 300 after 20 times
     assert little.until(4) == 21
 
 
 @pytest.mark.parametrize(("phase", "polls"), [(Phase.REQUESTED, 6), (Phase.ABSORBED, 6), (Phase.RUNNING, 1)])
-def test_what_fewer_would_have_saved_counts_once_the_job_runs_on_a_new_size(phase: Phase, polls: int) -> None:
+def test_savings_count_from_when_the_job_runs_at_its_new_size(phase: Phase, polls: int) -> None:
     life = Life(size=12)
     life.memory = SURE
     rescale = Rescale(before=4, to=12, at=NOW, cause=Cause.REQUEST, phase=phase, since=NOW)
     for _ in range(14):
-        assert life.poll(rescale=rescale).replicas == 12  # nothing goes before it has caught up
+        assert life.poll(rescale=rescale).replicas == 12  # no scale-down before it has caught up
     assert life.until(4) == polls  # 6 times 8 * 15 make 60 * 12
 
 
-def test_fewer_are_as_many_more_as_their_capacity_is_unsure() -> None:
-    # What one size does says little of what a third of it can do: 4 do 348/s, but that is unsure by 11 %.
+def test_a_scale_down_keeps_a_margin_for_uncertain_capacity() -> None:
+    # The capacity of one size says little about a third of it: 4 process 348/s, but with an uncertainty of 11 %.
     assert Life(size=12).until(5, arrivals=315.0) == 13
     life = Life(size=12)
     life.memory = SURE
     assert life.until(4, arrivals=315.0) == 13
 
 
-def test_fewer_wait_until_what_waits_is_not_too_old_for_them() -> None:
-    # 24 s of what the smaller size can do: of 400/s 9,600 records, of 800/s 19,200
+def test_a_scale_down_waits_until_the_smaller_size_can_clear_the_backlog() -> None:
+    # 24 s of the smaller size's capacity: at 400/s 9,600 records, at 800/s 19,200
     assert asked(shown(300, 9600, current=8, memory=spare(8))).replicas == 4
     waits = asked(shown(300, 9601, current=8, memory={**spare(8), "spare.enough": 4.0}))
     assert (waits.replicas, waits.detail.endswith("; waiting until the backlog is smaller")) == (8, True)
 
 
-def test_a_utilization_at_which_it_can_do_no_more_is_said() -> None:
+def test_the_utilization_at_which_the_job_is_saturated_is_reported() -> None:
     known = asked(shown(470, memory={"saturation.utilization": 0.35}))
     assert known.detail.startswith("470/s arriving, lag 0, at a utilization of 0.35 it can do no more; 4 replicas")
     assert "utilization" not in asked(shown(470)).detail
 
 
 @pytest.mark.parametrize(("lag", "size"), [(0, 0), (1, 2), (4000, 2)])
-def test_nothing_is_left_to_no_replicas_while_records_wait(lag: float, size: int) -> None:
+def test_the_size_does_not_go_to_zero_while_records_wait(lag: float, size: int) -> None:
     assert asked(shown(0, lag, current=2, minimum=0, memory=spare(2))).replicas == size
 
 
-def test_the_capacity_of_a_smaller_size_is_as_unsure_as_that_of_the_work_it_does() -> None:
-    # Six replicas with ten partitions do the work of five, and are no less sure than five.
+def test_a_size_that_partitions_limit_is_as_uncertain_as_the_size_of_its_work() -> None:
+    # Six replicas with ten partitions do the work of five, and their capacity is no less certain than that of five.
     known = {"capacity.level_variance": 0.0025, "capacity.exponent_variance": 0.01, **spare(12)}
     enough = 500 / (1 + math.sqrt(0.0025 + math.log(5) ** 2 * 0.01)) / 1.05
     for arrivals, size in ((enough * 0.999, 5), (enough * 1.001, 10)):
         assert asked(shown(arrivals, current=12, partitions=10, memory=known)).replicas == size
 
 
-def test_a_gain_that_comes_and_goes_saves_nothing() -> None:
+def test_an_intermittent_chance_to_scale_down_saves_nothing() -> None:
     life = Life(size=5)
     for number in range(400):
         assert life.poll(arrivals=300.0 if number % 40 < 20 else 380.0).replicas == 5
 
 
-def test_after_a_time_unseen_saving_begins_anew() -> None:
+def test_after_a_gap_in_the_observations_savings_start_anew() -> None:
     life = Life(size=5)
     for _ in range(16):
         life.poll()
@@ -630,13 +628,13 @@ def test_after_a_time_unseen_saving_begins_anew() -> None:
     life = Life(size=5)
     for _ in range(16):
         life.poll()
-    for _ in range(41):  # what cannot be seen for more than 10 minutes saves nothing either
+    for _ in range(41):  # more than 10 minutes without readings save nothing either
         life.poll(lag=None)
     assert life.until(4) > 16
 
 
 @pytest.mark.parametrize("name", ["lag", "arrivals"])
-def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str) -> None:
+def test_one_missing_reading_does_not_restart_the_savings(name: str) -> None:
     life = Life(size=5)
     for _ in range(16):
         life.poll()
@@ -645,15 +643,15 @@ def test_a_reading_that_is_missing_once_does_not_begin_the_saving_anew(name: str
     assert life.until(4) == 21 - 17  # as if it had been read
 
 
-def test_a_size_is_learned_whatever_utilization_is_read() -> None:
+def test_a_size_is_learned_from_every_form_of_utilization() -> None:
     for utilization, learned in ((0.5, 600), ((0.2, 0.75, 0.5, 0.3), 400), (None, 0)):
         life = Life(size=4)
         found = life.poll(300.0, utilization=utilization)
         assert found.inputs.get("capacity", 0) == pytest.approx(learned)
 
 
-def test_a_job_that_falls_behind_does_all_it_can() -> None:
-    # more arrives than is done, and more than 10 s of it wait
+def test_a_job_that_falls_behind_is_saturated() -> None:
+    # arrivals exceed the throughput, and more than 10 s of them wait
     for busy, learned in ((None, 300), (0.7, 300), (0.5, 600)):
         life = Life(size=4)
         life.poll(400.0, lag=4000.0, throughput=300.0, utilization=busy)
@@ -673,7 +671,7 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
         {"throughput": None},
     ],
 )
-def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[str, Any]) -> None:
+def test_no_capacity_is_learned_from_a_transient(change: dict[str, Any]) -> None:
     life = Life(size=4)
     life.poll(**change)
     assert "capacity.level" not in life.memory
@@ -689,13 +687,13 @@ def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[st
         {"rescale": Rescale(before=3, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.RUNNING, since=NOW)},
     ],
 )
-def test_it_is_learned_once_that_is_over(change: dict[str, Any]) -> None:
+def test_capacity_is_learned_once_a_transient_is_over(change: dict[str, Any]) -> None:
     life = Life(size=4)
     life.poll(**change)
     assert "capacity.level" in life.memory
 
 
-def test_the_stalls_that_were_learned_count_and_a_job_without_any_replays_nothing() -> None:
+def test_the_learned_stalls_are_used_and_a_job_without_stalls_replays_nothing() -> None:
     learned = Learned(
         times={
             Direction.UP: (RescaleTimes(30.0, 30.0, 42.0, 42.0),),
@@ -703,25 +701,25 @@ def test_the_stalls_that_were_learned_count_and_a_job_without_any_replays_nothin
         }
     )
     assert asked(replace(shown(450), learned=learned)).inputs["ahead"] == 42
-    # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
+    # 460/s at 400/s can wait longer: 3600 pile up until the workers are ready, and nothing else
     found = asked(shown(460, stall_up=0.0, stall_down=0.0))
     assert found.replicas == 4
     assert found.inputs["rescaled_age"] == pytest.approx(3600 / 460)
 
 
-def test_the_interval_of_checkpoints_is_the_least_seen_and_may_grow_slowly() -> None:
+def test_the_checkpoint_interval_is_the_shortest_observed_and_may_grow_slowly() -> None:
     life = Life(size=4)
     for seconds in (0, 60, 60, 90):
         life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=seconds))
         life.poll()
-    # first 60 s apart; the same again says nothing; then 30 s
+    # first 60 s apart; the same again adds nothing; then 30 s
     assert life.memory["checkpoint.interval"] == 30
     life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=190))
     life.poll()
     assert life.memory["checkpoint.interval"] == pytest.approx(33)
 
 
-def test_a_jump_that_waits_nowhere_is_doubted() -> None:
+def test_a_jump_of_arrivals_without_throughput_or_lag_is_doubted() -> None:
     life = Life(size=4)
     for _ in range(40):
         life.poll(300.0)
@@ -729,7 +727,7 @@ def test_a_jump_that_waits_nowhere_is_doubted() -> None:
     assert life.poll(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
 
 
-def test_a_jump_that_is_doubted_leads_to_no_fewer_than_a_smaller_one() -> None:
+def test_a_larger_doubted_jump_leads_to_no_smaller_size() -> None:
     life = Life(size=8)
     found = life.poll(300.0)
     for _ in range(80):
@@ -746,7 +744,7 @@ def test_a_jump_that_is_doubted_leads_to_no_fewer_than_a_smaller_one() -> None:
     assert len(set(sizes)) > 1
 
 
-def test_minutes_without_a_reading_are_left_out() -> None:
+def test_minutes_without_a_reading_are_ignored() -> None:
     life = Life(size=8)
     for number in range(60):
         life.poll(200 + 3.0 * number)
@@ -757,7 +755,7 @@ def test_minutes_without_a_reading_are_left_out() -> None:
     assert life.memory["lasting.recent"] == pytest.approx(before, rel=0.05)
 
 
-def test_without_a_past_the_reading_is_what_is_known() -> None:
+def test_without_a_past_the_present_reading_is_learned() -> None:
     view = make({"arrivals": 300.0, "lag": 0.0, "throughput": 300.0}, past=())
     assert Adaptive().learn(view)["lasting.mean"] == 300
 
@@ -789,12 +787,12 @@ def test_without_a_past_the_reading_is_what_is_known() -> None:
         ({"forecast": ""}, "forecast: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adaptive(**parameters)
 
 
-def test_it_is_shown_as_much_of_the_past_as_it_reads() -> None:
+def test_the_lookback_covers_the_past_that_the_policy_reads() -> None:
     assert Adaptive().lookback == timedelta(minutes=17)
     assert Adaptive(scale_down_window=timedelta(minutes=30)).lookback == timedelta(minutes=32)
     assert Adaptive(lag="waiting").metrics == ("waiting", "arrivals", "throughput")
@@ -804,7 +802,7 @@ def test_it_is_shown_as_much_of_the_past_as_it_reads() -> None:
 
 
 def known(chance: Random) -> tuple[Memory, float, float]:
-    """What may have been learned, what one replica does, and the exponent."""
+    """Memory that may have been learned, the capacity of one replica, and the exponent."""
     one, exponent = 10 ** chance.uniform(0, 5), chance.uniform(0.6, 1.0)
     memory = {"capacity.level": math.log(one), "capacity.exponent": exponent}
     ranges = {
@@ -815,12 +813,12 @@ def known(chance: Random) -> tuple[Memory, float, float]:
     return memory, one, exponent
 
 
-@settings(deadline=None, max_examples=400)  # a busy machine is no failure
+@settings(deadline=None, max_examples=400)  # a busy machine is not a failure
 @given(st.integers(0, 10**9), st.floats(1e-3, 10.0))
 def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None:
-    """All else equal: the same capacity and times, records that have waited as long, and all arrivals by a factor.
+    """All else equal: the same capacity and times, the same age of records, and all arrivals times a factor.
 
-    Not the same number of records waiting: with more arrivals those have come within a shorter time.
+    The number of waiting records differs: with more arrivals they have arrived within a shorter time.
     """
     chance = dice(seed)
     memory, one, exponent = known(chance)
@@ -864,10 +862,10 @@ def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_two_readings_the_greater_never_asks_for_fewer(seed: int) -> None:
-    """After the same past without a trend, with what is learned from either of them.
+def test_of_two_readings_the_greater_never_requests_a_smaller_size(seed: int) -> None:
+    """After the same past without a trend, with what is learned from either reading.
 
-    A trend is believed while readings lie on its line: one far above it makes it doubtful, which may cost more.
+    A trend counts while readings lie on its line: a reading far above the line makes it doubtful, which may cost more.
     """
     chance = dice(seed)
     life = Life(size=4, maximum=40)
@@ -880,7 +878,7 @@ def test_of_two_readings_the_greater_never_asks_for_fewer(seed: int) -> None:
                 other = Life(size=life.size, maximum=40)
                 other.memory, other.now, other.past = life.memory, life.now, life.past
                 reading = load * factor
-                # what arrives and is not processed waits, else it would be doubted; it has waited 3 s
+                # arrivals that are not processed wait, else the jump would be doubted; they have waited 3 s
                 sizes.append(other.poll(reading, lag=3 * reading).replicas)
             assert None not in sizes
             assert sizes == sorted(sizes)  # type: ignore[type-var]
@@ -894,7 +892,7 @@ BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def sizes(seed: int, factor: float, polls: int = 120) -> list[int]:
-    """What a whole decision machine asks for, poll by poll, in a random life; all rates times a factor."""
+    """The sizes that a whole decision machine requests, poll by poll, in a random life; all rates times a factor."""
     chance = dice(seed)
     usual = tuple(chance.uniform(20, 300) * factor for _ in range(168)) if chance.random() < 0.3 else ()
     policy = Adaptive(profile="profile" if usual else None)
@@ -962,7 +960,7 @@ def test_rates_and_lags_times_a_factor_give_the_same_sizes(seed: int, power: int
     assert sizes(seed, factor) == expected
 
 
-def test_the_lives_compared_are_lives_with_changes() -> None:
+def test_the_compared_lives_contain_changes() -> None:
     assert sum(len(set(sizes(seed, 1.0))) > 1 for seed in range(10)) >= 8
 
 
@@ -1000,7 +998,7 @@ def test_whatever_is_read_sizes_are_allowed_and_all_numbers_finite(
             life.memory = dict(list(life.memory.items())[::2])
 
 
-def test_a_learned_time_of_a_phase_is_the_median() -> None:
+def test_the_learned_duration_of_a_phase_is_the_median() -> None:
     view = shown(460)
     durations: dict[Direction, Mapping[Phase, tuple[float, ...]]] = {
         Direction.UP: {Phase.READY: (10.0, 500.0, 20.0), Phase.RUNNING: (7.0,), Phase.CAUGHT_UP: (999.0,)}

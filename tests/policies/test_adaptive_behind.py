@@ -1,4 +1,4 @@
-"""What the default policy makes of a job that falls behind though it was learned to do enough."""
+"""How the default policy treats a job that falls behind although its learned capacity seemed sufficient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 from tests.policies.test_adaptive import Life
 
-# On little load one replica was learned to do 90 records/s; it does 20.
+# At low load the policy learned 90 records/s for one replica; the true capacity is 20.
 LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9}
 
 
@@ -25,7 +25,7 @@ def fall_behind(
     pause: int | None = None,
     highest: float = 0.0,
 ) -> Recommendation:
-    """46 records/s arrive, observed every 5 s; the last thing it says. In the `pause`th second it keeps up."""
+    """The last recommendation while 46 records/s arrive, observed every 5 s; at second `pause` the job keeps up."""
     policy = Adaptive()
     memory = {**LEARNED, "saturation.highest": highest}
     said = None
@@ -40,7 +40,7 @@ def fall_behind(
             spec=replace(view.spec, interval=timedelta(seconds=5)),
             memory=memory,
         )
-        # what was learned stays as wrong as it is: here it is about the time until that is right
+        # the learned values stay wrong: this is about the time before they are corrected
         learned = {name: number for name, number in policy.learn(view).items() if not name.startswith("size.")}
         memory = {**learned, **LEARNED}
         said = policy.evaluate(replace(view, memory=memory))
@@ -48,11 +48,11 @@ def fall_behind(
     return said
 
 
-def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
+def test_a_job_that_is_behind_for_a_minute_shows_its_capacity() -> None:
     assert fall_behind(55).replicas == 1
     said = fall_behind(60)
     assert said.inputs["capacity"] == pytest.approx(20.0)
-    assert said.replicas == 4  # 20 x 4^0.9 = 70/s; 3 do 54/s, a fifth more than what arrives is 55/s
+    assert said.replicas == 4  # 20 x 4^0.9 = 70/s; 3 process 54/s, a fifth more than the arrivals is 55/s
     assert "1 replica (20/s) is too few" in said.detail
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
         (20.0, 1.0, 30, 0.0, "it has kept up in between"),
     ],
 )
-def test_else_it_does_what_was_learned(
+def test_otherwise_the_learned_capacity_holds(
     throughput: float, utilization: float, pause: int | None, highest: float, why: str
 ) -> None:
     said = fall_behind(75, throughput=throughput, utilization=utilization, pause=pause, highest=highest)
@@ -72,14 +72,14 @@ def test_else_it_does_what_was_learned(
 
 
 @pytest.mark.parametrize("utilization", [0.01, 0.1, 0.35, 0.5])
-def test_a_job_that_is_behind_does_all_it_can_where_its_workers_have_never_been_busier(utilization: float) -> None:
+def test_a_job_that_is_behind_is_saturated_if_its_workers_have_never_been_busier(utilization: float) -> None:
     assert fall_behind(55, utilization=utilization).replicas == 1
     assert fall_behind(60, utilization=utilization, highest=utilization).replicas == 4
 
 
 @pytest.mark.parametrize("shown", [0.1, 0.35, 0.7])
-def test_a_cpu_that_never_shows_that_the_job_can_do_no_more_misleads_it_once(shown: float) -> None:
-    # Four replicas do 348/s, and then show a CPU of a part only, as each waits for another system most of the time.
+def test_a_cpu_that_never_shows_saturation_misleads_the_policy_once(shown: float) -> None:
+    # Four replicas process 348/s at a low CPU usage, as each waits for another system most of the time.
     life = Life(size=4)
 
     def poll(arrivals: float, lag: float = 0.0) -> Recommendation:

@@ -1,4 +1,4 @@
-"""What the default policy learns of workers that have hardly anything to do."""
+"""What the default policy learns from workers that are almost idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKER = 10_000.0
 
 
 class Life:
-    """Replicas that are observed every 15 s, and what the policy knows of them."""
+    """Replicas that are observed every 15 s, and the memory of the policy."""
 
     def __init__(self) -> None:
         self.policy = Adaptive()
@@ -37,7 +37,7 @@ class Life:
 
 
 @pytest.mark.parametrize("current", [1, 4])
-def test_more_to_do_for_hardly_busy_workers_is_no_shortage(current: int) -> None:
+def test_more_load_on_almost_idle_workers_is_not_a_shortage(current: int) -> None:
     life = Life()
     for arrivals in (20.0, 50.0, 120.0, 400.0, 490.0):
         found = life.poll(arrivals, current)
@@ -45,20 +45,20 @@ def test_more_to_do_for_hardly_busy_workers_is_no_shortage(current: int) -> None
         assert found.inputs["capacity"] >= 20 * arrivals * 0.999
 
 
-def test_less_to_do_does_not_make_them_able_to_do_less() -> None:
+def test_less_load_does_not_lower_the_learned_capacity() -> None:
     life = Life()
     life.poll(400.0, 1)
     assert life.poll(20.0, 1).inputs["capacity"] == pytest.approx(8000.0)
 
 
-def test_what_they_do_at_least_is_forgotten_once_they_are_busy_enough_to_be_measured() -> None:
+def test_the_lower_bound_of_capacity_is_replaced_once_workers_are_busy_enough_to_measure() -> None:
     life = Life()
     life.poll(20.0, 1)
     assert life.poll(600.0, 1).inputs["capacity"] == pytest.approx(WORKER)
     assert life.poll(100.0, 1).inputs["capacity"] == pytest.approx(WORKER)
 
 
-def test_an_idle_cluster_gets_fewer_and_is_not_short_there() -> None:
+def test_an_idle_cluster_is_scaled_down_and_then_has_no_shortage() -> None:
     life = Life()
     assert life.poll(300.0, 20, polls=40).replicas in range(1, 3)
     assert life.poll(450.0, 1).replicas == 1

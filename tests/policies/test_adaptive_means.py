@@ -1,4 +1,4 @@
-"""Readings that are means over a longer time than the interval: what the default policy makes of a jump in them."""
+"""How the default policy treats a jump in readings that are means over a longer time than the interval."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = ClusterSpec(
 
 
 def seen(at: float, size: int, over: timedelta, jump: float) -> Observation:
-    """A job whose replicas do 100 records/s each. 200/s arrive, from the jump on 800: what they do not do waits."""
+    """A job of 100 records/s per replica. 200/s arrive, 800/s from the jump on: unprocessed records wait."""
     now = START + timedelta(seconds=at)
     capacity = 100.0 * size
     came = 200.0 + 600.0 * min(max(at - jump, 0.0), 60.0) / 60.0
@@ -50,7 +50,7 @@ def decided(
     missed: Collection[float] = (),
     wrong: Mapping[float, float] | None = None,
 ) -> dict[float, Decision]:
-    """What is decided at each poll, the size left as it is."""
+    """The decision at each poll, while the size stays unchanged."""
     state, found = ClusterState(), {}
     for number in range(1, round(until / EVERY) + 1):
         at = number * EVERY
@@ -73,26 +73,26 @@ def arrivals(found: Mapping[float, Decision]) -> dict[float, float]:
 def test_a_jump_in_a_mean_is_answered_before_the_mean_has_followed_it() -> None:
     known, unknown = (decided(over, JUMP + 30) for over in (OVER, timedelta(0)))
     assert known[JUMP].proposed < 8
-    # Half of the minute has passed: all of the jump is known, where the mean has seen half of it.
+    # Half of the minute has passed: the whole jump is known, while the mean shows half of it.
     assert arrivals(known)[JUMP + 30] == pytest.approx(800)
     assert arrivals(unknown)[JUMP + 30] == pytest.approx(500)
     assert known[JUMP + 30].proposed > 8 > unknown[JUMP + 15].proposed
 
 
-def test_what_is_seen_of_a_jump_is_not_more_than_it_is() -> None:
+def test_the_estimate_of_a_jump_never_exceeds_the_jump() -> None:
     assert max(arrivals(decided(OVER, JUMP + 120)).values()) == pytest.approx(800)
     assert max(arrivals(decided(OVER, JUMP + 120, JUMP + 10)).values()) == pytest.approx(800)
 
 
 @pytest.mark.parametrize("missed", [(JUMP - 15,), (JUMP - 60, JUMP - 45), (JUMP + 15,), (JUMP + 30,)])
-def test_readings_that_were_missed_make_no_jump_greater(missed: tuple[float, ...]) -> None:
+def test_missed_readings_do_not_enlarge_a_jump(missed: tuple[float, ...]) -> None:
     whole, gaps = decided(OVER, JUMP + 60), decided(OVER, JUMP + 60, missed=missed)
     assert gaps[JUMP + 60].proposed <= whole[JUMP + 60].proposed + 1
     assert max(arrivals(gaps).values()) <= 850
 
 
 @pytest.mark.parametrize("wrong", [0.0, 100.0, 400.0, 2000.0])
-def test_one_wrong_reading_is_no_jump_later_either(wrong: float) -> None:
+def test_a_single_wrong_reading_is_not_a_jump_later_either(wrong: float) -> None:
     at = JUMP - 300
     found = arrivals(decided(OVER, JUMP - 15, wrong={at: wrong}))
     assert max(rate for time, rate in found.items() if time != at) == pytest.approx(200)

@@ -1,4 +1,4 @@
-"""The default policy where the partitions of the log bound what more replicas help."""
+"""The default policy if the number of partitions limits the benefit of more replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.policies.conftest import make
 
 
 @pytest.mark.parametrize(("current", "enough"), [(1, 3), (2, 3), (3, 3)])
-def test_more_replicas_than_have_something_to_read_are_not_asked_for(current: int, enough: int) -> None:
+def test_replicas_without_a_partition_to_read_are_not_requested(current: int, enough: int) -> None:
     # 6 partitions: a fourth and a fifth replica would wait for the others
     view = make(
         {"lag": 5000.0, "arrivals": 100.0, "throughput": 20.0 * current},
@@ -28,6 +28,6 @@ def test_more_replicas_than_have_something_to_read_are_not_asked_for(current: in
     assert policy.evaluate(replace(view, limits=replace(view.limits, maximum=6))).replicas == 6
 
 
-def test_the_most_allowed_is_reported_as_such() -> None:
+def test_a_size_at_the_maximum_is_reported_as_such() -> None:
     view = make({"lag": 5000.0, "arrivals": 100.0, "throughput": 20.0}, maximum=3, per_replica=20, partitions=6)
     assert "1 replica (20/s) is too few, and so are 3 (60/s), the maximum" in Adaptive().evaluate(view).detail

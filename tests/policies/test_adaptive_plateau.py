@@ -1,4 +1,4 @@
-"""More workers that do not raise what a job processes."""
+"""Plateaus: more workers that do not raise the throughput."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LIMITED = Throughput(8.0, 450.0, 300.0)
 def compared(
     size: int, throughput: float, now: float = 300.0, smaller: Throughput = CLIMBED, limit: Throughput = NOTHING
 ) -> tuple[Throughput, Throughput]:
-    """What is known of a smaller size and of the limit, after a comparison."""
+    """The smaller size and the limit that are known after a comparison."""
     smaller, limit = replace(smaller), replace(limit)
     plateau.compare(smaller, limit, size, throughput, now)
     return smaller, limit
 
 
-def test_twice_the_workers_that_process_hardly_more_are_a_plateau() -> None:
+def test_twice_the_workers_with_hardly_more_throughput_are_a_plateau() -> None:
     assert compared(8, 450.0) == (CLIMBED, LIMITED)
     assert plateau.describe(CLIMBED, LIMITED) == (
         "4 replicas could process 400/s, 8 process 450/s: something else limits the job"
     )
 
 
-def test_workers_that_help_are_what_the_next_ones_are_compared_with() -> None:
+def test_the_next_size_is_compared_with_the_last_one_that_helped() -> None:
     found = compared(8, 700.0)
     assert found == (Throughput(8.0, 700.0, 300.0), NOTHING)
     assert plateau.describe(*found) is None
@@ -43,7 +43,7 @@ def test_throughputs_are_compared_within_half_an_hour(now: float, size: int) -> 
 
 
 @pytest.mark.parametrize(("throughput", "helps"), [(459.0, False), (461.0, True)])
-def test_they_help_where_they_bring_15_percent_of_what_they_would_at_best(throughput: float, *, helps: bool) -> None:
+def test_workers_help_if_they_bring_15_percent_of_the_best_possible_gain(throughput: float, *, helps: bool) -> None:
     # twice as many: at best 400/s more
     assert compared(8, throughput)[1].size == (0 if helps else 8)
 
@@ -59,11 +59,11 @@ def test_they_help_where_they_bring_15_percent_of_what_they_would_at_best(throug
     ],
     ids=["small step", "long ago", "from nothing", "fewer", "without a climb"],
 )
-def test_what_cannot_be_compared_says_nothing(size: int, now: float, smaller: Throughput) -> None:
+def test_sizes_that_cannot_be_compared_change_nothing(size: int, now: float, smaller: Throughput) -> None:
     assert compared(size, 1.0, now, smaller) == (smaller, NOTHING)
 
 
-def test_of_steps_in_a_row_the_first_counts_and_of_one_further_down_that() -> None:
+def test_consecutive_steps_up_are_compared_with_the_first_size_until_a_step_goes_below_it() -> None:
     smaller = Throughput()
     for size, rate, now in ((4, 400.0, 0.0), (6, 500.0, 60.0)):
         plateau.climb(smaller, size, rate, now)
@@ -82,7 +82,7 @@ def test_of_steps_in_a_row_the_first_counts_and_of_one_further_down_that() -> No
         *((8, 517.0, 400.0, True), (8, 518.0, 400.0, False)),
     ],
 )
-def test_it_is_tried_again_after_half_an_hour_with_fewer_or_when_far_more_is_processed(
+def test_a_limit_is_forgotten_after_half_an_hour_at_fewer_replicas_or_with_far_more_throughput(
     size: int, throughput: float, now: float, *, kept: bool
 ) -> None:
     limit = replace(LIMITED)
@@ -91,6 +91,6 @@ def test_it_is_tried_again_after_half_an_hour_with_fewer_or_when_far_more_is_pro
     assert (plateau.describe(CLIMBED, limit) is not None) is kept
 
 
-def test_what_is_known_to_be_limited_is_not_judged_again() -> None:
+def test_a_known_limit_is_not_evaluated_again() -> None:
     assert compared(8, 700.0, limit=LIMITED) == (CLIMBED, LIMITED)
     assert compared(16, 1.0, limit=LIMITED) == (CLIMBED, LIMITED)

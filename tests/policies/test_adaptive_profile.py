@@ -1,4 +1,4 @@
-"""What the default policy makes of a profile: early where more usually comes, calm where a bump passes, never less."""
+"""How the default policy uses a profile: early before a usual rise, calm during a usual bump, never fewer replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoscaler.core.model import Direction, Learned, Reading, Reason, Recommend
 from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
-# n replicas do 100 n records/s; a profile that is believed, at the level of now
+# n replicas process 100 n records/s; a trusted profile at the present level
 KNOWN = {
     "capacity.level": math.log(100.0),
     "capacity.exponent": 1.0,
@@ -43,23 +43,25 @@ def asked(view: View, **parameters: Any) -> Recommendation:
     return Adaptive(**{"profile": "profile", **parameters}).evaluate(view)
 
 
-def test_workers_are_there_before_a_typical_rise() -> None:
+def test_workers_are_ready_before_a_typical_rise() -> None:
     found = asked(shown(380, RISES))
-    # by 600/s and the headroom
+    # up to 600/s and the headroom
     assert (found.reason, found.replicas) == (Reason.ABOVE, 8)
     assert found.inputs["expected"] == pytest.approx(380)  # within the minute that a rescale takes nothing rises yet
     assert asked(shown(380, FLAT)).replicas == 4
 
 
 @pytest.mark.parametrize(("minutes", "size"), [(3, 8), (4, 4)])
-def test_a_typical_rise_is_acted_on_almost_three_downtimes_before_it_takes_a_rescale(minutes: int, size: int) -> None:
+def test_a_typical_rise_is_acted_on_almost_three_downtimes_before_a_rescale_would_start(
+    minutes: int, size: int
+) -> None:
     # 45 s + 15 s, and 2.7 x (15 s + 10 s): that is within the third minute
     rises = (*[380.0] * minutes, *[600.0] * (31 - minutes))
     assert asked(shown(380, rises)).replicas == size
 
 
-def test_where_a_profile_begins_to_count_no_fewer_are_asked_for_than_without_it() -> None:
-    # Of 400/s less than 300/s are not normal: there the profile counts for nothing. 600/s were the mean of the last
+def test_at_the_threshold_of_trust_a_profile_lowers_no_size() -> None:
+    # Of 400/s less than 300/s are not normal: below that the profile does not count. 600/s were the mean of the last
     # minutes, to which arrivals have always returned.
     back = {"lasting.mean": 600.0, "lasting.weight": 60.0, "lasting.square": 2.4, "lasting.total": 36000.0}
     found = [asked(shown(arrivals, (400.0,) * 31, memory=back)) for arrivals in (299.0, 300.0, 400.0)]
@@ -70,7 +72,7 @@ def test_where_a_profile_begins_to_count_no_fewer_are_asked_for_than_without_it(
 
 @pytest.mark.parametrize("stall", [170.0, 200.0, 250.0, 300.0])
 @pytest.mark.parametrize("minutes", range(5, 20))
-def test_a_size_for_a_typical_rise_is_one_that_can_do_it(stall: float, minutes: int) -> None:
+def test_a_size_for_a_typical_rise_can_process_it(stall: float, minutes: int) -> None:
     rises = (*[380.0] * minutes, *[900.0] * (31 - minutes))
     learned = Learned(times={Direction.UP: (RescaleTimes(45.0, 45.0, 45.0 + stall, 45.0 + stall),)})
     found = asked(replace(shown(380, rises), learned=learned), objective=timedelta(minutes=10))
@@ -120,20 +122,20 @@ def test_more_arrivals_never_ask_for_fewer(
     assert found.replicas >= less.replicas
 
 
-def test_no_trend_counts_beside_a_trusted_profile() -> None:
+def test_no_trend_is_used_beside_a_trusted_profile() -> None:
     rising = {"arrivals.trend": 1.2}
     assert asked(shown(390, FLAT, memory=rising)).replicas == 4
     doubted = asked(shown(390, FLAT, memory={**rising, "season.trusted": 0.0}))
     assert doubted.replicas == asked(shown(390, None, memory=rising)).replicas == 7
 
 
-def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
+def test_the_first_sizes_follow_the_capacity_curve_of_the_profile() -> None:
     nothing = {"capacity.level": -1.0}
     view = shown(800, FLAT, capacity={"rate": 100.0, "exponent": 1.0})
     view = replace(view, memory={name: value for name, value in view.memory.items() if name not in KNOWN | nothing})
     found = asked(view)
     assert (found.inputs["capacity"], found.reason) == (400.0, Reason.ABOVE)
-    # without one the capacity of a size is unknown
+    # without it the capacity of a size is unknown
     bare = replace(view, metrics={name: each for name, each in view.metrics.items() if name != "profile"})
     assert "capacity not known yet" in asked(bare).detail
     for wrong in (
@@ -147,7 +149,7 @@ def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
         assert "capacity not known yet" in asked(changed).detail
 
 
-def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
+def test_learning_starts_with_the_exponent_of_the_profile() -> None:
     view = shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.8})
     view = replace(view, memory={})
     busy = replace(view, metrics={**view.metrics, "utilization": Reading(0.75, view.now)})
@@ -156,15 +158,15 @@ def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
     assert math.exp(learned["capacity.level"]) * 4**0.8 == pytest.approx(400)
 
 
-def test_the_exponent_of_a_profile_by_which_far_more_is_possible_is_not_believed() -> None:
-    # 300/s at 75 %: 400/s. By the profile four could do 126 * 4 = 504/s, a quarter more, or 124 * 4
+def test_an_exponent_of_the_profile_that_promises_far_more_capacity_is_ignored() -> None:
+    # 300/s at 75 %: 400/s. By the profile four could process 126 * 4 = 504/s, a quarter more, or 124 * 4
     for rate, exponent in ((126.0, 0.9), (124.0, 1.0)):
         view = replace(shown(300, FLAT, capacity={"rate": rate, "exponent": 1.0}), memory={})
         busy = replace(view, metrics={**view.metrics, "utilization": Reading(0.75, view.now)})
         assert Adaptive(profile="profile").learn(busy)["capacity.exponent"] == exponent
 
 
-def test_the_exponent_of_the_profile_is_kept_while_workers_are_hardly_busy_and_after_it() -> None:
+def test_the_exponent_of_the_profile_is_kept_while_workers_are_almost_idle_and_afterwards() -> None:
     view = replace(shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.8}), memory={})
     for number, busy in enumerate((0.01, 0.75)):
         now = view.now + timedelta(seconds=15 * number)
@@ -175,21 +177,21 @@ def test_the_exponent_of_the_profile_is_kept_while_workers_are_hardly_busy_and_a
 
 
 @pytest.mark.parametrize(("up", "ahead"), [({"start_up": 90.0, "stall": 30.0}, 120.0), ({"stall": 5.0}, 50.0)])
-def test_times_are_those_of_the_profile_until_they_have_been_seen(up: dict[str, float], ahead: float) -> None:
+def test_the_rescale_times_of_the_profile_hold_until_some_are_observed(up: dict[str, float], ahead: float) -> None:
     assert asked(shown(380, FLAT, up=up)).inputs["ahead"] == ahead
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 601.0])
-def test_a_time_that_cannot_be_is_not_believed(seconds: float) -> None:
+def test_an_impossible_time_of_the_profile_is_ignored(seconds: float) -> None:
     assert asked(shown(380, FLAT, up={"start_up": seconds})).inputs["ahead"] == 60
 
 
 @pytest.mark.parametrize("profile", [500.0, (-1.0, 5000.0), (0.0,) * 31])
-def test_what_is_no_profile_counts_for_nothing(profile: Any) -> None:
+def test_an_invalid_profile_is_ignored(profile: Any) -> None:
     assert asked(shown(380, profile)) == asked(shown(380))
 
 
-def test_an_external_forecast_goes_before_the_profile() -> None:
+def test_an_external_forecast_takes_precedence_over_the_profile() -> None:
     view = shown(380, RISES)
     view = replace(view, metrics={**view.metrics, "forecast": Reading((380.0,) * 20, view.now)})
     assert asked(view, forecast="forecast").replicas == 4

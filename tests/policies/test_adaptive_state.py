@@ -1,4 +1,4 @@
-"""What the default policy knows is kept as numbers by name, and read back."""
+"""The memory of the default policy is stored as numbers by name, and read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = {
 
 
 def any_number(kind: str, usual: object) -> st.SearchStrategy[object]:
-    """What a field may hold: finite numbers of its type, or what it holds at first, which may be None or infinite."""
+    """A possible value of a field: finite numbers of its type, or its initial value, which may be None or infinite."""
     return st.one_of(st.just(usual), NUMBERS[kind.removesuffix(" | None")])
 
 
@@ -44,7 +44,7 @@ states = st.builds(
 
 
 def full() -> State:
-    """A number in every field."""
+    """Memory with a number in every field."""
     state = State()
     for section in sections():
         of_state = getattr(state, section)
@@ -57,7 +57,7 @@ NAMES = set(full().dump())
 
 
 @given(states)
-def test_what_is_kept_is_read_back_equal(state: State) -> None:
+def test_stored_memory_is_read_back_equal(state: State) -> None:
     memory = state.dump()
     assert State.load(memory) == state
     assert State.load(memory).dump() == memory
@@ -72,19 +72,19 @@ def test_finite_numbers_are_kept_under_known_names_and_not_too_many(state: State
     assert len(memory) <= MOST_LEARNED
 
 
-def test_every_field_is_kept_under_the_name_of_its_section_and_its_own() -> None:
+def test_every_field_is_stored_under_the_names_of_its_section_and_its_own() -> None:
     named = {f"{name}.{of.name}" for name, section in sections().items() for of in fields(section)}
     assert named | {VERSION_NAME} == NAMES
     assert len(NAMES) <= MOST_LEARNED
     assert State.load(full().dump()) == full()
 
 
-def test_nothing_is_known_of_no_memory() -> None:
+def test_empty_memory_gives_the_initial_state() -> None:
     assert State.load({}) == State()
 
 
 @pytest.mark.parametrize("version", [{}, {VERSION_NAME: 1.0}])
-def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[str, float]) -> None:
+def test_memory_of_version_1_is_read_where_its_meaning_is_unchanged(version: Mapping[str, float]) -> None:
     state = State.load(
         {
             **version,
@@ -126,7 +126,7 @@ def test_a_memory_of_version_1_is_read_where_it_means_the_same(version: Mapping[
     assert state == expected
 
 
-def test_swings_that_were_kept_without_their_mean_deviation_are_as_wide_as_they_were() -> None:
+def test_swings_stored_without_their_mean_deviation_keep_their_width() -> None:
     state = State()
     state.lasting.weight, state.lasting.square = 100.0, 4.0
     former = {name: number for name, number in state.dump().items() if name != "lasting.absolute"}
@@ -148,23 +148,23 @@ def test_a_later_version_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["level", "arrivals", "arrivals.", ".level", "arrivals.level.x", "arrivals.trust", ""])
-def test_unknown_names_are_left_out(name: str) -> None:
+def test_unknown_names_are_ignored(name: str) -> None:
     assert State.load({name: 5.0}) == State()
 
 
-def test_what_is_derived_is_no_field_to_be_set() -> None:
+def test_a_derived_value_is_not_a_settable_field() -> None:
     assert State.load({"trend.trust": 0.5, "trend.rise": 5.0, "capacity.rate": 5.0}) == State()
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_are_left_out(number: float) -> None:
+def test_numbers_that_are_not_finite_are_ignored(number: float) -> None:
     assert State.load(dict.fromkeys(NAMES - {VERSION_NAME}, number)) == State()
     state = full()
     state.arrivals.level = state.lasting.mean = state.idle.xx = number
     assert NAMES - set(state.dump()) == {"arrivals.level", "lasting.mean", "idle.xx"}
 
 
-def test_whole_numbers_and_booleans_come_back_as_such() -> None:
+def test_integers_and_booleans_are_read_back_with_their_type() -> None:
     state = State.load({"spare.size": 4.0, "spare.enough": 3.0, "capacity.least": 1.0, "arrivals.doubted": 0.0})
     assert (state.spare.size, state.spare.enough) == (4, 3)
     assert type(state.spare.size) is type(state.spare.enough) is int
@@ -176,7 +176,7 @@ def test_whole_numbers_and_booleans_come_back_as_such() -> None:
 
 
 def lived(later: timedelta) -> list[Mapping[str, float]]:
-    """What is known after each of many polls, of which all times are so much later."""
+    """The memory after each of many polls, all times shifted by so much."""
     policy = Adaptive(profile="usual")
     memory: Mapping[str, float] = {}
     past: tuple[Observation, ...] = ()
@@ -185,7 +185,7 @@ def lived(later: timedelta) -> list[Mapping[str, float]]:
         at = NOW + later + timedelta(seconds=15 * number)
         size = 4 if number < 140 else 8
         behind = number > 130
-        # a jump, then a ramp, then a job that cannot keep up however many workers it has
+        # a jump, then a ramp, then a job that cannot keep up with any number of workers
         arriving = 100.0 + number + 500.0 * (number >= 30)
         values: dict[str, Any] = {
             "lag": 100_000.0 if behind else 10.0,
@@ -212,7 +212,7 @@ def lived(later: timedelta) -> list[Mapping[str, float]]:
     return found
 
 
-def test_names_that_end_in_at_and_only_those_are_times() -> None:
+def test_exactly_the_names_that_end_in_at_are_times() -> None:
     shift = timedelta(days=3)
     known = set()
     for before, after in zip(lived(timedelta()), lived(shift), strict=True):

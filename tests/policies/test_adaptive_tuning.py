@@ -1,4 +1,4 @@
-"""The constants of the default policy are few, in one place, and each says what it is."""
+"""The constants of the default policy are few, in one place, and each has a description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = {"MINUTE_S", "VERSION"}
 
 
 def numbers() -> Iterator[str]:
-    """Names of the numbers that the modules of the room have at their top."""
+    """Names of the numeric constants at the top of the modules of the room."""
     for path in ROOM.glob("*.py"):
         for each in ast.parse(path.read_text()).body:
             target = (
@@ -35,12 +35,12 @@ def numbers() -> Iterator[str]:
                 yield target.id
 
 
-def test_there_are_at_most_25_constants_and_all_in_one_place() -> None:
+def test_there_are_at_most_25_constants_and_all_are_in_one_place() -> None:
     assert len(fields(Tuning)) <= MOST
     assert set(numbers()) == UNITS
 
 
-def test_each_constant_says_what_it_is() -> None:
+def test_each_constant_has_a_description() -> None:
     (found,) = [each for each in ast.parse(Path(tuning.__file__).read_text()).body if isinstance(each, ast.ClassDef)]
     body = found.body[1:]
     assert len(body) == 2 * len(fields(Tuning))

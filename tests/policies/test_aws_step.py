@@ -59,7 +59,7 @@ def one_policy(capacity: int, policy: Inputs) -> int:
 
 
 def steps(i: Inputs) -> int:
-    """Two policies on one threshold, one whose alarm is on at and above it, one at and below it."""
+    """Two policies with one threshold: one alarm is active at and above it, the other at and below it."""
     distance = i["metric"] - i["threshold"]
     kind = AdjustmentType(i.get("adjustment_type", "PercentChangeInCapacity"))
     sizes = []
@@ -83,7 +83,7 @@ def run(kind: str, i: Inputs) -> object:
             target = backlog_target(i["acceptable_latency_s"], i["processing_s"])
             return {"target": target, "capacity": tracked(i["capacity"], i["queue"] / i["capacity"], target)}
         case "aws_target_tracking_rounding":
-            # of 10, so many more and so many fewer than bring the metric to its target
+            # the change from 10 that brings the metric back to its target
             return {"out": tracked(10, 10 + i["out"], 10) - 10, "in": 10 - tracked(10, 10 - i["in"], 10)}
         case "aws_multi_policy":
             return max([one_policy(i["capacity"], policy) for policy in i["policies"]])
@@ -91,11 +91,11 @@ def run(kind: str, i: Inputs) -> object:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['kind']}: {case['name']}" for case in CASES])
-def test_the_rules_give_what_aws_publishes(case: Mapping[str, Any]) -> None:
+def test_the_rules_give_the_results_that_aws_publishes(case: Mapping[str, Any]) -> None:
     assert run(case["kind"], case["inputs"]) == case["expected"]
 
 
-def test_what_floats_cannot_hold_costs_no_replica() -> None:
+def test_rounding_errors_of_floats_cost_no_replica() -> None:
     assert 0.29 * 100 < 29
     assert rounded(0.29 * 100) == 29
     assert tracked(3, 0.7 / 0.1, 1) == tracked(3, 7, 1) == 21
@@ -119,13 +119,13 @@ def test_what_floats_cannot_hold_costs_no_replica() -> None:
         ([Step(-1, -10, 0)], "a step from -10 and none below it"),
     ],
 )
-def test_knows_what_the_service_would_refuse(ranges: Sequence[Step], problem: str) -> None:
+def test_reports_what_the_service_would_refuse(ranges: Sequence[Step], problem: str) -> None:
     found = flaw(ranges)
     assert problem in found
     assert bool(problem) == bool(found)
 
 
-def test_a_bound_belongs_to_the_range_further_from_the_threshold() -> None:
+def test_a_bound_belongs_to_the_step_further_from_the_threshold() -> None:
     out = (Step(0, 0, 10), Step(1, 10, 20), Step(2, 20))
     down = (Step(0, -10, 0), Step(-1, -20, -10), Step(-2, None, -20))
     for distance, number in ((0, 0), (9.99, 0), (10, 1), (19.99, 1), (20, 2), (1e9, 2)):
@@ -136,7 +136,7 @@ def test_a_bound_belongs_to_the_range_further_from_the_threshold() -> None:
 PAGE = (Path(__file__).parents[2] / "docs" / "policies" / "aws.md").read_text()
 
 
-def test_the_move_from_asg_policies_that_the_page_shows_is_one(tmp_path: Path) -> None:
+def test_the_migration_from_asg_policies_on_the_page_is_equivalent(tmp_path: Path) -> None:
     section = PAGE[PAGE.index("## From ASG policies") :]
     stepping, alarm, tracking = (
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.DOTALL)[:3]
@@ -186,7 +186,7 @@ def view(
     maximum: int = 100,
     past: bool = True,
 ) -> View:
-    """Values of a metric, the newest first; `sizes`: desired and ready at some of them, where not as now."""
+    """Values of a metric, the newest first; `sizes`: desired and ready at some of them, if they differ from now."""
     ready = current if ready is None else ready
     seen = []
     for index, value in enumerate(values):
@@ -239,7 +239,7 @@ IN = AwsStep(
         (IN, 30.1, 9, Reason.BELOW),
     ],
 )
-def test_the_distance_from_the_threshold_says_by_how_much_the_size_changes(
+def test_the_distance_from_the_threshold_selects_the_step(
     policy: AwsStep, value: float, expected: int | None, reason: Reason
 ) -> None:
     answer = policy.evaluate(view([value]))
@@ -258,7 +258,7 @@ def test_the_distance_from_the_threshold_says_by_how_much_the_size_changes(
         (Comparison.BELOW, 49.9, 9),
     ],
 )
-def test_the_comparison_says_what_breaches_the_threshold(
+def test_the_comparison_defines_a_breach_of_the_threshold(
     comparison: Comparison, value: float, expected: int | None
 ) -> None:
     above = comparison in (Comparison.AT_LEAST, Comparison.ABOVE)
@@ -269,7 +269,7 @@ def test_the_comparison_says_what_breaches_the_threshold(
     )
 
 
-def test_what_no_step_is_for_changes_nothing() -> None:
+def test_a_distance_without_a_step_changes_nothing() -> None:
     policy = AwsStep(metric="cpu", threshold=50, comparison=Comparison.AT_LEAST, steps=(Step(5, 20),))
     answer = policy.evaluate(view([60.0]))
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
@@ -284,7 +284,7 @@ def test_what_no_step_is_for_changes_nothing() -> None:
     )
 
 
-def test_an_exact_capacity_goes_either_way() -> None:
+def test_an_exact_capacity_may_raise_or_lower_the_size() -> None:
     policy = AwsStep(
         metric="cpu",
         threshold=50,
@@ -296,7 +296,7 @@ def test_an_exact_capacity_goes_either_way() -> None:
     assert policy.evaluate(view([60.0])).replicas == 14
 
 
-def test_so_many_of_the_last_datapoints_must_breach() -> None:
+def test_the_alarm_needs_enough_breaches_among_the_last_datapoints() -> None:
     policy = AwsStep(
         metric="cpu",
         threshold=60,
@@ -308,7 +308,7 @@ def test_so_many_of_the_last_datapoints_must_breach() -> None:
     )
     assert policy.evaluate(view([70.0, 50.0, 70.0, 70.0])).replicas == 12
     assert policy.evaluate(view([70.0, 50.0, 50.0, 70.0])).replicas is None
-    # the alarm is on, and the newest value is on no step's side
+    # the alarm is active, and the newest value is on the side without a step
     assert policy.evaluate(view([50.0, 70.0, 70.0])).replicas is None
     all_three = AwsStep(
         metric="cpu", threshold=60, comparison=Comparison.AT_LEAST, steps=(Step(2, 0),), evaluation_periods=3
@@ -319,7 +319,7 @@ def test_so_many_of_the_last_datapoints_must_breach() -> None:
     assert dataclasses.replace(all_three, evaluation_periods=10).lookback == timedelta(minutes=15)
 
 
-def test_a_period_without_a_value_breaches_nothing() -> None:
+def test_a_period_without_a_value_is_not_a_breach() -> None:
     policy = AwsStep(
         metric="cpu",
         threshold=40,
@@ -351,7 +351,7 @@ def test_the_mean_of_equal_numbers_is_that_number(number: float) -> None:
 @pytest.mark.parametrize(
     ("how", "expected"), [(Aggregation.AVERAGE, 25.0), (Aggregation.MINIMUM, 10.0), (Aggregation.MAXIMUM, 40.0)]
 )
-def test_a_datapoint_is_made_of_all_values_within_its_period(how: Aggregation, expected: float) -> None:
+def test_a_datapoint_is_the_mean_of_all_values_within_its_period(how: Aggregation, expected: float) -> None:
     seen = view([10.0, 20.0, 30.0, 40.0, 99.0], every=timedelta(seconds=15))
     assert datapoints(seen, "cpu", MINUTE, 2, how) == (expected, 99.0)
     replicas = view([(10.0, 40.0)])
@@ -363,7 +363,7 @@ def test_a_period_is_never_shorter_than_the_interval() -> None:
     assert datapoints(seen, "cpu", timedelta(seconds=1), 3, Aggregation.AVERAGE) == (1.0, 2.0, 3.0)
 
 
-def test_values_that_are_too_old_or_from_the_future_are_not_used() -> None:
+def test_values_that_are_too_old_or_in_the_future_are_not_used() -> None:
     stale = Observation(at=NOW - MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW - 3 * MINUTE)})
     ahead = Observation(at=NOW - 2 * MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW)})
     later = Observation(at=NOW + 2 * MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW)})
@@ -385,13 +385,13 @@ def test_values_that_are_too_old_or_from_the_future_are_not_used() -> None:
     assert datapoints(dataclasses.replace(odd, past=(edge,)), "cpu", MINUTE, 1, Aggregation.AVERAGE) == (70.0,)
 
 
-def test_replicas_that_warm_up_are_not_added_to_once_more() -> None:
-    # Ten were warm, a step ordered one, and it came a minute ago.
+def test_replicas_that_warm_up_count_for_a_further_scale_up() -> None:
+    # Ten were warm, a step requested one more, and it got ready a minute ago.
     coming = {0: (11, 11), 1: (11, 10), 2: (10, 10)}
     assert OUT.evaluate(view([62.0] * 3, current=11, sizes=coming)).replicas == 11
     # 30 % of the ten that are warm
     assert OUT.evaluate(view([70.0] * 3, current=11, sizes=coming)).replicas == 13
-    # nothing is removed meanwhile
+    # no scale-down meanwhile
     held = IN.evaluate(view([20.0] * 3, current=11, sizes=coming))
     assert (held.replicas, held.reason) == (None, Reason.ABSTAINED)
     assert held.detail.endswith("waits until replicas that start or stop have done so")
@@ -402,25 +402,25 @@ def test_replicas_that_warm_up_are_not_added_to_once_more() -> None:
     assert IN.evaluate(view([35.0] * 9, current=11, sizes={5: (10, 10)})).replicas is None
 
 
-def test_replicas_that_go_are_not_taken_twice() -> None:
+def test_replicas_that_are_being_removed_are_not_removed_twice() -> None:
     going = {0: (9, 10), 1: (10, 10)}
     assert IN.evaluate(view([35.0] * 2, current=9, ready=10, sizes=going)).replicas is None
     assert IN.evaluate(view([35.0] * 2, current=9, ready=9, sizes={1: (10, 9)})).replicas is None
     assert IN.evaluate(view([35.0] * 3, current=9, ready=9, sizes={2: (10, 10)})).replicas == 8
 
 
-def test_an_unknown_size_of_the_past_says_nothing_of_the_present() -> None:
+def test_an_unknown_past_size_does_not_affect_the_present_one() -> None:
     assert IN.evaluate(view([35.0] * 3, sizes={1: (None, None), 2: (10, None)})).replicas == 9
 
 
-def test_without_a_number_of_every_replica_the_size_is_not_lowered() -> None:
+def test_without_a_value_of_every_replica_the_size_is_not_lowered() -> None:
     some = view([(35.0,) * 9])
     assert IN.evaluate(some).reason is Reason.MISSING
     assert OUT.evaluate(view([(65.0,) * 9])).replicas == 11
     assert IN.evaluate(view([(35.0,) * 10])).replicas == 9
 
 
-def test_the_worked_numbers_of_the_page() -> None:
+def test_the_worked_examples_of_the_page_hold() -> None:
     assert OUT.evaluate(view([72.0])).replicas == 13
     coming = {2: (10, 10)}
     assert OUT.evaluate(view([75.0] * 3, current=13, sizes=coming)).replicas == 13
@@ -429,14 +429,14 @@ def test_the_worked_numbers_of_the_page() -> None:
     assert adjusted(4, 25, AdjustmentType.PERCENT, 2) == 6
 
 
-def test_explains_what_it_computed() -> None:
+def test_the_detail_explains_the_calculation() -> None:
     answer = OUT.evaluate(view([72.0]))
     assert answer.detail == "cpu 72 is 12 from 60: PercentChangeInCapacity 30 of 10 replicas gives 13"
     assert answer.inputs == {"cpu": 72.0, "distance": 12.0, "breaching": 1.0, "adjustment": 30.0, "warm": 10.0}
     assert OUT.metrics == ("cpu",)
 
 
-def test_explains_a_size_that_stays_as_replicas_warm_up() -> None:
+def test_the_detail_explains_that_the_size_stays_during_a_warmup() -> None:
     answer = OUT.evaluate(view([65.0] * 3, current=13, sizes={2: (10, 10)}))
     assert answer.replicas == 13
     assert answer.detail.endswith("PercentChangeInCapacity 10 of 10 replicas gives 11, and 13 are there")
@@ -475,21 +475,21 @@ def test_of_several_policies_the_largest_size_counts() -> None:
         ({"warmup": timedelta(seconds=-1)}, "warmup: is -1s, expected"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     usual = {"metric": "cpu", "threshold": 60.0, "comparison": Comparison.AT_LEAST, "steps": (Step(1, 0),)}
     with pytest.raises(ParameterError, match=message):
         AwsStep(**{**usual, **parameters})
 
 
 @pytest.mark.parametrize("comparison", list(Comparison))
-def test_steps_on_both_sides_of_the_threshold_are_taken(comparison: Comparison) -> None:
+def test_steps_on_both_sides_of_the_threshold_are_accepted(comparison: Comparison) -> None:
     both = (Step(-1, None, 0), Step(1, 0))
     assert AwsStep(
         metric="cpu", threshold=60.0, comparison=comparison, steps=both, evaluation_periods=1440
     ).lookback > timedelta(days=1)
 
 
-def test_takes_the_ends_of_what_makes_sense() -> None:
+def test_accepts_the_limits_of_valid_parameters() -> None:
     policy = AwsStep(
         metric="cpu",
         threshold=60,
@@ -510,13 +510,15 @@ def test_takes_the_ends_of_what_makes_sense() -> None:
         ((5.0, 5.0), "upper: is 5, expected more than lower"),
     ],
 )
-def test_refuses_a_step_that_makes_no_sense(bounds: tuple[float | None, float | None], message: str) -> None:
+def test_refuses_an_invalid_step(bounds: tuple[float | None, float | None], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Step(1, *bounds)
 
 
 @given(capacity=st.integers(0, 10_000), percent=st.integers(-200, 500), least=st.integers(0, 20))
-def test_a_change_in_percent_is_never_none_and_never_the_wrong_way(capacity: int, percent: int, least: int) -> None:
+def test_a_change_in_percent_is_never_zero_and_never_in_the_wrong_direction(
+    capacity: int, percent: int, least: int
+) -> None:
     size = adjusted(capacity, percent, AdjustmentType.PERCENT, least)
     assert size >= 0
     if percent and (capacity or least):
@@ -525,7 +527,7 @@ def test_a_change_in_percent_is_never_none_and_never_the_wrong_way(capacity: int
         assert abs(change) >= min(least, capacity if percent < 0 else least)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(value=st.floats(0, 200), more=st.floats(0, 100), current=st.integers(1, 100))
 def test_a_higher_value_never_asks_for_less(value: float, more: float, current: int) -> None:
     low, high = (

@@ -28,7 +28,7 @@ def view(
     minimum: int = 1,
     maximum: int = 100,
 ) -> View:
-    """Values of a metric each minute, the newest first; `sizes`: desired and ready then, where not as now."""
+    """Values of a metric each minute, the newest first; `sizes`: desired and ready then, if they differ from now."""
     ready = current if ready is None else ready
     seen = []
     for index, value in enumerate(values):
@@ -73,14 +73,14 @@ BACKLOG = AwsTargetTracking(
         ([40.0] * 14 + [46.0], 10, Reason.STEADY),
         ([42.0] * 15, 9, Reason.BELOW),
         ([45.0] * 15, 10, Reason.STEADY),
-        # the highest of the quarter of an hour counts on the way in
+        # for scaling in the highest value of 15 minutes counts
         ([20.0] * 10 + [40.0] * 5, 8, Reason.BELOW),
         ([40.0] * 7 + [None] + [40.0] * 7, 10, Reason.STEADY),
         ([0.0] * 15, 1, Reason.BELOW),
         ([1e308] * 3, 100, Reason.ABOVE),
     ],
 )
-def test_goes_out_after_three_minutes_and_in_after_fifteen(
+def test_scales_out_after_three_minutes_and_in_after_fifteen(
     values: Sequence[float | None], expected: int, reason: Reason
 ) -> None:
     answer = POLICY.evaluate(view(values))
@@ -92,7 +92,7 @@ def test_a_missing_metric_never_lowers_the_size() -> None:
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
 
 
-def test_scaling_in_can_be_left_to_others() -> None:
+def test_scaling_in_can_be_disabled() -> None:
     out_only = AwsTargetTracking(metric="cpu", target=50.0, disable_scale_in=True)
     assert out_only.evaluate(view([60.0] * 3)).replicas == 12
     quiet = out_only.evaluate(view([10.0] * 15))
@@ -103,12 +103,14 @@ def test_scaling_in_can_be_left_to_others() -> None:
     ("queue", "current", "expected"),
     [(1500.0, 10, 15), (1000.0, 10, 10), (950.0, 10, 10), (850.0, 10, 9), (0.0, 10, 1), (250.0, 0, 3)],
 )
-def test_a_backlog_is_shared_by_as_many_as_do_it_in_time(queue: float, current: int, expected: int) -> None:
+def test_a_backlog_is_divided_among_enough_replicas_to_process_it_in_time(
+    queue: float, current: int, expected: int
+) -> None:
     assert BACKLOG.goal == 100
     assert BACKLOG.evaluate(view([queue], current=current)).replicas == expected
 
 
-def test_replicas_that_warm_up_count_for_a_backlog_and_not_for_an_average() -> None:
+def test_replicas_that_warm_up_count_for_a_backlog_but_not_for_an_average() -> None:
     coming = {0: (15, 15), 1: (15, 10), 2: (10, 10)}
     assert POLICY.evaluate(view([70.0] * 3, current=15, sizes=coming)).replicas == 15
     assert POLICY.evaluate(view([90.0] * 3, current=15, sizes=coming)).replicas == 18
@@ -118,7 +120,7 @@ def test_replicas_that_warm_up_count_for_a_backlog_and_not_for_an_average() -> N
     assert low.evaluate(view([10.0] * 9, current=15, sizes={7: (10, 10)})).replicas == 3
 
 
-def test_replicas_that_go_are_not_taken_twice() -> None:
+def test_replicas_that_are_being_removed_are_not_removed_twice() -> None:
     low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1)
     held = low.evaluate(view([40.0] * 2, current=8, sizes={1: (10, 10)}))
     assert (held.replicas, held.detail) == (
@@ -127,14 +129,14 @@ def test_replicas_that_go_are_not_taken_twice() -> None:
     )
 
 
-def test_without_a_number_of_every_replica_the_size_is_not_lowered() -> None:
+def test_without_a_value_of_every_replica_the_size_is_not_lowered() -> None:
     low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1, high_periods=1)
     assert low.evaluate(view([(40.0,) * 9])).reason is Reason.MISSING
     assert low.evaluate(view([(40.0,) * 10])).replicas == 8
     assert low.evaluate(view([(60.0,) * 9])).replicas == 12
 
 
-def test_explains_what_it_computed() -> None:
+def test_the_detail_explains_the_calculation() -> None:
     answer = BACKLOG.evaluate(view([1500.0]))
     assert answer.detail == "cpu 150 per replica at target 100 for 1 datapoints: 15 replicas"
     assert answer.inputs == {"cpu": 150.0, "target": 100.0, "warm": 10.0}
@@ -172,17 +174,17 @@ SECOND = timedelta(seconds=1)
         ({"low": 1.1}, "low: is 1.1, expected"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         AwsTargetTracking(**{"metric": "cpu", "target": 50.0, **parameters})
 
 
-def test_takes_the_ends_of_what_makes_sense() -> None:
+def test_accepts_the_limits_of_valid_parameters() -> None:
     eager = AwsTargetTracking(metric="cpu", target=50.0, warmup=timedelta(0), high_periods=1, low_periods=1, low=1.0)
     assert eager.evaluate(view([49.0], current=100)).replicas == 98
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(value=st.floats(0, 1e6), more=st.floats(0, 1e6), current=st.integers(1, 100))
 def test_a_higher_value_never_asks_for_less(value: float, more: float, current: int) -> None:
     low, high = (POLICY.evaluate(view([v] * 15, current=current)).replicas for v in (value, value + more))
@@ -191,7 +193,7 @@ def test_a_higher_value_never_asks_for_less(value: float, more: float, current: 
     assert low <= high
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(load=st.floats(1, 4000), current=st.integers(1, 100))
 def test_a_constant_load_is_settled_in_one_change(load: float, current: int) -> None:
     first = POLICY.evaluate(view([load / current] * 15, current=current)).replicas or 0

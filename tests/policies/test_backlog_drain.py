@@ -31,31 +31,31 @@ class TestDemo:
 
     @pytest.mark.parametrize("lag", range(0, 501, 20))
     @pytest.mark.parametrize("restart", [None, 5.0, 10.0, 20.0, 30.0])
-    def test_the_surge_asks_for_three_at_once(self, view: Make, lag: int, restart: float | None) -> None:
+    def test_the_surge_requests_three_at_once(self, view: Make, lag: int, restart: float | None) -> None:
         seen = view(load(float(lag), 105.0), current=1, maximum=4, table={1: 50.0}, partitions=12, learned_up=restart)
         answer = SPARK.evaluate(seen)
         assert (answer.replicas, answer.reason) == (3, Reason.ABOVE)
 
     @pytest.mark.parametrize("capacity", [47.0, 50.0, 53.0])
     @pytest.mark.parametrize("arrivals", [98.0, 105.0, 112.0])
-    def test_whatever_the_noise(self, view: Make, capacity: float, arrivals: float) -> None:
+    def test_noise_does_not_change_the_requested_size(self, view: Make, capacity: float, arrivals: float) -> None:
         seen = view(load(100.0, arrivals), current=1, maximum=4, table={1: capacity}, partitions=12)
         assert SPARK.evaluate(seen).replicas == 3
 
     @pytest.mark.parametrize("lag", [0.0, 500.0, 1500.0, 2600.0])
     @pytest.mark.parametrize("rescale", [False, True])
-    def test_three_are_kept_until_the_backlog_is_gone(self, view: Make, lag: float, rescale: bool) -> None:
+    def test_three_are_kept_until_the_backlog_is_processed(self, view: Make, lag: float, rescale: bool) -> None:
         seen = view(load(lag, 105.0), current=3, ready=1, maximum=4, table={1: 50.0}, partitions=12, rescale=rescale)
         assert SPARK.evaluate(seen).reason is Reason.STEADY
 
     @pytest.mark.parametrize("policy", [SPARK, FLINK])
-    def test_back_at_calm_it_goes_down_to_one_in_one_step(self, view: Make, policy: BacklogDrain) -> None:
+    def test_after_the_surge_it_goes_down_to_one_in_one_step(self, view: Make, policy: BacklogDrain) -> None:
         seen = view(load(0.0, 20.0), current=3, maximum=4, table={1: 50.0, 3: 150.0}, partitions=12)
         answer = policy.evaluate(seen)
         assert (answer.replicas, answer.reason) == (1, Reason.BELOW)
 
     @pytest.mark.parametrize("lag", [0.0, 20.0, 200.0])
-    def test_and_one_is_enough_there(self, view: Make, lag: float) -> None:
+    def test_one_replica_suffices_after_the_surge(self, view: Make, lag: float) -> None:
         seen = view(load(lag, 20.0), current=1, maximum=4, table={1: 50.0}, partitions=12)
         assert SPARK.evaluate(seen).reason is Reason.STEADY
 
@@ -63,40 +63,40 @@ class TestDemo:
 @pytest.mark.parametrize(
     ("policy", "lag", "arrivals", "current", "expected"),
     [
-        # capacity 100/s per replica. Keeping up: 0.9 of the capacity is enough, more is not
+        # capacity 100/s per replica. Keeping up: up to 0.9 of the capacity
         (SPARK, 0, 180, 2, 2),
         (SPARK, 0, 181, 2, 3),
-        # the present size is kept while it drains within 60 s: 6000 / (200 - 100)
+        # the present size is kept while it processes the backlog within 60 s: 6000 / (200 - 100)
         (SPARK, 6000, 100, 2, 2),
         (SPARK, 6001, 100, 2, 3),
         # 15 s of restart at the old size (200/s) leave 45 s: 8250 - 1500 = 6750 <= 45 x 200
         (SPARK, 8250, 100, 2, 3),
         (SPARK, 12000, 100, 2, 4),
-        # a job that stops piles up 100 x 15 = 1500 more, and 1500 + 7500 = 45 x 200
+        # a job that stops during a rescale piles up 100 x 15 = 1500 more, and 1500 + 7500 = 45 x 200
         (FLINK, 7500, 100, 2, 3),
         (FLINK, 7501, 100, 2, 4),
         # down: 0.7 of the smaller capacity, 210 of 300
         (SPARK, 0, 210, 4, 3),
         (SPARK, 0, 211, 4, 4),
-        # not while the backlog takes longer than 10 s: 1900 / (400 - 210)
+        # not while the backlog needs longer than 10 s: 1900 / (400 - 210)
         (SPARK, 1900, 210, 4, 3),
         (SPARK, 1901, 210, 4, 4),
-        # in one step, to no less than the minimum
+        # in one step, but not below the minimum
         (SPARK, 0, 10, 8, 1),
         (SPARK, 0, 0, 8, 1),
-        # nothing is enough: the greatest there may be
+        # no size suffices: the maximum
         (SPARK, 1e9, 100, 2, 10),
         (SPARK, 0, 1e9, 2, 10),
         (SPARK, 1e308, 1e308, 2, 10),
         (FLINK, 1e308, 1e308, 2, 10),
         (SPARK, 1e9, 100, 10, 10),
-        # more than may be, or fewer, is brought within the limits
+        # a size above or below the limits is brought within them
         (SPARK, 0, 1150, 12, 10),
         (SPARK, 1e9, 1150, 12, 10),
         (SPARK, 0, 0, 0, 1),
     ],
 )
-def test_asks_for_the_smallest_size_that_is_enough(
+def test_requests_the_smallest_sufficient_size(
     view: Make, *, policy: BacklogDrain, lag: float, arrivals: float, current: int, expected: int
 ) -> None:
     answer = policy.evaluate(view(load(float(lag), float(arrivals)), current=current, per_replica=100.0))
@@ -106,8 +106,8 @@ def test_asks_for_the_smallest_size_that_is_enough(
     assert all(map(math.isfinite, answer.inputs.values()))
 
 
-def test_never_pays_for_a_step_of_the_staircase_that_adds_nothing(view: Make) -> None:
-    # 12 partitions on 4 replicas: 3 waves; on 5: 3 waves as well; on 6: 2
+def test_never_pays_for_a_step_of_the_staircase_without_added_capacity(view: Make) -> None:
+    # 12 partitions on 4 replicas: 3 waves; on 5: 3 waves too; on 6: 2
     policy = BacklogDrain(restart=timedelta(0))
     for arrivals, expected in ((170.0, 4), (181.0, 6), (269.0, 6), (271.0, 12)):
         seen = view(load(0.0, arrivals), current=3, maximum=20, per_replica=50.0, partitions=12)
@@ -119,40 +119,40 @@ def test_partitions_come_from_the_configuration_when_the_engine_does_not_report_
     assert SPARK.evaluate(seen).replicas == 6
 
 
-def test_the_learned_restart_time_counts_for_its_direction(view: Make) -> None:
-    # stops: 100 x 40 = 4000 pile up, (300 - 100) x (120 - 40) work off 16000, 100/s more are not needed
+def test_the_learned_restart_time_is_used_for_its_direction(view: Make) -> None:
+    # stops: 100 x 40 = 4000 pile up, (300 - 100) x (120 - 40) process 16000, 100/s more are not needed
     up = view(load(13000.0, 100.0), current=2, per_replica=100.0, learned_up=40.0)
     assert FLINK.evaluate(up).replicas == 4
     assert FLINK.evaluate(up).inputs["restart"] == 40.0
     assert FLINK.evaluate(up).inputs["backlog_after_rescale"] == 17000.0
     down = view(load(0.0, 65.0), current=2, per_replica=100.0, learned_up=40.0)
     assert FLINK.evaluate(down).replicas == 1
-    # 65 x 40 = 2600 pile up, and 35 x 80 work off 2800; of 70/s it would be 2800 and 2400
+    # 65 x 40 = 2600 pile up, and 35 x 80 process 2800; for 70/s it would be 2800 and 2400
     assert FLINK.evaluate(view(load(0.0, 65.0), current=2, per_replica=100.0, learned_down=40.0)).replicas == 1
     assert FLINK.evaluate(view(load(0.0, 70.0), current=2, per_replica=100.0, learned_down=40.0)).replicas == 2
 
 
-def test_a_restart_longer_than_within_does_not_ask_for_absurd_sizes(view: Make) -> None:
+def test_a_restart_longer_than_within_does_not_request_absurd_sizes(view: Make) -> None:
     # three restarts are allowed: 100 x 75 = 7500 pile up, and 150 s are left for them
     seen = view(load(0.0, 100.0), current=1, maximum=100, per_replica=100.0, learned_up=75.0)
     assert FLINK.evaluate(seen).replicas == 2
 
 
-def test_the_size_on_its_way_gets_twice_the_time(view: Make) -> None:
+def test_the_size_of_a_rescale_in_flight_gets_twice_the_time(view: Make) -> None:
     for lag, waiting, otherwise in ((6001.0, 2, 3), (12000.0, 2, 4), (12001.0, 4, 4)):
         for rescale, expected in ((True, waiting), (False, otherwise)):
             seen = view(load(lag, 100.0), current=2, per_replica=100.0, rescale=rescale)
             assert SPARK.evaluate(seen).replicas == expected
 
 
-def test_replicas_that_are_not_up_yet_do_not_work_off_anything_meanwhile(view: Make) -> None:
+def test_replicas_that_are_not_ready_do_not_reduce_the_backlog(view: Make) -> None:
     few = view(load(12500.0, 100.0), current=3, ready=1, per_replica=100.0)
     all_up = view(load(12500.0, 100.0), current=3, ready=3, per_replica=100.0)
     assert SPARK.evaluate(few).inputs["backlog_after_rescale"] == 12500.0
     assert SPARK.evaluate(all_up).inputs["backlog_after_rescale"] == 9500.0
 
 
-def test_nothing_is_needed_where_nothing_comes_and_nothing_waits(view: Make) -> None:
+def test_without_arrivals_and_backlog_nothing_is_needed(view: Make) -> None:
     assert SPARK.evaluate(view(load(0.0, 0.0), current=1, minimum=0, per_replica=100.0)).replicas == 0
     assert SPARK.evaluate(view(load(0.0, 0.0), current=0, minimum=0, per_replica=100.0)).replicas == 0
     assert SPARK.evaluate(view(load(1.0, 0.0), current=0, minimum=0, per_replica=100.0)).replicas == 1
@@ -175,7 +175,7 @@ def test_abstains_without_lag_or_arrivals(view: Make, metrics: dict[str, Value],
     assert answer.detail == f"no trusted reading of {absent}"
 
 
-def test_one_number_per_replica_is_summed(view: Make) -> None:
+def test_values_per_replica_are_summed(view: Make) -> None:
     answer = SPARK.evaluate(view(load((1.0, 2.0), (90.0, 95.0)), current=2, per_replica=100.0))
     assert answer.inputs["lag"] == 3.0
     assert answer.inputs["arrivals"] == 185.0
@@ -187,7 +187,7 @@ def test_one_number_per_replica_is_summed(view: Make) -> None:
     ("lag", "arrivals", "size"),
     [(0.0, 5.0, 1), (5.0, 0.0, 1), (0.0, 0.0, None)],
 )
-def test_with_unknown_capacity_nothing_is_left_at_zero(
+def test_with_unknown_capacity_the_size_does_not_stay_at_zero(
     view: Make, lag: float, arrivals: float, size: int | None
 ) -> None:
     metrics = {"lag": lag, "arrivals": arrivals, "throughput": 0.0}
@@ -201,12 +201,12 @@ def test_with_unknown_capacity_nothing_is_left_at_zero(
         (6001.0, 100.0, False, 4),  # more than 60 s behind and not gaining
         (6000.0, 100.0, False, None),
         (9999.0, 101.0, False, None),  # gaining
-        (6001.0, 100.0, True, None),  # more are on their way
-        (6001.0, 0.0, False, None),  # it stands still: more of it would not help
+        (6001.0, 100.0, True, None),  # a scale-up is in flight
+        (6001.0, 0.0, False, None),  # the job is stopped: more replicas would not help
         (6001.0, None, False, None),
     ],
 )
-def test_with_unknown_capacity_it_asks_for_one_more_only_when_falling_behind(
+def test_with_unknown_capacity_it_requests_one_more_only_when_falling_behind(
     view: Make, *, lag: float, throughput: float | None, rescale: bool, expected: int | None
 ) -> None:
     metrics = load(lag, 100.0)
@@ -218,7 +218,7 @@ def test_with_unknown_capacity_it_asks_for_one_more_only_when_falling_behind(
     assert "capacity not known yet" in answer.detail
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     def detail(lag: float, arrivals: float, current: int) -> str:
         return SPARK.evaluate(view(load(lag, arrivals), current=current, maximum=4, per_replica=50.0)).detail
 
@@ -248,17 +248,17 @@ CONFIRMING = BacklogDrain(stops=False, stable_time=timedelta(seconds=4))
 @pytest.mark.parametrize(
     ("arrivals", "expected"),
     [
-        # age of the reading -> arrivals, oldest first; 20/s is calm, 105/s the surge
-        ({10: 20.0, 5: 20.0, 0: 105.0}, 1),  # it is not known yet whether 105 is all
+        # age of the reading -> arrivals, oldest first; 20/s is the base load, 105/s the surge
+        ({10: 20.0, 5: 20.0, 0: 105.0}, 1),  # it is not known yet whether 105 is the full rate
         ({10: 20.0, 5: 62.0, 0: 105.0}, 1),  # 62 was measured across the rise
         ({10: 62.0, 5: 105.0, 0: 105.0}, 3),
         ({10: 62.0, 5: 95.0, 0: 105.0}, 3),  # noise
         ({10: 62.0, 5: 115.0, 0: 105.0}, 3),
         ({10: 62.0, 5: (55.0, 50.0), 0: 105.0}, 3),
         ({10: 62.0, 5: (55.0, 5.0), 0: 105.0}, 1),
-        ({10: 20.0, 5: math.nan, 0: 105.0}, 1),  # no number, so the one before has to do
+        ({10: 20.0, 5: math.nan, 0: 105.0}, 1),  # not a number, so the previous one counts
         ({10: 105.0, 5: math.nan, 0: 105.0}, 3),
-        ({10: 20.0, 2: 105.0, 0: 105.0}, 1),  # not for 4 s yet
+        ({10: 20.0, 2: 105.0, 0: 105.0}, 1),  # for less than 4 s
         ({4: 105.0, 2: 105.0, 0: 105.0}, 3),
         ({0: 105.0}, 3),  # nothing to compare it with
     ],
@@ -300,7 +300,7 @@ def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
     )
 
 
-def test_waits_on_the_way_down_too_and_not_at_all_with_a_dangerous_backlog(view: Make) -> None:
+def test_a_scale_down_waits_for_confirmation_too_but_a_dangerous_backlog_does_not_wait(view: Make) -> None:
     before = NOW - timedelta(seconds=5)
     past = (Observation(at=before, desired=3, ready=3, metrics={"arrivals": Reading(105.0, before)}),)
     assert CONFIRMING.evaluate(view(load(0.0, 20.0), current=3, per_replica=50.0, past=past)).replicas == 3
@@ -316,7 +316,7 @@ def test_waits_on_the_way_down_too_and_not_at_all_with_a_dangerous_backlog(view:
         ({0: 20.0}, 3),
     ],
 )
-def test_arrivals_that_are_missing_are_not_stable_enough_for_fewer(
+def test_missing_arrivals_are_not_stable_enough_for_a_scale_down(
     view: Make, arrivals: dict[int, Value | None], expected: int
 ) -> None:
     past = tuple(
@@ -333,12 +333,12 @@ def test_arrivals_that_are_missing_are_not_stable_enough_for_fewer(
     assert ("were not read at every observation" in answer.detail) == (expected == 3)
 
 
-def test_asks_for_the_past_it_confirms_with() -> None:
+def test_the_lookback_covers_the_readings_it_confirms_with() -> None:
     assert SPARK.lookback == timedelta(0)
     assert CONFIRMING.lookback == timedelta(minutes=5, seconds=4)
 
 
-def test_names_the_metrics_it_cannot_do_without() -> None:
+def test_lists_the_metrics_it_requires() -> None:
     assert BacklogDrain(lag="kafka").metrics == ("kafka", "arrivals")
 
 
@@ -358,7 +358,7 @@ def test_names_the_metrics_it_cannot_do_without() -> None:
         ({"throughput": ""}, "throughput: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BacklogDrain(**parameters)
 
@@ -366,10 +366,10 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 def simulate(view: Make, policy: BacklogDrain, mean: float, seed: int, stall: float) -> list[int]:
     """Sizes over two hours at constant load, a decision every 5 s, noise of 10 % on arrivals and 3 % on capacity.
 
-    What the guards do is here in short: no decision during a restart, fewer replicas only when caught up and when
-    every proposal of the last five minutes asked for fewer.
+    A short form of the guards: no decision during a restart; a scale-down only when the job has caught up and every
+    proposal of the last five minutes was lower.
     """
-    chance = random.Random(seed)  # noqa: S311 - noise that is the same every time, no secret
+    chance = random.Random(seed)  # noqa: S311 - noise that is the same every time, not a secret
     size, before, lag, stalled, catching_up = 1, 1, 0.0, 0.0, False
     learned: float | None = None
     proposals: deque[int] = deque(maxlen=60)
@@ -404,7 +404,7 @@ def simulate(view: Make, policy: BacklogDrain, mean: float, seed: int, stall: fl
 @pytest.mark.parametrize("policy", [SPARK, FLINK], ids=["spark", "flink"])
 @pytest.mark.parametrize("mean", [44.0, 105.0, 135.0, 900.0])
 @pytest.mark.parametrize("stall", [5.0, 30.0, 75.0])
-def test_does_not_swing_at_constant_load_with_noise(
+def test_does_not_oscillate_at_constant_load_with_noise(
     view: Make, *, policy: BacklogDrain, mean: float, stall: float
 ) -> None:
     for seed in range(2):
@@ -445,7 +445,7 @@ situations = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(policy=policies, situation=situations, lag=amounts, arrivals=amounts, lag2=amounts, arrivals2=amounts)
 def test_more_arrivals_or_more_lag_never_give_a_smaller_size(
     view: Make,
@@ -468,7 +468,7 @@ def test_more_arrivals_or_more_lag_never_give_a_smaller_size(
         assert less.replicas <= more.replicas
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     policy=policies,
     situation=situations,

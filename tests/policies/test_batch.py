@@ -47,12 +47,12 @@ def stage(
 
 
 def tasks(pending: int, running: int, mean: float, **more: Value) -> dict[str, Value]:
-    """Tasks of so many seconds, of which those that run are done by half."""
+    """Tasks that take so many seconds; the running ones are half done."""
     return stage(float(pending), float(running), (pending + running / 2) * mean, **more)
 
 
 def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[Observation, ...]:
-    """Observations of so many seconds ago, with pending and running tasks."""
+    """Observations so many seconds ago, with pending and running tasks."""
     return tuple(
         Observation(
             at=NOW - seconds(age),
@@ -70,33 +70,33 @@ def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[O
 @pytest.mark.parametrize(
     ("policy", "pending", "running", "mean", "current", "expected"),
     [
-        # 64 tasks of 10 s on 4: 160 s. In 30 s three waves are done, 52 left: 9 take 30 + 60 s
+        # 64 tasks of 10 s on 4: 160 s. In 30 s three waves finish, 52 are left: 9 take 30 + 60 s
         (Batch(), 60, 4, 10.0, 4, 9),
         (Batch(waiting_price=50.0), 60, 4, 10.0, 4, 26),
         (Batch(waiting_price=1e9), 60, 4, 10.0, 4, 52),
         (Batch(waiting_price=0.01), 60, 4, 10.0, 4, 4),
-        # what is left is not worth a start-up: the present slots take the last of the pending ones before
+        # the rest is not worth a start-up: the present slots take the last pending tasks before new ones are ready
         (Batch(), 8, 4, 10.0, 4, 4),
         (Batch(waiting_price=1e9), 8, 4, 10.0, 4, 4),
-        # long tasks: none of the present size has finished when the new ones begin
+        # long tasks: at the present size none has finished when the new workers start
         (Batch(), 4, 4, 600.0, 4, 8),
         (Batch(), 3, 4, 600.0, 4, 7),
-        # no more than the tasks can use, nor than is allowed
+        # no more than the tasks can use, and no more than allowed
         (Batch(waiting_price=1e9), 1, 4, 1e6, 4, 5),
         (Batch(waiting_price=1e9), 10**6, 4, 1e6, 4, 1000),
-        # workers that come at once
+        # workers that start at once
         (Batch(start_up=timedelta(0)), 60, 4, 10.0, 4, 64),
-        # tasks that run have their slots: nothing to add
+        # running tasks have their slots: nothing to add
         (Batch(waiting_price=1e9), 0, 4, 600.0, 4, 4),
         (Batch(waiting_price=1e9), 0, 9, 600.0, 4, 4),
-        # from none the first, whatever it costs
+        # from zero always the first replica, whatever it costs
         (Batch(waiting_price=0.01), 1, 0, 0.0, 0, 1),
         (Batch(waiting_price=0.01), 64, 0, 10.0, 0, 1),
         (Batch(), 0, 1, 10.0, 0, 1),
         (Batch(waiting_price=1e9), 64, 0, 10.0, 0, 64),
-        # tasks of which nothing is known take no time, so they are no reason for more
+        # tasks of unknown duration count as zero, so they are no reason for more replicas
         (Batch(waiting_price=1e9), 64, 4, 0.0, 4, 4),
-        # from none as many as cost, if they are of no use, no more than a second start-up of waiting
+        # from zero as many as would cost, if they turn out useless, no more than a second start-up of waiting
         (Batch(), 64, 0, 0.0, 0, 5),
         (Batch(), 3, 0, 0.0, 0, 3),
         (Batch(waiting_price=0.5), 64, 0, 0.0, 0, 1),
@@ -107,7 +107,7 @@ def watched(*found: tuple[float, float, float], shuffle: float = 0.0) -> tuple[O
         (Batch(waiting_price=1e9), 1e10, 0, 1e5, 4, 1000),
     ],
 )
-def test_asks_for_the_size_that_costs_least(
+def test_requests_the_size_with_the_least_cost(
     view: Make, *, policy: Batch, pending: float, running: float, mean: float, current: int, expected: int
 ) -> None:
     remaining = min((pending + running / 2) * mean, 1e308)
@@ -118,7 +118,7 @@ def test_asks_for_the_size_that_costs_least(
     assert all(map(math.isfinite, answer.inputs.values()))
 
 
-def test_several_slots_of_a_replica_run_several_tasks(view: Make) -> None:
+def test_a_replica_with_several_slots_runs_several_tasks(view: Make) -> None:
     four = view(tasks(56, 8, 10.0), current=2, maximum=100)
     slots = four.__class__(
         **{name: getattr(four, name) for name in ("now", "current", "ready", "metrics", "past", "limits", "learned")},
@@ -128,13 +128,13 @@ def test_several_slots_of_a_replica_run_several_tasks(view: Make) -> None:
     assert Batch(waiting_price=1e9).evaluate(slots).replicas == 10
 
 
-def test_the_minimum_counts_before_the_price(view: Make) -> None:
+def test_the_minimum_takes_precedence_over_the_price(view: Make) -> None:
     assert Batch(waiting_price=0.01).evaluate(view(tasks(64, 1, 10.0), current=1, minimum=3)).replicas == 3
     assert Batch().evaluate(view(tasks(0, 1, 10.0), current=1, minimum=3)).replicas == 3
     assert Batch().evaluate(view(tasks(64, 12, 10.0), current=12, maximum=10)).replicas == 10
 
 
-def test_a_start_up_that_was_learned_counts(view: Make) -> None:
+def test_a_learned_start_up_time_is_used(view: Make) -> None:
     answer = Batch().evaluate(view(tasks(60, 4, 10.0), current=4, maximum=100, learned_up=300.0))
     assert (answer.replicas, answer.inputs["start_up"]) == (4, 300.0)
 
@@ -150,10 +150,10 @@ def test_a_start_up_that_was_learned_counts(view: Make) -> None:
         (0.0, 170.0, 130.0, 52, "40 s before the deadline"),
         (0.0, 170.0, 131.0, 52, "the soonest: the deadline in 39 s cannot be met; 4 in 160 s"),
         (0.0, 170.0, 171.0, 52, "the soonest: the deadline has passed; 4 in 160 s"),
-        (4.0, 600.0, 0.0, 9, "9 replicas finish in 90 s"),  # the price asks for more than the deadline
+        (4.0, 600.0, 0.0, 9, "9 replicas finish in 90 s"),  # the price justifies more than the deadline
     ],
 )
-def test_meets_the_deadline_at_the_least_cost_or_is_as_soon_as_can_be(
+def test_meets_the_deadline_at_the_least_cost_or_finishes_as_early_as_possible(
     view: Make, *, price: float, deadline: float, elapsed: float, expected: int, words: str
 ) -> None:
     policy = Batch(waiting_price=price, deadline=seconds(deadline))
@@ -167,7 +167,7 @@ def test_meets_the_deadline_at_the_least_cost_or_is_as_soon_as_can_be(
     [
         (((30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "tasks could use at most 3 for 30 s"),
         (((45, 0, 8), (30, 0, 3), (15, 0, 3), (0, 0, 2)), 0.0, 3, "tasks could use at most 3"),  # longer ago
-        (((30, 1, 4), (15, 0, 3), (0, 0, 2)), 0.0, 5, "tasks could use at most 5"),  # those that waited could use one
+        (((30, 1, 4), (15, 0, 3), (0, 0, 2)), 0.0, 5, "tasks could use at most 5"),  # the pending tasks could use one
         (((30, 0, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "tasks could use 8 within the last 30 s"),
         (((30, 70, 8), (15, 0, 3), (0, 0, 2)), 0.0, 8, "tasks could use 78 within the last 30 s"),
         (((30, 0, 0), (15, 0, 0), (0, 0, 0)), 0.0, 0, "tasks could use at most 0"),
@@ -195,13 +195,13 @@ def test_meets_the_deadline_at_the_least_cost_or_is_as_soon_as_can_be(
         (((0, 0, 0),), 0.0, 8, "observed for less than 30 s"),
         ((), 0.0, 8, "observed for less than 30 s"),
         (((120, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),  # a gap in which anything may have run
-        (((-5, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),  # the clock was set
+        (((-5, 0, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),  # the clock was adjusted
         (((30, 0, 3), (15, -1, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
         (((30, 0, 3), (15, math.nan, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
         (((30, 0, 3), (15, math.inf, 3), (0, 0, 2)), 0.0, 8, "observed for less than 30 s"),
     ],
 )
-def test_gives_back_what_was_of_no_use_for_the_idle_time(
+def test_removes_replicas_that_were_useless_for_the_idle_time(
     view: Make, *, past: Sequence[tuple[float, float, float]], shuffle: float, expected: int, words: str
 ) -> None:
     now = past[-1] if past else (0, 0, 0)
@@ -211,7 +211,7 @@ def test_gives_back_what_was_of_no_use_for_the_idle_time(
     assert words in answer.detail
 
 
-def test_readings_of_the_past_that_were_missing_or_old_are_no_zeros(view: Make) -> None:
+def test_missing_or_old_past_readings_do_not_count_as_zero(view: Make) -> None:
     old, between, new = watched((30, 0, 1), (15, 0, 1), (0, 0, 1))
     stale = Observation(
         at=between.at,
@@ -224,7 +224,7 @@ def test_readings_of_the_past_that_were_missing_or_old_are_no_zeros(view: Make) 
     assert Batch().evaluate(view(tasks(0, 1, 5.0), current=8, past=(old, between, new))).replicas == 1
 
 
-def test_readings_of_each_replica_are_summed(view: Make) -> None:
+def test_readings_per_replica_are_summed(view: Make) -> None:
     metrics = stage((1.0, 2.0), (1.0, 0.0), (20.0, 15.0), (1.0, 1.0))
     past = tuple(
         Observation(
@@ -251,7 +251,7 @@ def test_readings_of_each_replica_are_summed(view: Make) -> None:
         (Batch(idle_time=seconds(45)), 90.0, 45.0),
     ],
 )
-def test_the_idle_time_is_that_of_a_start_up_unless_it_is_given(
+def test_the_idle_time_defaults_to_the_start_up_time(
     view: Make, *, policy: Batch, learned: float | None, idle: float
 ) -> None:
     for longest, expected in ((idle, 1), (idle - 1, 8)):
@@ -262,7 +262,7 @@ def test_the_idle_time_is_that_of_a_start_up_unless_it_is_given(
 
 
 @pytest.mark.parametrize("name", ["pending_tasks", "running_tasks", "remaining_task_time", "shuffle_workers"])
-def test_abstains_without_one_of_its_metrics(view: Make, name: str) -> None:
+def test_abstains_if_one_of_its_metrics_is_missing(view: Make, name: str) -> None:
     metrics = tasks(60, 4, 10.0)
     del metrics[name]
     answer = Batch().evaluate(view(metrics, current=4))
@@ -270,7 +270,7 @@ def test_abstains_without_one_of_its_metrics(view: Make, name: str) -> None:
     assert answer.detail == f"no trusted reading of {name}"
 
 
-def test_the_time_of_the_job_is_needed_with_a_deadline_only(view: Make) -> None:
+def test_the_elapsed_time_of_the_job_is_required_only_with_a_deadline(view: Make) -> None:
     policy = Batch(deadline=seconds(60), elapsed="since")
     answer = policy.evaluate(view(tasks(60, 4, 10.0), current=4))
     assert answer.detail == "no trusted reading of since"
@@ -279,7 +279,7 @@ def test_the_time_of_the_job_is_needed_with_a_deadline_only(view: Make) -> None:
     assert "since" in policy.ranges
 
 
-def test_says_that_the_time_of_a_task_is_not_known_yet(view: Make) -> None:
+def test_reports_that_the_task_duration_is_unknown(view: Make) -> None:
     answer = Batch().evaluate(view(tasks(48, 0, 0.0), current=0, minimum=0, maximum=20))
     assert answer.replicas == 5
     assert answer.detail == "48 tasks (48 wait), 0 s of work; 5 replicas, as it is not known yet how long a task takes"
@@ -288,7 +288,7 @@ def test_says_that_the_time_of_a_task_is_not_known_yet(view: Make) -> None:
     assert answer.detail == "52 tasks (48 wait), 0 s of work; 4 replicas, as it is not known yet how long a task takes"
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     def detail(pending: int, running: int, current: int) -> str:
         return Batch().evaluate(view(tasks(pending, running, 10.0), current=current, minimum=0, maximum=20)).detail
 
@@ -315,12 +315,12 @@ def test_explains_what_it_computed(view: Make) -> None:
         ({"elapsed": ""}, "elapsed: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Batch(**parameters)
 
 
-def test_the_sizes_that_are_compared_are_few() -> None:
+def test_only_a_few_sizes_are_compared() -> None:
     work = Work(tasks=100_000, mean=10.0, slots=1, current=1, start_up=30.0)
     assert len([*work.sizes(1, 100_000)]) < 2 * math.sqrt(100_000) + 1
 
@@ -336,7 +336,7 @@ works = st.builds(
 )
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     work=works,
     waiting=counts,
@@ -363,7 +363,7 @@ def test_no_other_size_is_cheaper(
         assert answer.replicas == max(minimum, min(work.current, minimum + more))
         return
 
-    # Every size, by the definition: the present slots finish a wave each `mean`, then all slots do.
+    # Every size by the definition: the present slots finish a wave each `mean`, then all slots do.
     mean = remaining / (waiting + running / 2)
     done = math.floor(min(work.start_up / mean, 1e15)) * work.current * work.slots if mean else 0
 
@@ -389,7 +389,7 @@ def test_no_other_size_is_cheaper(
 amounts = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     policy=st.builds(
         Batch,
@@ -421,7 +421,7 @@ def test_is_total(view: Make, policy: Batch, situation: dict[str, Any], metrics:
         assert answer.reason is Reason.MISSING
     else:
         assert situation["minimum"] <= answer.replicas <= situation["maximum"]
-        # never fewer at first sight
+        # never fewer at the first observation
         assert answer.replicas >= min(situation["current"], situation["maximum"])
 
 
@@ -429,7 +429,7 @@ INTERVAL = 5
 
 
 class Cluster:
-    """Workers of one slot that come 10 s after they were asked for, seen every 5 s through the whole machine."""
+    """Workers of one slot that start 10 s after the request, observed every 5 s through the whole decision machine."""
 
     def __init__(self, policy: Batch, *, minimum: int = 0, desired: int = 0) -> None:
         self.spec = ClusterSpec(
@@ -447,7 +447,7 @@ class Cluster:
         self.coming = 0
 
     def see(self, metrics: dict[str, Value], *, hang: bool = False) -> Decision:
-        """One observation; `hang`: workers do not come or go."""
+        """One observation; `hang`: workers neither start nor stop."""
         self.second += INTERVAL
         if not hang and self.second >= self.coming:
             self.ready = self.desired
@@ -472,7 +472,7 @@ def steps(sizes: Sequence[int]) -> list[int]:
 POLICY = Batch(start_up=seconds(10), idle_time=seconds(20))
 
 
-def test_a_wide_stage_is_asked_for_in_one_request_and_its_tail_given_back() -> None:
+def test_a_wide_stage_is_requested_at_once_and_its_tail_is_removed() -> None:
     cluster = Cluster(POLICY)
     assert cluster.sizes(tasks(0, 0, 0.0), 6) == [0] * 6
     wide = [cluster.see(tasks(64, 0, 20.0)).desired, cluster.see(tasks(64, 0, 20.0)).desired]
@@ -493,7 +493,7 @@ def test_a_metric_that_is_missing_never_lowers_the_size() -> None:
     cluster = Cluster(POLICY, desired=8)
     cluster.sizes(tasks(0, 8, 20.0), 4)
     assert steps(cluster.sizes({}, 20)) == [8]
-    # nor does the time in which nothing was known count
+    # nor does time without information count
     assert cluster.sizes(tasks(0, 1, 20.0), 5) == [8, 8, 8, 8, 1]
     cluster = Cluster(POLICY, desired=8)
     unknown = tasks(0, 0, 0.0)
@@ -501,7 +501,7 @@ def test_a_metric_that_is_missing_never_lowers_the_size() -> None:
     assert steps(cluster.sizes(unknown, 20)) == [8]
 
 
-def test_a_daemon_that_has_just_started_does_not_lower_the_size() -> None:
+def test_a_daemon_that_just_started_does_not_lower_the_size() -> None:
     cluster = Cluster(POLICY, desired=8)
     assert cluster.sizes(tasks(0, 0, 0.0), 5) == [8, 8, 8, 8, 0]
 
@@ -509,7 +509,7 @@ def test_a_daemon_that_has_just_started_does_not_lower_the_size() -> None:
 def test_workers_with_shuffle_files_stay_until_the_files_are_read() -> None:
     cluster = Cluster(POLICY, desired=8)
     assert steps(cluster.sizes(tasks(0, 1, 20.0, shuffle=6.0), 12)) == [8, 6]
-    # then at once down to what was of use, and to none when that has been of none
+    # then at once down to the useful replicas, and to zero when none is useful
     assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [1, 0]
 
 
@@ -518,19 +518,19 @@ def test_the_minimum_is_kept_between_jobs() -> None:
     assert steps(cluster.sizes(tasks(0, 0, 0.0), 12)) == [8, 2]
 
 
-def test_a_rescale_on_its_way_is_not_undone() -> None:
+def test_a_rescale_in_flight_is_not_reverted() -> None:
     cluster = Cluster(POLICY, desired=2)
     cluster.sizes(tasks(0, 2, 20.0), 6)
     up = cluster.see(tasks(64, 2, 20.0)).desired
     assert up > 2
-    # the stage is over before the workers are there: they are waited for, then given back
+    # The stage ends before the workers are ready: they are waited for, then removed.
     waiting = [cluster.see(tasks(0, 1, 20.0), hang=True) for _ in range(8)]
     assert {decision.desired for decision in waiting} == {up}
     assert waiting[-1].recommendations[0].replicas == 1
     assert steps(cluster.sizes(tasks(0, 1, 20.0), 8))[-1] == 1
 
 
-def test_a_deadline_is_met_by_more_workers_and_one_that_cannot_be_by_the_most_that_help() -> None:
+def test_a_deadline_gets_enough_workers_and_an_impossible_one_the_most_that_help() -> None:
     for deadline, words in ((60, "before the deadline"), (1, "cannot be met")):
         policy = Batch(waiting_price=0.0, deadline=seconds(deadline), start_up=seconds(10))
         cluster = Cluster(policy, desired=2)

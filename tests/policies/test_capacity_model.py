@@ -1,4 +1,4 @@
-"""What a job can process by its size, learned from throughput and utilization."""
+"""The capacity of a job by its size, learned from throughput and utilization."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR = 240
 
 @dataclass
 class Model:
-    """What is learned of one job."""
+    """The learned values of one job."""
 
     capacity: Capacity = field(default_factory=Capacity)
     idle: Idle = field(default_factory=Idle)
@@ -35,7 +35,7 @@ class Model:
         return self.capacity.rate(replicas)
 
     def kept(self) -> dict[str, float]:
-        """What is left of it for the next time: finite numbers."""
+        """The part of it that is stored: finite numbers."""
         names = ("capacity.", "idle.")
         dumped = State(capacity=self.capacity, idle=self.idle).dump()
         return {name: number for name, number in dumped.items() if name.startswith(names)}
@@ -51,7 +51,7 @@ def dice(seed: int) -> Random:
 
 
 def noise(chance: Random, share: float = 0.04, lasts: float = 300.0) -> Iterator[float]:
-    """Factors around 1 whose deviations hold on for a while (AR(1)), as those of real machines do."""
+    """Autocorrelated factors around 1 (AR(1)), like the deviations of real machines."""
     kept = math.exp(-INTERVAL / lasts)
     value = chance.gauss(0, share)
     while True:
@@ -70,7 +70,7 @@ def hours(
     begin: float = 0.0,
     share: float = 0.04,
 ) -> float:
-    """Show samples of a job that does one * size^exponent, some time at each size; returns the time after them."""
+    """Feed samples of a job that processes one * size^exponent, some time at each size; returns the end time."""
     chance = dice(seed)
     factors = noise(chance, share)
     now = begin
@@ -83,7 +83,7 @@ def hours(
 
 
 @pytest.mark.parametrize("exponent", [0.8, 0.85, 0.9])
-def test_an_hour_at_three_sizes_shows_what_they_do_and_the_exponent(exponent: float) -> None:
+def test_an_hour_at_three_sizes_shows_their_capacity_and_the_exponent(exponent: float) -> None:
     off: list[float] = []
     bent: list[float] = []
     for seed in range(20):
@@ -91,28 +91,28 @@ def test_an_hour_at_three_sizes_shows_what_they_do_and_the_exponent(exponent: fl
         hours(model, (4, 8, 16), 1000.0, exponent, seed=seed)
         bent.append(abs(model.capacity.exponent - exponent))
         off += [abs(model.rate(size) / (1000 * size**exponent) - 1) for size in (4, 8, 16)]
-        # a size that was never seen, by the law
+        # an unseen size, by the power law
         assert model.rate(24) == pytest.approx(1000 * 24**exponent, rel=0.12)
-    # Errors that hold on for 5 minutes leave few that are independent of each other: one in twenty may be off.
+    # Errors with a time constant of 5 minutes leave few independent ones: one in twenty may be off.
     assert sorted(off)[56] < 0.05
     assert sorted(bent)[18] < 0.05
     assert max(off) < 0.1
     assert max(bent) < 0.1
 
 
-def test_nothing_is_known_before_the_first_sample_and_of_no_replicas() -> None:
+def test_before_the_first_sample_and_for_zero_replicas_nothing_is_known() -> None:
     model = Model()
     assert model.rate(4) == 0
     model.sample(4, 800, 0.8, 100.0)
     assert model.rate(0) == 0
 
 
-def test_the_first_sample_gives_its_size_and_the_usual_exponent_the_others() -> None:
+def test_other_sizes_follow_from_the_first_sample_by_the_default_exponent() -> None:
     model = Model()
     model.sample(4, 800, 0.8, 100.0)
     assert model.rate(4) == pytest.approx(1000)  # 800 / 0.8
     assert model.rate(8) == pytest.approx(1000 * 2**TUNING.exponent)
-    model.sample(4, 400, 0.8, 100.0)  # the same moment again says nothing new
+    model.sample(4, 400, 0.8, 100.0)  # the same moment again adds nothing
     assert model.rate(4) == pytest.approx(1000)
 
 
@@ -125,25 +125,25 @@ def test_the_first_sample_gives_its_size_and_the_usual_exponent_the_others() -> 
         (0, 100, 0.8),
         (4, math.nan, 0.8),
         (4, 100, math.nan),
-        (4, math.inf, 0.8),  # the ratio is no number
+        (4, math.inf, 0.8),  # the ratio is not a number
     ],
 )
-def test_a_sample_without_information_is_left_out(replicas: float, throughput: float, utilization: float) -> None:
+def test_a_sample_without_information_is_ignored(replicas: float, throughput: float, utilization: float) -> None:
     model = Model()
     model.sample(replicas, throughput, utilization, 100.0)
     assert model.rate(4) == 0
     assert model.capacity == Capacity()
 
 
-def test_more_than_fully_busy_is_fully_busy() -> None:
+def test_a_utilization_above_1_counts_as_1() -> None:
     model = Model()
     model.sample(4, 1000, 1.3, 100.0)
     assert model.rate(4) == pytest.approx(1000)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_workers_do_without_records_is_derived_from_what_records_cost(seed: int) -> None:
-    # 8 replicas do 8000/s; CPU is 10 % without a record, and goes from 15 % to 60 %
+def test_the_idle_utilization_of_workers_is_derived_from_the_cost_of_records(seed: int) -> None:
+    # 8 replicas process 8000/s; CPU is 10 % without a record, and goes from 15 % to 60 %
     chance = dice(seed)
     model = Model()
     for number in range(HOUR):
@@ -153,17 +153,17 @@ def test_what_workers_do_without_records_is_derived_from_what_records_cost(seed:
     assert model.idle.utilization() == pytest.approx(0.1, abs=0.01)
     assert model.rate(8) == pytest.approx(8000, rel=0.05)
     plain = 8000 * (0.15 - 0.1) / 0.9 / 0.15
-    assert plain < 0.4 * 8000  # what the plain ratio makes of 15 % CPU
+    assert plain < 0.4 * 8000  # the plain ratio at 15 % CPU
 
 
-def test_less_utilization_at_more_throughput_shows_no_idle_share() -> None:
+def test_lower_utilization_at_higher_throughput_gives_no_idle_share() -> None:
     model = Model()
     for number in range(HOUR):
         model.sample(8, 2000.0 + 2000.0 * (number % 2), 0.6 - 0.3 * (number % 2), number * INTERVAL)
     assert model.idle.utilization() == 0
 
 
-def test_no_idle_share_is_believed_until_throughput_has_varied() -> None:
+def test_the_idle_share_stays_zero_until_throughput_has_varied() -> None:
     model = Model()
     assert model.idle.utilization() == 0
     for number in range(HOUR):
@@ -174,7 +174,7 @@ def test_no_idle_share_is_believed_until_throughput_has_varied() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("factor", [1 / 1.5, 1.5])
-def test_records_that_suddenly_cost_otherwise_are_followed_within_a_quarter_of_an_hour(
+def test_a_sudden_change_of_the_cost_per_record_is_learned_within_a_quarter_of_an_hour(
     seed: int, factor: float
 ) -> None:
     model = Model()
@@ -184,7 +184,7 @@ def test_records_that_suddenly_cost_otherwise_are_followed_within_a_quarter_of_a
     assert model.rate(8) == pytest.approx(factor * 1000 * 8**0.9, rel=0.08)
 
 
-def test_without_a_surprise_the_same_time_changes_much_less() -> None:
+def test_without_a_sudden_change_the_same_time_changes_much_less() -> None:
     model = Model()
     now = hours(model, (8,), 1000.0, 0.9, share=0.0)
     before = model.rate(8)
@@ -192,7 +192,7 @@ def test_without_a_surprise_the_same_time_changes_much_less() -> None:
     assert 1 < model.rate(8) / before < 1.03  # 8 % more for 4 minutes may be chance
 
 
-def test_after_a_long_time_unseen_new_samples_weigh_more_and_at_most_fully() -> None:
+def test_after_a_long_gap_new_samples_weigh_more_but_never_more_than_one() -> None:
     def moved_by(gap: float) -> float:
         model = Model()
         now = hours(model, (8,), 1000.0, 0.9, share=0.0)
@@ -209,7 +209,7 @@ IDLE = [name for name in State().dump() if name.startswith("idle.")]
 
 
 @pytest.mark.parametrize("lost", [CAPACITY, CAPACITY[::2], CAPACITY[1::2], IDLE, [*CAPACITY[::2], *IDLE]])
-def test_a_part_of_what_was_known_is_enough_to_go_on(lost: list[str]) -> None:
+def test_learning_continues_from_partial_memory(lost: list[str]) -> None:
     model = Model()
     now = hours(model, (4, 8), 1000.0, 0.9)
     kept = model.kept()
@@ -220,7 +220,7 @@ def test_a_part_of_what_was_known_is_enough_to_go_on(lost: list[str]) -> None:
 
 
 @pytest.mark.parametrize("exponent", [1e308, -1e308])
-def test_an_exponent_that_is_not_believed_is_forgotten_by_samples(exponent: float) -> None:
+def test_an_unbelievable_exponent_is_corrected_by_samples(exponent: float) -> None:
     model = Model.of({"capacity.level": math.log(1000.0), "capacity.exponent": exponent})
     hours(model, (4, 8), 1000.0, 0.9, count=6 * HOUR)
     assert model.rate(8) == pytest.approx(1000 * 8**0.9, rel=0.08)
@@ -229,21 +229,19 @@ def test_an_exponent_that_is_not_believed_is_forgotten_by_samples(exponent: floa
 positive = st.floats(0, allow_infinity=False)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     st.lists(st.tuples(positive, positive, st.integers(0, 1_000_000), st.floats(-1e5, 1e9)), min_size=1, max_size=8),
     st.integers(0, 2),
 )
-def test_whatever_is_read_what_a_size_does_is_a_number(
-    samples: list[tuple[float, float, int, float]], forgotten: int
-) -> None:
+def test_any_readings_give_a_finite_capacity(samples: list[tuple[float, float, int, float]], forgotten: int) -> None:
     model = Model()
     now = 1.7e9
     for throughput, busy, size, later in samples:
         now += later
         model.sample(size, throughput, busy, now)
         kept = model.kept()
-        if forgotten:  # after an upgrade not all of it
+        if forgotten:  # after an upgrade a part may be missing
             kept = {name: kept[name] for name in list(kept)[forgotten - 1 :: 2]}
         model = Model.of(kept)
         for asked in (size, 1, 7, 1_000_000):
@@ -252,7 +250,7 @@ def test_whatever_is_read_what_a_size_does_is_a_number(
         assert 0 <= model.idle.utilization() <= 1
 
 
-def test_records_that_cost_otherwise_are_not_taken_for_an_idle_share() -> None:
+def test_a_change_of_the_cost_per_record_is_not_taken_for_an_idle_share() -> None:
     model = Model()
     now = hours(model, (8,), 1000.0, 0.9, count=2 * HOUR)
     for part in range(8):
@@ -270,7 +268,7 @@ def test_a_thousand_times_the_records_are_a_thousand_times_the_capacity(seed: in
         assert often.rate(size) == pytest.approx(factor * once.rate(size), rel=1e-9)
 
 
-def test_a_size_that_was_never_seen_is_less_sure_than_the_one_that_was() -> None:
+def test_the_capacity_of_an_unseen_size_is_less_certain() -> None:
     assert Capacity().uncertainty(4) == 0
     model = Model()
     model.sample(8, 650.0, 1.0, 0.0)
@@ -280,7 +278,7 @@ def test_a_size_that_was_never_seen_is_less_sure_than_the_one_that_was() -> None
     assert Capacity(covariance=-1.0).uncertainty(8) == 0
 
 
-def test_a_known_exponent_is_what_the_first_sample_is_extended_by() -> None:
+def test_a_known_exponent_extends_the_first_sample_to_other_sizes() -> None:
     model = Model(Capacity(exponent=0.7))
     assert model.rate(4) == 0
     model.sample(4, 800, 0.8, 0.0)
@@ -288,7 +286,7 @@ def test_a_known_exponent_is_what_the_first_sample_is_extended_by() -> None:
 
 
 @pytest.mark.parametrize(("at_eight", "at"), [(1.0, 0), (16.0, 1)])
-def test_no_exponent_is_believed_that_no_job_has(at_eight: float, at: int) -> None:
+def test_an_exponent_outside_the_realistic_range_is_not_used(at_eight: float, at: int) -> None:
     model = Model()
     now = 0.0
     for _ in range(20):
@@ -313,7 +311,7 @@ def test_no_exponent_is_believed_that_no_job_has(at_eight: float, at: int) -> No
         (1.0, 0.5, True, 0.5),
     ],
 )
-def test_what_a_job_can_do_is_by_the_utilization_at_which_it_did_no_more(
+def test_capacity_is_reached_at_the_utilization_at_which_throughput_stopped_growing(
     known: float, busy: float, utilization: float, *, saturated: bool
 ) -> None:
     found = Saturation(utilization=known, highest=known)
@@ -325,27 +323,27 @@ def test_what_a_job_can_do_is_by_the_utilization_at_which_it_did_no_more(
     ("utilization", "highest", "busy", "plausible"),
     [
         (1.0, 1.0, 0.61, True),
-        (1.0, 1.0, 0.59, False),  # it was busier: something else holds it up
+        (1.0, 1.0, 0.59, False),  # it was busier: something else limits it
         (1.0, 0.4, 0.35, True),
         (1.0, 0.4, 0.33, False),
         (0.4, 0.4, 0.25, True),
         (0.4, 0.4, 0.23, False),
     ],
 )
-def test_a_job_may_do_no_more_where_it_is_as_busy_as_ever(
+def test_a_job_may_be_saturated_if_it_is_as_busy_as_ever(
     utilization: float, highest: float, busy: float, *, plausible: bool
 ) -> None:
     assert Saturation(utilization=utilization, highest=highest).plausible(busy) is plausible
 
 
-def test_how_busy_it_was_is_forgotten_to_37_percent_in_half_an_hour() -> None:
+def test_the_highest_utilization_decays_to_37_percent_in_half_an_hour() -> None:
     found = Saturation(highest=0.9)
     assert found.follow(0.3, 1800.0, saturated=False) == 1.0
     assert found.highest == pytest.approx(0.3 + 0.6 / math.e)
 
 
 @pytest.mark.parametrize("damaged", [0.0, -1.0, 7.0])
-def test_a_damaged_utilization_begins_anew(damaged: float) -> None:
+def test_an_invalid_stored_utilization_is_reset(damaged: float) -> None:
     found = Saturation(utilization=damaged)
     assert found.follow(0.0, 15.0, saturated=False) == 1.0
     assert found.utilization == 1.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoscaler_policies.schedule.cron import after, before, by, parse
 
 BERLIN = ZoneInfo("Europe/Berlin")
-# Half an hour of daylight saving time, quarters of an hour, the southern half, none at all.
+# A zone with half an hour of daylight saving time, one with quarters of an hour, the southern hemisphere, UTC.
 ZONES = tuple(
     map(ZoneInfo, ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "America/Santiago"))
 )
@@ -26,7 +26,7 @@ def instants(text: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN) ->
 
 
 def shown(text: str, begin: str, count: int) -> list[str]:
-    """When it comes in Berlin after a local time there, with the offset of the clock."""
+    """The next time in Berlin after a local time there, with its UTC offset."""
     found = instants(text, datetime.fromisoformat(begin).replace(tzinfo=BERLIN), count)
     return [f"{one.astimezone(BERLIN):%d %H:%M %Z}" for one in found]
 
@@ -54,11 +54,11 @@ def shown(text: str, begin: str, count: int) -> list[str]:
         ("@monthly", ["01 00:00", "01 00:00", "01 00:00"]),
     ],
 )
-def test_comes_when_crontab_says(text: str, expected: list[str]) -> None:
+def test_the_next_time_is_that_of_crontab(text: str, expected: list[str]) -> None:
     assert [one[:8] for one in shown(text, "2026-02-10 12:30", 3)] == expected
 
 
-def test_yearly_and_leap_days_are_found_however_far_they_are() -> None:
+def test_yearly_and_leap_days_are_found_however_far_away_they_are() -> None:
     begin = datetime(2096, 3, 1, tzinfo=UTC)
     assert instants("0 0 29 2 *", begin, 1, ZoneInfo("UTC")) == [datetime(2104, 2, 29, tzinfo=UTC)]
     # a leap day that is a Monday: none between 2072 and 2112
@@ -66,28 +66,28 @@ def test_yearly_and_leap_days_are_found_however_far_they_are() -> None:
     assert instants("@yearly", begin, 1, ZoneInfo("UTC")) == instants("@annually", begin, 1, ZoneInfo("UTC"))
 
 
-def test_a_time_that_is_skipped_comes_when_the_clock_goes_on() -> None:
+def test_a_skipped_time_runs_when_the_clock_goes_forward() -> None:
     assert shown("30 2 * * *", "2026-03-28 12:00", 2) == ["29 03:00 CEST", "30 02:30 CEST"]
     assert shown("10,50 2,3 * * *", "2026-03-29 00:00", 4) == ["29 03:00 CEST"] * 2 + ["29 03:10 CEST", "29 03:50 CEST"]
 
 
-def test_a_time_that_the_clock_shows_twice_comes_once() -> None:
+def test_a_repeated_time_runs_once() -> None:
     assert shown("30 2 * * *", "2026-10-24 12:00", 2) == ["25 02:30 CEST", "26 02:30 CET"]
 
 
-def test_what_begins_with_a_star_follows_the_clock() -> None:
+def test_an_expression_that_begins_with_a_star_follows_the_clock() -> None:
     assert shown("30 * * * *", "2026-03-29 01:00", 2) == ["29 01:30 CET", "29 03:30 CEST"]
     assert shown("30 * * * *", "2026-10-25 02:00", 3) == ["25 02:30 CEST", "25 02:30 CET", "25 03:30 CET"]
     assert shown("*/30 2 * * *", "2026-03-29 00:00", 2) == ["30 02:00 CEST", "30 02:30 CEST"]
 
 
-def test_a_clock_that_is_set_back_by_half_an_hour_shows_it_twice() -> None:
+def test_a_time_repeated_within_half_an_hour_is_found_twice() -> None:
     zone = ZoneInfo("Australia/Lord_Howe")
     found = instants("30 * * * *", datetime(2026, 4, 4, 14, 0, tzinfo=UTC), 3, zone)
     assert [f"{one.astimezone(zone):%H:%M}" for one in found] == ["01:30", "01:30", "02:30"]
 
 
-def test_clocks_that_are_set_back_over_midnight_keep_the_order() -> None:
+def test_setting_the_clock_back_over_midnight_keeps_the_order() -> None:
     # St John's: at 00:01 of 7 November 2010 the clock went back to 23:01 of the day before.
     zone = ZoneInfo("America/St_Johns")
     found = instants("0,30 * * * *", datetime(2010, 11, 7, 2, 20, tzinfo=UTC), 4, zone)
@@ -127,20 +127,20 @@ def test_clocks_that_are_set_back_over_midnight_keep_the_order() -> None:
         ("1," * 150 + "1 * * * *", "... is longer than 200 characters"),
     ],
 )
-def test_names_the_field_that_is_wrong(text: str, message: str) -> None:
+def test_the_error_names_the_wrong_field(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r"^'") as caught:
         parse(text)
     assert message in str(caught.value)
 
 
-def test_the_longest_expressions_that_make_sense_are_read() -> None:
+def test_the_longest_valid_expressions_are_read() -> None:
     minutes = ",".join(map(str, range(60)))
     assert parse(f"{minutes} * * * *").minutes == tuple(range(60))
 
 
 def field(least: int, most: int) -> st.SearchStrategy[str]:
     number = st.integers(least, most)
-    # Of a range of one number with a step cronsim makes one without an end.
+    # For a range of one number with a step cronsim makes one without an end.
     ranges = st.tuples(number, number).filter(lambda pair: pair[0] < pair[1]).map(lambda pair: f"{pair[0]}-{pair[1]}")
     plain = st.one_of(st.just("*"), number.map(str), ranges)
     term = st.one_of(plain, st.tuples(plain, st.integers(1, most)).map(lambda pair: f"{pair[0]}/{pair[1]}"))
@@ -149,7 +149,7 @@ def field(least: int, most: int) -> st.SearchStrategy[str]:
 
 fixed = st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12), field(0, 7)).map(" ".join)
 begins = st.datetimes(datetime(2024, 1, 1), datetime(2027, 12, 31))  # noqa: DTZ001 - local times
-# Around the nights in which the clocks of these zones change, most of the time.
+# Mostly around the nights in which the clocks of these zones change.
 near = st.sampled_from(
     [datetime.fromisoformat(day) for day in ("2026-03-29", "2026-10-25", "2026-03-08", "2026-11-01", "2026-04-05")]
 ).flatmap(lambda day: st.integers(-1500, 1500).map(lambda minutes: day + timedelta(minutes=minutes)))
@@ -162,9 +162,9 @@ near = st.sampled_from(
 @example("30 2 * * *", BERLIN, datetime(2026, 10, 24, 12))  # noqa: DTZ001
 def test_agrees_with_cronsim(text: str, zone: ZoneInfo, wall: datetime) -> None:
     begin = wall.replace(second=0, microsecond=0, tzinfo=zone)
-    # It forgets which of two equal times it is shown, and what is skipped.
+    # cronsim forgets which of two equal times it received, and skipped times.
     assume(begin.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == begin.replace(tzinfo=None))
-    # With the clock set back by half an hour it misses the half hour's second time.
+    # With the clock set back by half an hour it misses the second time of the half hour.
     assume(zone.key != "Australia/Lord_Howe" or not any(part.startswith("*") for part in text.split()[:2]))
     try:
         theirs = CronSim(text, begin)
@@ -173,7 +173,7 @@ def test_agrees_with_cronsim(text: str, zone: ZoneInfo, wall: datetime) -> None:
         with pytest.raises(ValueError, match="is never due"):
             parse(text)
         return
-    # Of several that fall together into a skipped hour it gives one.
+    # If several fall together into a skipped hour it returns one.
     cron, found = parse(text), [begin.astimezone(UTC)]
     for _ in expected:
         found.append(after(cron, zone, by(found[-1]))[0])

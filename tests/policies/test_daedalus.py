@@ -51,8 +51,8 @@ def regression(samples: Iterable[tuple[float, float]]) -> Regression:
 # capacity
 
 
-def test_the_regression_finds_the_line_that_the_samples_are_on() -> None:
-    # an idle process has 10 % CPU: at 100 % it does 900/s, which the ratio at 40 % would put at 750/s
+def test_the_regression_finds_the_line_through_the_samples() -> None:
+    # an idle process has 10 % CPU: at 100 % it processes 900/s; the ratio at 40 % would give 750/s
     model = regression([(0.1 + rate / 1000, rate) for rate in (100.0, 300.0, 500.0)])
     assert model.at(1.0) == pytest.approx(900.0)
     assert (model.count, model.x, model.y) == pytest.approx((3, 0.4, 300.0))
@@ -60,23 +60,23 @@ def test_the_regression_finds_the_line_that_the_samples_are_on() -> None:
     assert (model.variance, model.covariance) == pytest.approx((0.08 / 3, 80 / 3))
 
 
-def test_without_variety_the_ratio_holds_instead_of_a_fitted_noise() -> None:
+def test_without_variation_the_ratio_is_used_instead_of_a_fit_to_noise() -> None:
     assert regression([(0.5, 100.0)]).at(1.0) == 200.0
-    # a standard deviation of 0.01, of which the slope would make 350/s
+    # a standard deviation of 0.01, from which the slope would make 350/s
     assert regression([(0.49, 95.0), (0.51, 105.0)]).at(1.0) == pytest.approx(200.0)
-    # throughput that falls as the share rises is no capacity
+    # throughput that falls as the share rises gives no capacity
     assert regression([(0.2, 105.0), (0.8, 95.0)]).at(1.0) == pytest.approx(200.0)
     assert math.isnan(regression([(0.0, 100.0)]).at(1.0))
 
 
-def test_old_samples_fade() -> None:
+def test_old_samples_lose_weight() -> None:
     model = regression([(0.5, 100.0)] * 1000)
     assert model.count == REMEMBERED
     assert regression([(0.5, 100.0)] * 1000 + [(0.5, 50.0)] * 1000).y == pytest.approx(50.0, abs=1.0)
 
 
 def _measured(most: float) -> st.SearchStrategy[float]:
-    """What can be measured: numbers so small that their products are 0 are not."""
+    """Measurable numbers: some are so small that their products are 0."""
     return st.one_of(st.just(0.0), st.floats(1e-100, most))
 
 
@@ -84,7 +84,7 @@ def _measured(most: float) -> st.SearchStrategy[float]:
     samples=st.lists(st.tuples(_measured(1), _measured(1e6)), min_size=1, max_size=30),
     power=st.integers(-20, 20),
 )
-def test_capacity_does_not_depend_on_what_a_record_is(samples: list[tuple[float, float]], power: int) -> None:
+def test_capacity_scales_with_the_unit_of_records(samples: list[tuple[float, float]], power: int) -> None:
     unit = 2.0**power
     one, other = regression(samples), regression([(share, rate * unit) for share, rate in samples])
     assert other.at(1.0) == pytest.approx(one.at(1.0) * unit, rel=1e-9, nan_ok=True)
@@ -93,11 +93,11 @@ def test_capacity_does_not_depend_on_what_a_record_is(samples: list[tuple[float,
 # forecast
 
 
-def test_the_forecast_is_the_straight_line_through_the_arrivals() -> None:
+def test_the_forecast_is_the_line_through_the_arrivals() -> None:
     line = fit([(-120.0, 80.0), (-60.0, 90.0), (0.0, 100.0)], 900.0)
     assert (line.level, line.slope) == pytest.approx((100.0, 1 / 6))
     assert line.most(900.0) == pytest.approx(250.0)
-    assert line.most(1e9) == pytest.approx(250.0)  # no further than it goes
+    assert line.most(1e9) == pytest.approx(250.0)  # no further than the horizon
     assert fit([(0.0, 70.0)], 900.0) == Line(70.0, 0.0, 900.0)
 
 
@@ -121,11 +121,11 @@ def test_a_forecast_ends_at_zero() -> None:
         (0.0, -1.0, 30.0, 0.0),
     ],
 )
-def test_counts_what_arrives_until_a_time(level: float, slope: float, until: float, expected: float) -> None:
+def test_counts_the_arrivals_until_a_time(level: float, slope: float, until: float, expected: float) -> None:
     assert Line(level, slope, 900.0).total(until) == pytest.approx(expected)
 
 
-def test_the_error_of_a_forecast_is_weighted_by_what_came() -> None:
+def test_the_error_of_a_forecast_is_weighted_by_the_arrivals() -> None:
     line = Line(100.0, 0.0, 900.0)
     # |120 - 100| + |80 - 100| of 200
     assert wape(line, [(15.0, 120.0), (30.0, 80.0)]) == pytest.approx(0.2)
@@ -136,51 +136,53 @@ def test_the_error_of_a_forecast_is_weighted_by_what_came() -> None:
 # recovery
 
 
-def test_recovery_is_downtime_and_the_time_that_the_spare_capacity_needs() -> None:
-    # 100/s arrive; 10 s of them are processed again, 200 wait, and 30 s of downtime bring 3,000 more: 4,200 records.
-    # With 150/s they go at 50/s, in 84 s after the 30.
+def test_recovery_time_is_the_downtime_plus_the_time_to_process_the_backlog() -> None:
+    # 100/s arrive; 10 s of them are replayed, 200 wait, and 30 s of downtime add 3,000: 4,200 records. With 150/s the
+    # backlog shrinks at 50/s, in 84 s after the 30.
     assert recovery_time(Line(100.0, 0.0, 900.0), 150.0, 10 * 100.0 + 200.0, 30.0) == pytest.approx(114.0)
 
 
-def test_recovery_counts_arrivals_that_rise_and_fall() -> None:
-    # rising by 0.1/s each second: 3,045 during the downtime; from 47/s of spare capacity on it falls by 0.1/s
+def test_recovery_time_uses_rising_and_falling_arrivals() -> None:
+    # rising by 0.1/s each second: 3,045 during the downtime; the spare capacity falls by 0.1/s each second from 47/s
     slow = recovery_time(Line(100.0, 0.1, 900.0), 150.0, 1200.0, 30.0)
     t = slow - 30.0
     assert 47.0 * t - 0.1 * t * t / 2 == pytest.approx(4245.0)
-    # falling, and none at all from 100 s on: 2,550 of the downtime and 1,200, less 80 t + t²/2
+    # falling, and zero from 100 s on: 2,550 of the downtime and 1,200, less 80 t + t²/2
     quick = recovery_time(Line(100.0, -1.0, 900.0), 150.0, 1200.0, 30.0)
     t = quick - 30.0
     assert 80.0 * t + t * t / 2 == pytest.approx(3750.0)
-    # past the point where nothing arrives any more: 9,000 less (80 + 150) / 2 x 70 = 950 at 150/s
+    # past the point where arrivals end: 9,000 less (80 + 150) / 2 x 70 = 950 at 150/s
     late = recovery_time(Line(100.0, -1.0, 900.0), 150.0, 9000.0 - 2550.0, 30.0)
     assert late == pytest.approx(100.0 + 950.0 / 150.0)
 
 
-def test_there_is_no_recovery_beyond_the_forecast() -> None:
+def test_a_recovery_beyond_the_forecast_is_infinite() -> None:
     flat = Line(100.0, 0.0, 900.0)
     assert recovery_time(flat, 100.0, 10.0, 30.0) == math.inf
     assert recovery_time(flat, 101.0, 1000.0, 30.0) == math.inf
     assert recovery_time(flat, 1e6, 0.0, 900.0) == math.inf
-    # more arrives than can be processed until the load has fallen to 150/s after 50 s; then what is to spare rises by
-    # 1/s each second: 200 x 30 - 30² / 2 = 5,550 records of the downtime are t² / 2
+    # arrivals exceed the capacity until the load has fallen to 150/s after 50 s; then the spare capacity grows by 1/s
+    # each second: 200 x 30 - 30² / 2 = 5,550 records of the downtime are t² / 2
     assert recovery_time(Line(200.0, -1.0, 900.0), 150.0, 0.0, 30.0) == pytest.approx(50.0 + math.sqrt(2 * 5550.0))
 
 
-def test_a_forecast_by_the_minute_counts_as_steps() -> None:
+def test_a_forecast_by_the_minute_is_a_step_function() -> None:
     curve = Curve((100.0, 40.0, 160.0), 900.0)
     assert [curve.at(time) for time in (0.0, 59.0, 60.0, 130.0, 5000.0)] == [100.0, 100.0, 40.0, 160.0, 160.0]
     assert [curve.most(until) for until in (0.0, 60.0, 120.0, 121.0, 1e9)] == [100.0, 100.0, 100.0, 160.0, 160.0]
     assert curve.total(30.0) == 3000.0
     assert curve.total(150.0) == 6000.0 + 2400.0 + 30 * 160.0
-    # 3,000 of the downtime, less 30 s at 50/s, are 1,500; from then on 110/s are to spare
+    # 3,000 of the downtime, less 30 s at 50/s, are 1,500; from then on 110/s are spare
     assert recovery_time(curve, 150.0, 0.0, 30.0) == pytest.approx(60.0 + 1500.0 / 110.0)
-    # another 9,000 would need more than is to spare in the second minute, and in the third there is nothing
+    # another 9,000 would need more than the spare capacity of the second minute, and in the third there is none
     assert recovery_time(curve, 150.0, 9000.0, 30.0) == math.inf
     assert Curve((100.0,), 90.0).most(1e9) == 100.0
 
 
 @given(rate=st.floats(0, 1e6), capacity=st.floats(0, 1e6), waiting=st.floats(0, 1e9), downtime=st.floats(0, 600))
-def test_a_flat_forecast_is_a_flat_line(*, rate: float, capacity: float, waiting: float, downtime: float) -> None:
+def test_a_constant_curve_recovers_like_a_constant_line(
+    *, rate: float, capacity: float, waiting: float, downtime: float
+) -> None:
     curve, line = Curve((rate,) * 15, 900.0), Line(rate, 0.0, 900.0)
     expected = recovery_time(line, capacity, waiting, downtime)
     assert curve.total(downtime) == pytest.approx(line.total(downtime), rel=1e-9)
@@ -188,7 +190,7 @@ def test_a_flat_forecast_is_a_flat_line(*, rate: float, capacity: float, waiting
         assert recovery_time(curve, capacity, waiting, downtime) == pytest.approx(expected, rel=1e-9)
 
 
-def test_with_nothing_to_recover_it_is_the_downtime() -> None:
+def test_with_nothing_to_recover_the_recovery_time_is_the_downtime() -> None:
     assert recovery_time(Line(0.0, 0.0, 900.0), 100.0, 0.0, 30.0) == 30.0
     assert recovery_time(Line(0.0, 0.0, 900.0), 0.0, 0.0, 30.0) == 30.0
 
@@ -211,7 +213,7 @@ def test_more_capacity_never_recovers_later(
 
 
 @given(level=st.floats(0, 1e4), slope=st.floats(-10, 10), capacity=st.floats(0, 1e4), waiting=st.floats(0, 1e6))
-def test_when_it_has_recovered_the_spare_capacity_was_equal_to_the_backlog(
+def test_at_recovery_the_processed_spare_capacity_equals_the_backlog(
     *, level: float, slope: float, capacity: float, waiting: float
 ) -> None:
     line = Line(level, slope, 900.0)
@@ -233,7 +235,7 @@ def test_when_it_has_recovered_the_spare_capacity_was_equal_to_the_backlog(
 
 
 def load(view: Make, arrivals: float, **more: Any) -> View:
-    """A job that keeps up: 50/s for each replica when busy, by default."""
+    """A job that keeps up: 50/s per replica when saturated, by default."""
     current = more.get("current", 1)
     able = 50.0 * max(current, 1)
     metrics = {
@@ -246,7 +248,7 @@ def load(view: Make, arrivals: float, **more: Any) -> View:
 
 
 def with_past(seen: View, rates: Sequence[float], step: float = 15.0) -> View:
-    """The view after arrivals of these rates, the present one last."""
+    """The view after arrivals at these rates, the present one last."""
     past = tuple(
         Observation(
             at=seen.now - timedelta(seconds=step * back),
@@ -260,7 +262,7 @@ def with_past(seen: View, rates: Sequence[float], step: float = 15.0) -> View:
 
 
 def decided(policy: Daedalus, seen: View, known: Mapping[str, float] = CALM) -> View:
-    """The view with what the policy has learned from it, as a step shows it."""
+    """The view with the learned memory of the policy, as a step shows it."""
     return replace(seen, memory=policy.learn(replace(seen, memory=known)))
 
 
@@ -277,9 +279,9 @@ def later(seen: View, seconds: float, **more: Any) -> View:
 @pytest.mark.parametrize(
     ("arrivals", "current", "expected", "reason"),
     [
-        # 50/s each. 190/s: four could process it (200/s) but not recover, which takes five 190 x 40 / 60 + 30 = 157 s
+        # 50/s each. 190/s: four could process it (200/s) but not recover; five recover in 190 x 40 / 60 + 30 = 157 s
         (190.0, 2, 5, Reason.ABOVE),
-        # going down takes 15 s: 190 x 25 s at 10/s are 475 s, in time
+        # a scale-down takes 15 s: 190 x 25 s at 10/s are 475 s, in time
         (190.0, 5, 4, Reason.BELOW),
         (100.0, 3, 3, Reason.STEADY),
         # 40 s of 160/s are 6,400 records, at 200 - 160 = 40/s 160 s, together 190 s
@@ -290,7 +292,7 @@ def later(seen: View, seconds: float, **more: Any) -> View:
         (5000.0, 6, 10, Reason.ABOVE),
     ],
 )
-def test_takes_the_smallest_size_that_recovers_in_time(
+def test_requests_the_smallest_size_that_recovers_in_time(
     view: Make, *, arrivals: float, current: int, expected: int | None, reason: Reason | None
 ) -> None:
     answer = ask(POLICY, load(view, arrivals, current=current))
@@ -299,7 +301,7 @@ def test_takes_the_smallest_size_that_recovers_in_time(
         assert answer.reason is reason
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     answer = ask(POLICY, load(view, 190.0, current=2))
     # 190 x 10 s of the checkpoint and 190 x 30 s of downtime, at 250 - 190 = 60/s, after 30 s
     assert answer.inputs["recovery"] == pytest.approx(30 + 7600 / 60)
@@ -309,13 +311,13 @@ def test_explains_what_it_computed(view: Make) -> None:
     assert most.detail == "5,000/s arriving, up to 5,000/s forecast; 10 replicas (500/s): no size does better"
 
 
-def test_going_down_takes_a_shorter_downtime(view: Make) -> None:
+def test_a_scale_down_uses_its_shorter_downtime(view: Make) -> None:
     # one replica: 45 x (10 + 15) records at 5/s, 225 s after 15
     assert ask(POLICY, load(view, 45.0, current=4)).inputs["recovery"] == pytest.approx(240.0)
     assert ask(replace(POLICY, downtime_down=timedelta(seconds=60)), load(view, 45.0, current=4)).replicas == 2
 
 
-def test_another_size_must_last_for_what_is_forecast(view: Make) -> None:
+def test_a_new_size_must_suffice_for_the_forecast(view: Make) -> None:
     # 60/s and 5/s more each minute: 135/s in 15 minutes. The forecast counts once it has been right for an interval
     rates = [60.0 + (second - 900) / 12 for second in range(0, 901, 15)]
 
@@ -326,13 +328,13 @@ def test_another_size_must_last_for_what_is_forecast(view: Make) -> None:
     answer = asked(1)
     assert answer.inputs["forecast"] == pytest.approx(135.0)
     assert answer.inputs["wape"] == pytest.approx(0.0, abs=1e-9)
-    # two could process what arrives for 8 minutes
+    # two could process the arrivals of 8 minutes
     assert answer.replicas == 3
-    # but where there are two already, they stay until they will not do for as long as a recovery takes
+    # but a present size of two stays until it does not suffice for the duration of a recovery
     assert asked(2).replicas == 2
 
 
-def test_a_forecast_that_was_wrong_gives_way_to_the_last_interval(view: Make) -> None:
+def test_after_a_wrong_forecast_the_last_interval_counts_instead(view: Make) -> None:
     seen = with_past(load(view, 80.0, current=2), [20.0] * 56 + [80.0] * 5)
     line = {"line_at": seen.now.timestamp() - 60, "slope": 0.0}
     right = decided(POLICY, seen, {**CALM, **line, "level": 70.0}).memory
@@ -341,17 +343,17 @@ def test_a_forecast_that_was_wrong_gives_way_to_the_last_interval(view: Make) ->
     wrong = decided(POLICY, seen, {**CALM, **line, "level": 20.0}).memory
     assert wrong["wape"] == pytest.approx(0.75)
     assert wrong["most"] == pytest.approx(80.0)  # it has been flat for a minute
-    # a quarter is wrong enough
+    # an error of a quarter is too large
     assert decided(POLICY, seen, {**CALM, **line, "level": 60.0}).memory["most"] == pytest.approx(80.0)
-    # what was known when it was made is not held against it
+    # readings known when it was made do not count against it
     jump = with_past(load(view, 80.0, current=2), [20.0] * 57 + [80.0] * 4)
     assert decided(POLICY, jump, {**CALM, **line, "level": 20.0}).memory["wape"] == pytest.approx(0.75)
-    # and so is one that was not seen yet
+    # nor does a forecast that was not observed yet
     assert decided(POLICY, seen).memory["wape"] == 1e6
 
 
-def test_a_size_must_take_what_arrives_now_whatever_is_forecast(view: Make) -> None:
-    # 105/s where it has been 90/s for 15 minutes: 100/s would recover in time from a forecast of 92/s
+def test_a_size_must_suffice_for_the_present_arrivals_whatever_the_forecast(view: Make) -> None:
+    # 105/s after 15 minutes at 90/s: 100/s would recover in time from a forecast of 92/s
     seen = with_past(load(view, 105.0, current=3), [90.0] * 60 + [105.0])
     line = {"line_at": seen.now.timestamp() - 60, "level": 90.0, "slope": 0.0}
     answer = ask(POLICY, seen, {**CALM, **line})
@@ -359,15 +361,15 @@ def test_a_size_must_take_what_arrives_now_whatever_is_forecast(view: Make) -> N
     assert answer.replicas == 3
 
 
-def test_a_size_must_take_what_is_forecast_until_it_has_recovered(view: Make) -> None:
-    # falling fast, from 114/s by the forecast: two replicas do 100/s and would have recovered soon
+def test_a_size_must_suffice_for_the_forecast_until_it_has_recovered(view: Make) -> None:
+    # falling fast, from 114/s by the forecast: two replicas process 100/s and would have recovered soon
     seen = with_past(load(view, 90.0, current=2), [150.0] * 4 + [90.0])
     answer = ask(POLICY, seen)
     assert answer.inputs["forecast"] == pytest.approx(114.0)
     assert answer.replicas == 3
 
 
-def test_an_external_forecast_takes_the_place_of_the_line(view: Make) -> None:
+def test_an_external_forecast_replaces_the_line(view: Make) -> None:
     forecasting = replace(POLICY, forecast="forecast")
 
     def asked(current: int, *forecast: float) -> Recommendation:
@@ -377,17 +379,17 @@ def test_an_external_forecast_takes_the_place_of_the_line(view: Make) -> None:
 
     flat = [60.0] * 5
     assert asked(2, *flat).replicas == 2
-    # 135/s in five minutes, which nothing of the past shows
+    # 135/s in five minutes, which the past does not show
     answer = asked(1, *flat, 135.0)
     assert (answer.replicas, answer.inputs["forecast"], answer.inputs["wape"]) == (3, 135.0, 0.0)
     assert asked(2, 135.0).replicas == 3
-    # what is no forecast is none
+    # an invalid forecast is ignored
     assert asked(2, -1.0, 135.0).replicas == 2
     assert asked(2, 1.7e308, 1.7e308).replicas == 10
     assert ask(forecasting, load(view, 60.0, current=2)) == ask(POLICY, load(view, 60.0, current=2))
 
 
-def test_the_past_counts_where_it_can(view: Make) -> None:
+def test_invalid_past_readings_are_skipped(view: Make) -> None:
     # a gap, NaN, a negative rate and numbers per replica, all within the last minute
     now = load(view, 80.0, current=2)
     values: list[float | tuple[float, ...]] = [math.nan, -1.0, math.inf, (30.0, 50.0)]
@@ -409,9 +411,9 @@ def test_the_past_counts_where_it_can(view: Make) -> None:
 # capacity of the sizes
 
 
-def test_the_capacity_of_a_size_seen_is_kept_and_that_of_others_in_proportion(view: Make) -> None:
+def test_a_seen_size_keeps_its_capacity_and_others_are_proportional(view: Make) -> None:
     memory = {**CALM, "capacity_2": 80.0, "each": 1.0}
-    # 3 replicas at 60 %: 150/s when busy, 50/s each; two were seen to do 80/s only
+    # 3 replicas at 60 %: 150/s when saturated, 50/s each; two were observed to process only 80/s
     seen = decided(POLICY, load(view, 90.0, current=3), memory)
     assert seen.memory["capacity_3"] == pytest.approx(150.0)
     assert seen.memory["each"] == pytest.approx(50.0)
@@ -420,16 +422,16 @@ def test_the_capacity_of_a_size_seen_is_kept_and_that_of_others_in_proportion(vi
     assert ask(POLICY, load(view, 160.0, current=3), memory).inputs["capacity"] == pytest.approx(200.0)
 
 
-def test_what_was_observed_of_a_size_moves_half_way_to_what_is_found_now(view: Make) -> None:
+def test_the_capacity_of_a_size_moves_half_way_to_the_new_estimate(view: Make) -> None:
     seen = decided(POLICY, load(view, 90.0, current=3), {**CALM, "capacity_3": 100.0})
     assert seen.memory["capacity_3"] == pytest.approx(125.0)
 
 
-def test_the_hottest_replica_bounds_all(view: Make) -> None:
+def test_the_hottest_replica_limits_the_capacity_of_all(view: Make) -> None:
     # 100/s by two at 40 % and 60 %: when the second is at 100 %, the first is at 80 %: 100 / 0.5 x 0.9
     skewed = load(view, 100.0, current=2, throughput=100.0, utilization=(0.4, 0.6))
     assert decided(POLICY, skewed).memory["capacity_2"] == pytest.approx(180.0)
-    # throughput of each: both samples are taken
+    # throughput per replica: both samples are used
     skewed = load(view, 100.0, current=2, throughput=(30.0, 70.0), utilization=(0.4, 0.6))
     memory = decided(POLICY, skewed).memory
     assert (memory["samples_2"], memory["busy_2"], memory["rate_2"]) == pytest.approx((2, 0.5, 50.0))
@@ -442,7 +444,7 @@ def engine(seen: View, job: JobState = JobState.RUNNING, ago: float | None = Non
     return replace(seen, engine=EngineStatus(job=job, running_since=since))
 
 
-def test_a_transient_shows_nothing_about_capacity(view: Make) -> None:
+def test_a_transient_is_not_used_to_learn_capacity(view: Make) -> None:
     seen = load(view, 90.0, current=3)
     rescale = Rescale(before=2, to=3, at=seen.now, cause=Cause.LOSS, phase=Phase.ABSORBED, since=seen.now)
     warm = seen.now - timedelta(seconds=119)
@@ -467,11 +469,11 @@ def test_a_transient_shows_nothing_about_capacity(view: Make) -> None:
         assert ask(POLICY, steady).replicas == 2
 
 
-def test_a_size_that_can_be_estimated_needs_not_have_been_seen(view: Make) -> None:
+def test_the_capacity_of_an_unseen_size_can_be_estimated(view: Make) -> None:
     assert ask(POLICY, replace(load(view, 90.0, current=3), ready=2), {**CALM, "each": 50.0}).replicas == 2
 
 
-def test_forgets_the_sizes_furthest_away(view: Make) -> None:
+def test_forgets_the_most_distant_sizes(view: Make) -> None:
     facts = ("samples", "busy", "rate", "variance", "covariance", "capacity")
     known = {f"{fact}_{size}": 1.0 for size in range(1, SIZES + 3) for fact in facts if size != 50}
     memory = decided(POLICY, load(view, 90.0, current=50, maximum=200), {**CALM, **known}).memory
@@ -481,11 +483,11 @@ def test_forgets_the_sizes_furthest_away(view: Make) -> None:
     assert len(memory) < 1000
 
 
-# when
+# timing of decisions
 
 
 def series(policy: Daedalus, seen: Iterable[View], known: Mapping[str, float] = CALM) -> list[int | None]:
-    """What is asked for at each poll, memory carried on."""
+    """The requested size at each poll; memory is carried on."""
     memory = known
     sizes = []
     for now in seen:
@@ -494,7 +496,7 @@ def series(policy: Daedalus, seen: Iterable[View], known: Mapping[str, float] = 
     return sizes
 
 
-def test_decides_once_in_an_interval_and_stands_by_it(view: Make) -> None:
+def test_decides_once_per_interval_and_keeps_the_decision(view: Make) -> None:
     low, high = load(view, 60.0, current=3), load(view, 120.0, current=3)
     polls = [later(low if second == 0 else high, second) for second in (0, 15, 30, 45, 60, 75)]
     assert series(POLICY, polls) == [2, 2, 2, 2, 3, 3]
@@ -502,7 +504,7 @@ def test_decides_once_in_an_interval_and_stands_by_it(view: Make) -> None:
     assert series(POLICY, early) == [2, 2, 3]
 
 
-def test_an_interval_that_could_not_be_read_is_made_up_for_at_once(view: Make) -> None:
+def test_an_interval_that_was_not_readable_is_decided_as_soon_as_possible(view: Make) -> None:
     low, high = load(view, 60.0, current=3), load(view, 120.0, current=3)
     gap = replace(high, metrics={})
     assert series(POLICY, [low, later(gap, 60), later(high, 75), later(low, 120)]) == [2, None, 3, 3]
@@ -519,7 +521,7 @@ def test_nothing_changes_in_the_grace_after_a_rescale(view: Make) -> None:
     assert "size" not in POLICY.learn(replace(seen, memory={"rescaled_at": at - 179}))
 
 
-def test_soon_after_a_rescale_only_what_is_necessary_changes(view: Make) -> None:
+def test_soon_after_a_rescale_only_necessary_changes_are_made(view: Make) -> None:
     seen = load(view, 60.0, current=4)
     at = seen.now.timestamp()
     answer = ask(POLICY, seen, {"rescaled_at": at - 599})
@@ -528,24 +530,24 @@ def test_soon_after_a_rescale_only_what_is_necessary_changes(view: Make) -> None
         answer.detail == "60/s arriving, up to 60/s forecast; 4 replicas (200/s) will do for now, soon after a rescale"
     )
     assert ask(POLICY, seen, {"rescaled_at": at - 600}).replicas == 2
-    # necessary: too little now, or within the next interval
+    # necessary: too small now, or within the next interval
     assert ask(POLICY, load(view, 230.0, current=4), {"rescaled_at": at - 599}).replicas == 5
     rising = with_past(load(view, 195.0, current=4), [150.0, 165.0, 180.0, 195.0])
     assert ask(POLICY, rising, {"rescaled_at": at - 599}).replicas == 10
 
 
-def test_begins_as_if_the_last_rescale_was_five_minutes_ago(view: Make) -> None:
+def test_starts_as_if_the_last_rescale_was_five_minutes_ago(view: Make) -> None:
     seen = load(view, 60.0, current=4)
     polls = [later(seen, second) for second in (0, 240, 300)]
     assert series(POLICY, polls, {}) == [4, 4, 2]
 
 
-def test_a_backlog_of_more_than_a_second_holds_up_fewer(view: Make) -> None:
+def test_a_backlog_of_more_than_a_second_delays_a_scale_down(view: Make) -> None:
     assert ask(POLICY, load(view, 60.0, current=4, lag=200.0)).replicas == 2
     assert ask(POLICY, load(view, 60.0, current=4, lag=201.0)).replicas == 4
 
 
-def test_a_backlog_takes_a_size_that_works_it_off_in_time(view: Make) -> None:
+def test_a_backlog_requests_a_size_that_processes_it_in_time(view: Make) -> None:
     # 100,000 records and 60 x 40: at 250 - 60 = 190/s 539 s and 30 s
     answer = ask(POLICY, load(view, 60.0, current=4, lag=100_000.0))
     assert answer.replicas == 5
@@ -561,7 +563,7 @@ def rescaled(seen: View, to: int, phase: Phase = Phase.REQUESTED, cause: Cause =
     )
 
 
-def test_a_rescale_begins_the_grace_anew(view: Make) -> None:
+def test_a_rescale_restarts_the_grace_period(view: Make) -> None:
     seen = load(view, 190.0, current=2)
     before = decided(POLICY, seen)
     assert before.memory["size"] == 5
@@ -570,7 +572,7 @@ def test_a_rescale_begins_the_grace_anew(view: Make) -> None:
     assert memory["rescaled_at"] == seen.now.timestamp()
     assert "size" not in memory
     assert POLICY.evaluate(replace(after, memory=memory)).detail.startswith("190/s arriving; the last rescale was 15 s")
-    # one from outside as well, the replacement of what was lost not
+    # also an external one, but not the replacement of lost replicas
     assert POLICY.learn(later(seen, 15, rescale=rescaled(seen, 4, cause=Cause.EXTERNAL), memory=before.memory))[
         "rescaled_at"
     ] == pytest.approx(seen.now.timestamp())
@@ -580,7 +582,7 @@ def test_a_rescale_begins_the_grace_anew(view: Make) -> None:
     )
 
 
-def test_a_rescale_that_was_over_between_two_polls_is_one(view: Make) -> None:
+def test_a_rescale_that_ended_between_two_polls_is_noticed(view: Make) -> None:
     before = decided(POLICY, load(view, 60.0, current=6))
     assert before.memory["size"] == 2
     after = later(load(view, 60.0, current=2), 15, memory=before.memory)
@@ -589,14 +591,14 @@ def test_a_rescale_that_was_over_between_two_polls_is_one(view: Make) -> None:
     assert POLICY.evaluate(replace(after, memory=memory)).detail.startswith("60/s arriving; the last rescale was 0 s")
     # 45 s were predicted
     assert memory["downtime_down"] == 14.0
-    # from outside: to another size than the one that was decided on
+    # external: to another size than the decided one
     memory = POLICY.learn(later(load(view, 60.0, current=3), 15, memory=before.memory))
     assert memory["rescaled_at"] == after.now.timestamp()
     assert "downtime_down" not in memory
     assert not {"stands_at", "up", "predicted"} & memory.keys()
 
 
-def test_nothing_is_decided_while_a_rescale_takes_longer_than_the_grace(view: Make) -> None:
+def test_nothing_is_decided_while_a_rescale_takes_longer_than_the_grace_period(view: Make) -> None:
     seen = load(view, 190.0, current=2)
     late = later(seen, 200, rescale=rescaled(seen, 5), ready=1)
     assert ask(POLICY, late, {**CALM, "each": 50.0}).replicas is None
@@ -605,7 +607,7 @@ def test_nothing_is_decided_while_a_rescale_takes_longer_than_the_grace(view: Ma
 @pytest.mark.parametrize(
     ("current", "arrivals", "to", "took", "name", "expected"),
     [
-        # predicted 157 s, of which the 40 s until the replicas were there do not count
+        # predicted 157 s, without the 40 s until the replicas were ready
         (2, 190.0, 5, 40 + 158, "downtime_up", 31.0),
         (2, 190.0, 5, 40 + 156, "downtime_up", 29.0),
         # predicted 45 s: 60 x 25 / 50 and 15
@@ -613,7 +615,7 @@ def test_nothing_is_decided_while_a_rescale_takes_longer_than_the_grace(view: Ma
         (6, 60.0, 2, 51, "downtime_down", 14.0),
     ],
 )
-def test_learns_the_downtime_of_each_direction_from_what_recovery_took(
+def test_learns_the_downtime_of_each_direction_from_the_recovery_time(
     view: Make, *, current: int, arrivals: float, to: int, took: float, name: str, expected: float
 ) -> None:
     seen = load(view, arrivals, current=current)
@@ -625,7 +627,7 @@ def test_learns_the_downtime_of_each_direction_from_what_recovery_took(
     done = POLICY.learn(later(seen, took, memory=memory))
     assert done[name] == expected
     assert not {"stands_at", "up", "predicted"} & done.keys()
-    # the next decision counts on it, and the next rescale adds to it
+    # the next decision uses it, and the next rescale updates it
     other = "downtime_down" if name == "downtime_up" else "downtime_up"
     assert other not in done
 
@@ -636,13 +638,13 @@ def test_a_downtime_is_never_negative(view: Make) -> None:
     assert decided(POLICY, seen, memory).memory["downtime_down"] == 0.0
 
 
-def test_what_was_not_predicted_teaches_no_downtime(view: Make) -> None:
+def test_an_unpredicted_rescale_is_not_used_to_learn_the_downtime(view: Make) -> None:
     seen = load(view, 190.0, current=2)
     before = decided(POLICY, seen).memory
     # the guards made it 4 instead of 5
     memory = POLICY.learn(later(seen, 15, rescale=rescaled(seen, 4), memory=before))
     assert not {"stands_at", "up", "predicted"} & memory.keys()
-    # and a rescale that another one replaced
+    # and a rescale that another one superseded
     memory = POLICY.learn(later(seen, 15, rescale=rescaled(seen, 5), memory=before))
     assert "stands_at" in memory
     replaced = replace(rescaled(seen, 4), at=seen.now + timedelta(seconds=30))
@@ -650,15 +652,15 @@ def test_what_was_not_predicted_teaches_no_downtime(view: Make) -> None:
     assert not {"stands_at", "up", "predicted"} & memory.keys()
 
 
-# at the edges
+# edge cases
 
 
-def test_without_any_replica_the_first_is_asked_for_as_soon_as_there_is_work(view: Make) -> None:
+def test_from_zero_the_first_replica_is_requested_as_soon_as_there_is_work(view: Make) -> None:
     for more in ({"lag": 5.0}, {}):
         answer = ask(POLICY, load(view, 0.0 if more else 5.0, current=0, minimum=0, throughput=0.0, **more))
         assert (answer.replicas, answer.reason) == (1, Reason.ABOVE)
     assert ask(POLICY, load(view, 0.0, current=0, minimum=0)).replicas is None
-    # with a known capacity as many as it takes
+    # with a known capacity as many as needed
     assert ask(POLICY, load(view, 190.0, current=0, minimum=0), {**CALM, "each": 50.0}).replicas == 5
 
 
@@ -684,12 +686,12 @@ def test_a_metric_that_is_missing_never_lowers_the_size(view: Make, absent: str)
         ({"forecast": ""}, "forecast: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Daedalus(**parameters)
 
 
-def test_is_shown_as_much_past_as_its_trend_needs() -> None:
+def test_the_lookback_covers_its_trend() -> None:
     assert Daedalus(trend_window=timedelta(minutes=20)).lookback == timedelta(minutes=20)
     assert POLICY.metrics == ("arrivals", "throughput", "lag", "utilization")
 
@@ -715,23 +717,23 @@ def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
         demand = needed([rates[steps[0]] * STEP], outcome.rate_per_worker, 0.9)[0]
         assert {outcome.track.billed[step] for step in steps} <= set(range(demand, demand + 3))
     assert outcome.score().worst < POLICY.target_recovery.total_seconds()
-    # from 7 to 10, as chance has it
+    # from 7 to 10, depending on the noise
     assert len(outcome.track.requests) <= 10
-    # CPU has an idle part of 5 %, which the regression or the ratio may not take for load
+    # CPU has an idle share of 5 %, which the regression or the ratio must not take for load
     memory = outcome.state.learned.memory["daedalus"]
     size = outcome.track.running[-1]
     assert memory[f"capacity_{size}"] == pytest.approx(outcome.rate_per_worker * size**0.9, rel=0.1)
 
 
-# what holds whatever is measured
+# properties for any readings
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(arrivals=st.floats(1, 1e4), more=st.floats(0, 1e4), lag=st.floats(0, 1e5), current=st.integers(1, 10))
 def test_more_arrivals_never_give_a_smaller_size(
     view: Make, *, arrivals: float, more: float, lag: float, current: int
 ) -> None:
-    # of what is known to do 50/s for each replica: what is measured now must not move it
+    # from a capacity that is known as 50/s per replica: the present readings must not move it
     known = {**CALM, "each": 50.0}
     low, high = (
         ask(POLICY, replace(load(view, offered, current=current, lag=lag), ready=0), known).replicas
@@ -751,7 +753,7 @@ def test_more_arrivals_never_give_a_smaller_size(
     current=st.integers(1, 10),
     power=st.integers(-20, 20),
 )
-def test_the_size_does_not_depend_on_what_a_record_is(
+def test_the_size_does_not_depend_on_the_unit_of_records(
     view: Make, *, arrivals: float, throughput: float, lag: float, utilization: float, current: int, power: int
 ) -> None:
     def asked(unit: float) -> int | None:
@@ -784,7 +786,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
     current=0,
     known={"each": -sys.float_info.max},
 )
-def test_never_leaves_the_limits_and_never_keeps_what_is_no_number(
+def test_never_leaves_the_limits_and_keeps_only_finite_numbers(
     view: Make, *, metrics: dict[str, Any], rates: list[float], current: int, known: dict[str, float]
 ) -> None:
     seen = with_past(view(metrics, current=current), rates)
@@ -803,9 +805,9 @@ class TestContract(contracts.PolicyContract):
 
     @pytest.fixture
     def views(self, metrics: Sequence[str]) -> Sequence[View]:
-        """As a step shows them: with what the policy has learned."""
+        """Views as a step shows them: with the learned memory of the policy."""
         seen = contracts.views(metrics)
         return [decided(POLICY, one, {**CALM, "each": 50.0}) for one in seen] + seen[:20]
 
-    def test_some_of_these_views_are_decided(self, views: Sequence[View]) -> None:
+    def test_some_of_these_views_lead_to_a_decision(self, views: Sequence[View]) -> None:
         assert sum(POLICY.evaluate(seen).replicas is not None for seen in views) > 10

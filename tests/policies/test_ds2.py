@@ -38,11 +38,11 @@ Make = Callable[..., View]
 CHAIN = Graph(("source", "1", "2"), (("source", "1"), ("1", "2")))
 JOIN = Graph(("a", "b", "1", "2"), (("a", "1"), ("b", "1"), ("1", "2")))
 NOW = Ds2(warm_up=0)
-DUE = {"from_at": 1767268800.0 - 60}  # a minute before the view's time
+DUE = {"from_at": 1767268800.0 - 60}  # a minute before the time of the view
 
 
 def decided(policy: Ds2, seen: View, known: Mapping[str, float] = DUE) -> View:
-    """The view with what the policy has learned from it, as a step shows it."""
+    """The view with the learned memory of the policy, as a step shows it."""
     return replace(seen, memory=policy.learn(replace(seen, memory=known)))
 
 
@@ -55,7 +55,7 @@ def load(view: Make, arrivals: float, throughput: float, utilization: float, **m
 
 
 class Logged(NamedTuple):
-    """One operator as DS2 logs it: with its true output rate, all of which goes along each of its edges."""
+    """One operator as DS2 logs it, with its true output rate; the whole output goes along each of its edges."""
 
     instances: int
     processing: float
@@ -91,7 +91,7 @@ def rounded(graph: Graph, operators: Mapping[str, Logged], sources: Mapping[str,
         (200.0, (10.0, 700.0), (201.0, 200.0), (20, 70)),
     ],
 )
-def test_gives_the_instances_that_the_published_code_gives(
+def test_gives_the_instances_of_the_published_code(
     source: float, first: tuple[float, float], second: tuple[float, float], expected: tuple[int, int]
 ) -> None:
     operators = {"1": Logged(1, *first), "2": Logged(1, *second)}
@@ -106,7 +106,7 @@ def test_gives_the_instances_that_the_published_code_gives(
         (200.0, (10.0, 700.0), (201.0, 200.0), (40, 140)),
     ],
 )
-def test_adds_up_what_two_sources_send(
+def test_adds_up_the_outputs_of_two_sources(
     source: float, first: tuple[float, float], second: tuple[float, float], expected: tuple[int, int]
 ) -> None:
     operators = {"1": Logged(1, *first), "2": Logged(1, *second)}
@@ -123,16 +123,16 @@ def test_sizes_the_published_word_count_from_its_logged_rates() -> None:
     assert rounded(CHAIN, operators, {"source": 1097053.7486387165}) == {"1": 9, "2": 7}
 
 
-def test_what_goes_out_goes_along_every_edge_whole() -> None:
+def test_each_edge_carries_the_whole_output() -> None:
     fork = Graph(("source", "1", "2", "3"), (("source", "1"), ("1", "2"), ("1", "3")))
     operators = {"1": Logged(1, 100.0, 200.0), "2": Logged(1, 100.0), "3": Logged(4, 100.0)}
     assert by_log(fork, operators, {"source": 100.0}) == {"1": 1.0, "2": 2.0, "3": 8.0}
-    # unless it is known what goes where
+    # unless the rate of each edge is known
     ratios = {("source", "1"): 1.0, ("1", "2"): 0.5, ("1", "3"): 1.5}
     assert by_log(fork, operators, {"source": 100.0}, ratios) == {"1": 1.0, "2": 0.5, "3": 6.0}
 
 
-def test_what_is_not_known_of_an_operator_is_not_known_after_it() -> None:
+def test_after_an_unknown_operator_the_rates_are_unknown() -> None:
     for one in ({}, {"1": Logged(1, 0.0, 0.0)}):
         assert math.isnan(by_log(CHAIN, one | {"2": Logged(1, 100.0)}, {"source": 100.0})["2"])
     assert all(map(math.isnan, by_log(CHAIN, {"1": Logged(1, 1.0, 1.0), "2": Logged(1, 1.0)}, {}).values()))
@@ -148,7 +148,7 @@ def test_what_is_not_known_of_an_operator_is_not_known_after_it() -> None:
         (-5.0, 5.0, 1, None),
     ],
 )
-def test_instances_are_the_load_over_the_true_rate_of_one(
+def test_the_number_of_instances_is_the_load_over_the_true_rate_of_one(
     coming: float, processing: float, count: int, expected: float | None
 ) -> None:
     found = instances(coming, processing, count)
@@ -156,12 +156,12 @@ def test_instances_are_the_load_over_the_true_rate_of_one(
     assert math.isnan(instances(1.0, 1.0, 0))
 
 
-def test_the_true_rate_is_that_of_useful_time() -> None:
+def test_the_true_rate_is_the_rate_during_useful_time() -> None:
     assert true_rate(100.0, (), (0.5,)) == 200.0
     assert true_rate(100.0, (), (0.4, 0.6)) == 200.0
-    # of each: 50 / 0.25 + 50 / 0.5, where the mean share would say 100 / 0.375 = 267
+    # per instance: 50 / 0.25 + 50 / 0.5; the mean share would give 100 / 0.375 = 267
     assert true_rate(100.0, (50.0, 50.0), (0.25, 0.5)) == 300.0
-    # one that did nothing is like the others
+    # an idle instance counts like the others
     assert true_rate(50.0, (50.0, 0.0), (0.5, 0.0)) == 200.0
     assert true_rate(50.0, (50.0, 0.0), (0.5, 0.1)) == 200.0
     assert math.isnan(true_rate(0.0, (0.0, 0.0), (0.0, 0.0)))
@@ -175,20 +175,20 @@ def test_the_true_rate_is_that_of_useful_time() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "throughput", "utilization", "current", "expected", "reason"),
     [
-        # 4 replicas, 100/s at 50 %: 50/s each when busy
+        # 4 replicas, 100/s at 50 %: 50/s each when saturated
         (100.0, 100.0, 0.5, 4, 2, Reason.BELOW),
         (160.0, 160.0, 0.8, 4, 4, Reason.STEADY),
         (201.0, 200.0, 1.0, 4, 5, Reason.ABOVE),
-        # saturated: what arrives counts, in one step
+        # saturated: the arrivals count, in one step
         (450.0, 200.0, 1.0, 4, 9, Reason.ABOVE),
-        # one less is no reason for a rescale
+        # one fewer is not worth a rescale
         (140.0, 140.0, 0.7, 4, 4, Reason.STEADY),
-        # nothing arrives: nothing is needed
+        # without arrivals nothing is needed
         (0.0, 0.0, 0.0, 4, 1, Reason.BELOW),
         (1e9, 200.0, 1.0, 4, 10, Reason.ABOVE),
     ],
 )
-def test_asks_for_arrivals_over_the_true_rate_of_a_replica(
+def test_requests_the_arrivals_over_the_true_rate_of_a_replica(
     view: Make,
     *,
     arrivals: float,
@@ -202,7 +202,7 @@ def test_asks_for_arrivals_over_the_true_rate_of_a_replica(
     assert (answer.replicas, answer.reason) == (expected, reason)
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     answer = ask(NOW, load(view, 450.0, 200.0, 1.0, current=4))
     assert answer.detail == "450/s arriving at a true rate of 50/s per slot need 9 slots: 9 replicas"
     assert answer.inputs == {"arrivals": 450.0, "true_rate": 50.0, "slots": 9.0}
@@ -217,14 +217,14 @@ def test_a_smaller_change_is_made_when_configured(view: Make) -> None:
     assert ask(replace(NOW, minor=2), load(view, 100.0, 100.0, 0.5, current=4)).replicas == 4
 
 
-def test_counts_the_slots_that_the_job_runs_on(view: Make) -> None:
+def test_counts_the_slots_that_the_job_uses(view: Make) -> None:
     seen = load(view, 450.0, 200.0, 1.0, current=4)
-    # 8 slots for each replica, of which the job uses 4: 9 slots are 2 replicas
+    # 8 slots per replica, of which the job uses 4: 9 slots are 2 replicas
     engine = EngineStatus(job=JobState.RUNNING, slots=32, parallelism=4)
     wide = replace(seen, spec=replace(seen.spec, slots_per_replica=8), engine=engine)
     assert ask(NOW, wide).inputs["slots"] == 9.0
     assert ask(replace(NOW, minor=0), wide).replicas == 2
-    # where the engine does not report it, all slots of what is up: 200 / 32 = 6.25/s each
+    # if the engine does not report them, all slots of the ready replicas: 200 / 32 = 6.25/s each
     assert ask(NOW, replace(wide, engine=None)).inputs["slots"] == 72.0
 
 
@@ -232,13 +232,13 @@ def test_over_provisions_by_the_scaling_factor(view: Make) -> None:
     assert ask(replace(NOW, scaling_factor=0.2), load(view, 450.0, 200.0, 1.0, current=4)).inputs["slots"] == 11.0
 
 
-def test_adjusts_a_size_that_should_do_and_does_not(view: Make) -> None:
-    # a true rate of 400/s that four replicas never reach: 300/s arrive, 200/s are processed at 50 %
+def test_enlarges_a_size_that_should_suffice_but_does_not(view: Make) -> None:
+    # a true rate of 400/s that four replicas never reach: 300/s arrive, throughput is 200/s at 50 %
     seen = load(view, 300.0, 200.0, 0.5, current=4)
     assert ask(NOW, seen).inputs["slots"] == 3.0
     assert ask(replace(NOW, target_rate_ratio=1.2), seen).inputs["slots"] == 5.0  # ceil(3 x 1.5)
     assert ask(replace(NOW, target_rate_ratio=1.5), seen).inputs["slots"] == 3.0  # not above it
-    # more is asked for already
+    # more is requested already
     assert ask(replace(NOW, target_rate_ratio=1.2), load(view, 500.0, 200.0, 0.5, current=4)).inputs["slots"] == 5.0
 
 
@@ -255,8 +255,8 @@ def vertex(parallelism: float, true: float | None, **edges: float) -> dict[str, 
     return {"parallelism": parallelism, "group": 0.0, **known, **{f"from:{start}": r for start, r in edges.items()}}
 
 
-def test_takes_the_vertex_that_needs_most(view: Make) -> None:
-    # of 100/s the splitter makes 1,100/s, at 400/s for each instance 2.75, and the filter 200/s, at 50/s 4
+def test_the_vertex_with_the_highest_demand_determines_the_size(view: Make) -> None:
+    # from 100/s the splitter makes 1,100/s, at 400/s per instance 2.75, and the filter 200/s, at 50/s 4
     parts = {
         "Source (s)": vertex(4, 1000.0),
         "Splitter (a)": vertex(4, 400.0, s=1.0),
@@ -265,37 +265,37 @@ def test_takes_the_vertex_that_needs_most(view: Make) -> None:
     }
     answer = ask(NOW, vertices(view, parts))
     assert answer.inputs == {"arrivals": 200.0, "true_rate": 50.0, "slots": 4.0}
-    # twice the load, twice of everything
+    # twice the load needs twice everything
     assert ask(NOW, vertices(view, parts, 200.0)).inputs == {"arrivals": 400.0, "true_rate": 50.0, "slots": 8.0}
 
 
-def test_what_arrives_is_divided_among_the_sources_as_they_take_it(view: Make) -> None:
+def test_arrivals_are_divided_among_the_sources_by_their_throughput(view: Make) -> None:
     parts = {
         "s": vertex(4, 1000.0) | {"records_in": 30.0},
         "t": vertex(4, 100.0) | {"records_in": 10.0},
         "a": vertex(4, 80.0, s=1.0, t=8.0),
     }
-    # 75 and 25/s: 75 + 8 x 25 = 275 at 20/s for each instance
+    # 75 and 25/s: 75 + 8 x 25 = 275 at 20/s per instance
     assert ask(NOW, vertices(view, parts)).inputs == {"arrivals": 275.0, "true_rate": 20.0, "slots": 14.0}
 
 
-def test_groups_that_share_no_slots_need_as_many_each(view: Make) -> None:
+def test_each_slot_sharing_group_needs_its_own_slots(view: Make) -> None:
     parts = {"s": vertex(4, 200.0), "a": vertex(4, 200.0, s=1.0) | {"group": 1.0}, "over": {"group": 2.0}}
     assert ask(NOW, vertices(view, parts)).inputs["slots"] == 6.0
 
 
-def test_an_unknown_vertex_may_raise_and_never_lowers(view: Make) -> None:
+def test_an_unknown_vertex_may_raise_but_never_lowers_the_size(view: Make) -> None:
     source = vertex(4, 400.0)
     assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, 400.0, s=1.0)})).replicas == 1
     idle = vertex(4, None, s=1.0)
     assert ask(NOW, vertices(view, {"s": source, "a": idle})).replicas == 4
     assert ask(NOW, vertices(view, {"s": source, "a": idle, "b": vertex(4, 400.0, s=7.0)})).replicas == 7
-    # what gets nothing needs nothing
+    # a vertex without input needs nothing
     assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, None, s=0.0)})).replicas == 1
     assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, None, s=0.0)}, 0.0)).replicas == 1
 
 
-def test_a_source_that_reports_nothing_is_left_as_it_is(view: Make) -> None:
+def test_a_source_without_metrics_keeps_its_parallelism(view: Make) -> None:
     assert ask(NOW, vertices(view, {"s": vertex(4, None), "a": vertex(4, 400.0, s=1.0)})).replicas == 1
 
 
@@ -310,14 +310,14 @@ def test_a_source_that_reports_nothing_is_left_as_it_is(view: Make) -> None:
     ],
     ids=["none", "nothing known", "an edge from nowhere", "a circle", "two sources that take nothing"],
 )
-def test_without_a_job_that_makes_sense_the_whole_is_one_vertex(
+def test_without_a_valid_job_graph_the_whole_job_is_one_vertex(
     view: Make, parts: Mapping[str, Mapping[str, float]]
 ) -> None:
     assert ask(NOW, vertices(view, parts)).inputs == {"arrivals": 100.0, "true_rate": 50.0, "slots": 2.0}
 
 
 def series(policy: Ds2, seen: Iterable[View]) -> list[int | None]:
-    """What is asked for at each poll, memory carried on."""
+    """The requested size at each poll; memory is carried on."""
     memory: Mapping[str, float] = {}
     sizes = []
     for now in seen:
@@ -330,7 +330,7 @@ def later(seen: View, seconds: float, **more: Any) -> View:
     return replace(seen, now=seen.now + timedelta(seconds=seconds), **more)
 
 
-def test_decides_at_the_end_of_each_policy_interval_and_stands_by_it(view: Make) -> None:
+def test_decides_at_the_end_of_each_policy_interval_and_keeps_the_decision(view: Make) -> None:
     low, high = (load(view, arrivals, 100.0, 1.0, current=2) for arrivals in (100.0, 300.0))
     polls = [later(low if s < 65 or s >= 130 else high, s) for s in range(0, 200, 15)]
     assert series(NOW, polls) == [None] * 4 + [2] * 4 + [6] * 4 + [2] * 2
@@ -348,7 +348,7 @@ def test_a_poll_that_is_a_little_early_still_decides(view: Make) -> None:
     assert series(NOW, [seen, later(seen, 59.9), later(seen, 119.8)]) == [None, 6, 6]
 
 
-def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
+def test_starts_again_after_a_rescale_and_after_a_restart(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
     rescale = Rescale(before=2, to=6, at=seen.now, cause=Cause.REQUEST, phase=Phase.REGISTERED, since=seen.now)
     memory = NOW.learn(replace(seen, memory=DUE))
@@ -366,11 +366,11 @@ def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
     ]
     # a restart of the job that was not requested
     assert NOW.learn(later(seen, 45, disturbance_ended_at=warm, memory=memory)) == {"from_at": warm.timestamp()}
-    # a daemon that begins long after it
+    # a daemon that starts long after it
     assert NOW.learn(later(seen, 90, disturbance_ended_at=warm))["slots"] == 6.0
 
 
-def test_acts_on_as_many_decisions_in_a_row_as_configured(view: Make) -> None:
+def test_acts_on_as_many_consecutive_decisions_as_configured(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
     policy = Ds2(warm_up=0, activation=2)
     assert series(policy, [later(seen, s) for s in (0, 60, 120, 180)]) == [None, None, 6, 6]
@@ -381,7 +381,7 @@ def test_acts_on_as_many_decisions_in_a_row_as_configured(view: Make) -> None:
     assert series(policy, [seen, later(seen, 60), later(gap, 120), later(seen, 180)]) == [None] * 4
 
 
-def test_an_interval_in_which_nothing_flowed_shows_nothing(view: Make) -> None:
+def test_an_interval_without_records_gives_no_rates(view: Make) -> None:
     for seen in (
         load(view, 300.0, 0.0, 0.0, current=2),
         load(view, 300.0, 100.0, 0.0, current=2),
@@ -393,7 +393,7 @@ def test_an_interval_in_which_nothing_flowed_shows_nothing(view: Make) -> None:
         assert NOW.learn(replace(seen, memory=DUE)) == {**DUE, "intervals": 1.0}
 
 
-def test_without_any_replica_the_first_is_asked_for_as_soon_as_something_arrives(view: Make) -> None:
+def test_from_zero_the_first_replica_is_requested_as_soon_as_something_arrives(view: Make) -> None:
     answer = ask(NOW, load(view, 5.0, 0.0, 0.0, current=0, minimum=0))
     assert (answer.replicas, answer.reason) == (1, Reason.ABOVE)
     assert ask(NOW, load(view, 0.0, 0.0, 0.0, current=0, minimum=0)).replicas is None
@@ -425,12 +425,12 @@ def test_a_metric_that_is_missing_never_lowers_the_size(view: Make, absent: str)
         ("utilization", -0.1),
     ],
 )
-def test_what_cannot_be_is_no_reading(view: Make, name: str, value: float | tuple[float, ...]) -> None:
+def test_an_impossible_reading_counts_as_missing(view: Make, name: str, value: float | tuple[float, ...]) -> None:
     seen = view({"arrivals": 50.0, "throughput": 50.0, "utilization": 0.25, name: value}, current=4)
     assert ask(NOW, seen).reason is Reason.MISSING
 
 
-def test_a_share_a_little_above_one_is_one(view: Make) -> None:
+def test_a_share_slightly_above_one_counts_as_one(view: Make) -> None:
     assert ask(NOW, load(view, 450.0, 200.0, 1.04, current=4)).inputs["true_rate"] == 50.0
 
 
@@ -448,13 +448,13 @@ def test_a_share_a_little_above_one_is_one(view: Make) -> None:
         ({"vertices": ""}, "vertices: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ds2(**parameters)
 
 
-def test_three_steps_are_all_it_needs() -> None:
-    # n workers do n^0.9 times the work of one, and the load needs sixteen: the first step falls short by that
+def test_three_steps_are_enough() -> None:
+    # n workers process n^0.9 times as much as one, and the load needs sixteen: the first step falls short by that
     sizes: list[int] = []
 
     def record(made: Record) -> None:
@@ -475,13 +475,13 @@ def test_three_steps_are_all_it_needs() -> None:
     assert sizes == [13, 16]
 
 
-# what holds whatever is measured
+# properties for any readings
 
 rates = st.floats(0, 1e9)
 shares = st.floats(0.01, 1)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(arrivals=rates, more=rates, throughput=rates, utilization=shares, current=st.integers(1, 12))
 def test_more_arrivals_never_give_a_smaller_size(
     view: Make, *, arrivals: float, more: float, throughput: float, utilization: float, current: int
@@ -496,14 +496,14 @@ def test_more_arrivals_never_give_a_smaller_size(
 
 @settings(deadline=None)
 @given(
-    # Smaller ones cannot be halved exactly.
+    # Smaller numbers cannot be halved exactly.
     arrivals=rates.filter(lambda rate: not 0 < rate < 1e-290),
     throughput=rates.filter(lambda rate: not 0 < rate < 1e-290),
     utilization=shares,
     current=st.integers(1, 12),
     power=st.integers(-20, 20),
 )
-def test_the_size_does_not_depend_on_what_a_record_is(
+def test_the_size_does_not_depend_on_the_unit_of_records(
     view: Make, *, arrivals: float, throughput: float, utilization: float, current: int, power: int
 ) -> None:
     unit = 2.0**power
@@ -528,7 +528,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
     current=st.integers(0, 12),
     policy=st.sampled_from((NOW, Ds2(warm_up=0, target_rate_ratio=1.1, scaling_factor=0.5))),
 )
-def test_never_leaves_the_limits_and_never_keeps_what_is_no_number(
+def test_never_leaves_the_limits_and_keeps_only_finite_numbers(
     view: Make,
     *,
     arrivals: float,
@@ -554,9 +554,9 @@ class TestContract(contracts.PolicyContract):
 
     @pytest.fixture
     def views(self, metrics: Sequence[str]) -> Sequence[View]:
-        """As a step shows them: with what the policy has learned."""
+        """Views as a step shows them: with the learned memory of the policy."""
         seen = contracts.views(metrics)
         return [decided(NOW, one, {"from_at": one.now.timestamp() - 60}) for one in seen] + seen[:20]
 
-    def test_some_of_these_views_are_decided(self, views: Sequence[View]) -> None:
+    def test_some_of_these_views_lead_to_a_decision(self, views: Sequence[View]) -> None:
         assert sum(NOW.evaluate(seen).replicas is not None for seen in views) > 10

@@ -37,7 +37,7 @@ def at(text: str) -> datetime:
         ("0 15 10 ? * fri#1", "2026-01-02 10:15:00", "2026-01-09 10:15:00"),
         ("0 0 12 1/5 * ?", "2026-01-06 12:00:00", "2026-01-05 12:00:00"),
         ("0 11 11 11 11 ?", "2026-11-11 11:11:00", "2026-10-11 11:11:00"),
-        # what else the fields may hold
+        # other valid fields
         ("* * 22-2 * * ?", "2026-01-01 01:30:00", "2026-01-01 03:00:00"),
         ("* * * ? * FRI-MON", "2026-01-04 00:00:00", "2026-01-06 00:00:00"),
         ("* * * ? * L", "2026-01-03 00:00:00", "2026-01-04 00:00:00"),
@@ -61,13 +61,13 @@ def at(text: str) -> datetime:
         ("09:00 - 10:00", "2026-01-01 10:00:00", "2026-01-01 10:00:00.001"),
     ],
 )
-def test_a_period_excludes_what_it_names(expression: str, inside: str, outside: str) -> None:
+def test_a_period_excludes_its_times(expression: str, inside: str, outside: str) -> None:
     periods = (parse(expression),)
     assert excluded(periods, at(inside))
     assert not excluded(periods, at(outside))
 
 
-def test_one_period_of_several_is_enough_and_none_excludes_nothing() -> None:
+def test_one_matching_period_is_enough_and_without_periods_nothing_is_excluded() -> None:
     periods = (parse("09:13:17-11:15:18"), parse("14:01:20-16:00:00"))
     assert excluded(periods, at("2026-01-01 10:00:00"))
     assert excluded(periods, at("2026-01-01 15:00:00"))
@@ -78,7 +78,7 @@ def test_one_period_of_several_is_enough_and_none_excludes_nothing() -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        # those that the operator's own tests refuse
+        # the expressions that the operator's own tests refuse
         ("09:13:17-08:15:18", "does not end after it begins"),
         ("09:13:17-25:15:18", "'25:15:18' is not a time"),
         ("09:13:17-11:15:18 && 12:01:20-16:00:00", "joins two of a kind"),
@@ -104,7 +104,7 @@ def test_one_period_of_several_is_enough_and_none_excludes_nothing() -> None:
         ("x * * * * ?", "'X': expected 0 to 59"),
     ],
 )
-def test_what_is_no_period_is_refused(expression: str, text: str) -> None:
+def test_an_invalid_period_is_refused(expression: str, text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("*/", r"\*/").replace("?", r"\?")):
         parse(expression)
 

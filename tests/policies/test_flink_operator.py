@@ -1,4 +1,4 @@
-"""The policy `flink-operator`: from what was seen over a window to a number of workers, vertex by vertex."""
+"""The policy `flink-operator`: from the observations of a window to a number of workers, vertex by vertex."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LIMITS = Limits(0, 1000)
 
 @dataclass
 class Rig:
-    """A cluster whose policy is asked once a quarter of a minute, and keeps what it learns."""
+    """A cluster whose policy is evaluated every 15 s, and keeps its memory."""
 
     policy: FlinkOperator
     current: int = 2
@@ -104,16 +104,16 @@ class Rig:
         return self.policy.evaluate(replace(view, memory=self.memory))
 
     def job(self, seconds: float = 15, **values: Any) -> Recommendation:
-        """See a job as one vertex."""
+        """Observe a job as one vertex."""
         at = self.now + timedelta(seconds=seconds)
         return self.see({name: Reading(value, at) for name, value in values.items()}, seconds)
 
     def steady(self, count: int = 6, **values: Any) -> Recommendation:
-        """See the same for a while, until the window is full."""
+        """Observe the same for a while, until the window is full."""
         return [self.job(**values) for _ in range(count)][-1]
 
     def vertices(self, *parts: Mapping[str, float], seconds: float = 15, names: Sequence[str] = ()) -> Recommendation:
-        """See vertices: the first is called source, the second work."""
+        """Observe vertices: the first is called source, the second work."""
         labels = names or [f"{name} ({ident})" for name, ident in zip(("source", "work"), (SOURCE, WORK), strict=True)]
         known = dict(zip(labels, map(dict, parts), strict=False))
         at = self.now + timedelta(seconds=seconds)
@@ -180,7 +180,7 @@ class TestVertices(PolicyContract):
 
     @pytest.fixture
     def views(self, metrics: Sequence[str]) -> Sequence[View]:
-        """The vertices of these views have whatever number they have: every one of them must be survived."""
+        """Views whose vertices have arbitrary numbers: the policy must survive every one of them."""
         found = []
         for index, view in enumerate(views(metrics)):
             odd = (0.0, 1.0, 3.0, 128.0, 1e300, -1.0, 0.5)
@@ -207,7 +207,7 @@ class TestVertices(PolicyContract):
 # a job as one vertex
 
 
-def test_a_job_gets_the_workers_that_bring_it_to_its_utilization() -> None:
+def test_a_job_gets_the_workers_for_its_target_utilization() -> None:
     """1000 records/s at a busy share of 0.9 on 4 slots: they could process 1111, and need 1000 / 0.7 = 1429."""
     seen = rig(current=2, slots=2, utilization_max=0.8, **NO_BACKLOG).steady(
         lag=0, arrivals=1000, throughput=1000, saturation=0.9
@@ -235,7 +235,7 @@ def test_within_the_band_nothing_changes() -> None:
     assert "every vertex is within its band, 2 replicas are kept" in seen.detail
 
 
-def test_the_backlog_and_that_of_a_restart_are_counted() -> None:
+def test_the_backlog_and_the_backlog_of_a_restart_are_counted() -> None:
     """1000 / 0.7 + 1000 x 60 / 600 + 24000 / 600 = 1569 of 1250 with 4: 6."""
     known = rig(current=4, catch_up_duration=10 * MINUTE, restart_time=MINUTE, utilization_max=0.75)
     seen = known.steady(lag=24_000, arrivals=1000, throughput=1000, saturation=0.8)
@@ -243,14 +243,14 @@ def test_the_backlog_and_that_of_a_restart_are_counted() -> None:
     assert seen.replicas == 6
 
 
-def test_what_arrives_is_what_is_read_and_what_the_lag_grows_by_where_nothing_reports_it() -> None:
+def test_the_load_is_the_arrivals_or_else_the_throughput_plus_the_growth_of_the_lag() -> None:
     known = rig(current=4, utilization_max=0.75, **NO_BACKLOG)
     for tick in range(6):
         seen = known.job(lag=tick * 1500.0, throughput=1000, saturation=1.0)
     assert seen.inputs["target_rate"] == pytest.approx(1100)
 
 
-def test_a_lag_that_is_not_known_over_the_window_changes_nothing() -> None:
+def test_a_lag_that_is_unknown_over_the_window_changes_nothing() -> None:
     known = rig(**NO_BACKLOG)
     for _ in range(6):
         known.job(lag=-1.0, throughput=10, saturation=0.01)
@@ -259,22 +259,22 @@ def test_a_lag_that_is_not_known_over_the_window_changes_nothing() -> None:
     assert "its rates are not known" in seen.detail
 
 
-def test_arrivals_that_are_missing_now_are_not_taken_from_before() -> None:
+def test_missing_arrivals_are_not_replaced_by_earlier_ones() -> None:
     known = rig(current=4, utilization_max=0.75, **NO_BACKLOG)
     known.steady(lag=0, arrivals=10, throughput=1000, saturation=1.0)
     assert known.job(lag=0, throughput=1000, saturation=1.0).inputs["target_rate"] == 1000
 
 
-def test_a_source_with_a_backlog_can_do_no_more_than_it_does() -> None:
-    """Busy for a tenth, and yet 60 s behind: it does all it can."""
+def test_a_source_with_a_backlog_is_saturated() -> None:
+    """It is busy for a tenth of the time and yet 60 s behind: it cannot process more."""
     known = rig(current=4, **NO_BACKLOG)
     seen = known.steady(lag=60_000, arrivals=2000, throughput=1000, saturation=0.1)
     assert seen.inputs["true_rate"] == 1000
     assert seen.replicas == 12
 
 
-def test_what_a_source_showed_while_behind_stands_when_it_has_caught_up() -> None:
-    """The mean of what was seen stands for the readings in between, once there are two: (80 + 120) / 2, and so on."""
+def test_the_capacity_observed_while_a_source_is_behind_holds_after_it_has_caught_up() -> None:
+    """The mean of the observations replaces the readings in between, once there are two: (80 + 120) / 2, and so on."""
     known = rig(current=4, **NO_BACKLOG)
     for processed, lag in ((80, 60_000), (120, 60_000), (100, 0), (160, 60_000)):
         known.job(lag=lag, arrivals=100, throughput=processed, saturation=0.5)
@@ -282,12 +282,12 @@ def test_what_a_source_showed_while_behind_stands_when_it_has_caught_up() -> Non
     assert seen.inputs["true_rate"] == pytest.approx((80 + 120 + 100 + 160 + 115) / 5)
 
 
-def test_a_share_a_little_above_one_is_one() -> None:
+def test_a_share_slightly_above_one_counts_as_one() -> None:
     seen = rig(**NO_BACKLOG).steady(lag=0, arrivals=100, throughput=100, saturation=1.5)
     assert seen.inputs["true_rate"] == 100
 
 
-def test_a_backlog_keeps_the_workers_that_work_it_off() -> None:
+def test_a_backlog_keeps_the_workers_that_process_it() -> None:
     """Without it 10 records/s would be far below the band."""
     known = rig(current=4, **NO_BACKLOG)
     assert known.steady(lag=300_100, arrivals=0, throughput=1000, saturation=1.0).replicas == 4
@@ -303,32 +303,32 @@ def test_the_busiest_replica_counts_and_rates_are_summed() -> None:
 
 
 @pytest.mark.parametrize("saturation", [-0.1, 90.0, (0.5, 90.0)])
-def test_a_share_that_is_none_is_missing(saturation: float | tuple[float, ...]) -> None:
+def test_an_invalid_share_is_missing(saturation: float | tuple[float, ...]) -> None:
     seen = rig().steady(lag=0, arrivals=1, throughput=1, saturation=saturation)
     assert (seen.replicas, seen.reason) == (None, Reason.MISSING)
 
 
 @pytest.mark.parametrize(("lag", "throughput"), [(-1.0, 10.0), (0.0, -1.0), (0.0, (5.0, -5.0))])
-def test_a_number_below_nothing_is_missing(lag: float, throughput: float) -> None:
+def test_a_negative_number_is_missing(lag: float, throughput: float) -> None:
     seen = rig().steady(lag=lag, arrivals=1, throughput=throughput, saturation=0.5)
     assert (seen.replicas, seen.reason) == (None, Reason.MISSING)
 
 
-def test_a_job_that_is_stuck_is_not_shrunk() -> None:
-    """By Flink's rules it could do anything."""
+def test_a_stuck_job_is_not_scaled_down() -> None:
+    """By Flink's rules it would have unlimited capacity."""
     assert rig().steady(lag=1, arrivals=0, throughput=0, saturation=0).replicas == 2
     assert rig().steady(lag=0, arrivals=5, throughput=0, saturation=0).replicas == 2
     assert rig(current=10).steady(lag=0, arrivals=0, throughput=0, saturation=0).replicas == 4
 
 
-def test_the_job_runs_on_the_slots_that_the_engine_shows() -> None:
+def test_the_parallelism_is_the_number_of_slots_that_the_engine_reports() -> None:
     running = EngineStatus(job=JobState.RUNNING, slots=8, parallelism=6, max_parallelism=7)
     known = rig(current=4, slots=2, utilization_max=0.8, more={"engine": running}, **NO_BACKLOG)
     seen = known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0)
     assert (seen.inputs["parallelism"], seen.inputs["needed"], seen.replicas) == (6, 7, 4)
 
 
-def test_replicas_that_the_job_does_not_use_yet_are_not_taken_away() -> None:
+def test_replicas_that_the_job_does_not_use_yet_are_not_removed() -> None:
     running = EngineStatus(job=JobState.RUNNING, slots=8, parallelism=4)
     known = rig(current=4, slots=2, utilization_max=0.8, more={"engine": running}, **NO_BACKLOG)
     seen = known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0)
@@ -336,7 +336,7 @@ def test_replicas_that_the_job_does_not_use_yet_are_not_taken_away() -> None:
     assert seen.detail.endswith("ceil(6 slots / 2) = 3 replicas, and 4 are there")
 
 
-def test_a_job_without_replicas_gets_the_first_one_for_what_there_is_to_do() -> None:
+def test_a_job_without_replicas_gets_the_first_one_when_there_is_work() -> None:
     known = rig(current=0)
     assert known.job(lag=1).replicas == 1
     assert known.job(arrivals=1).replicas == 1
@@ -347,7 +347,7 @@ def test_a_job_without_replicas_gets_the_first_one_for_what_there_is_to_do() -> 
     assert rig(current=0, vertices="vertices").vertices(source()).reason is Reason.MISSING
 
 
-def test_no_replica_that_is_up_is_no_size() -> None:
+def test_without_a_ready_replica_nothing_is_decided() -> None:
     known = rig(current=2)
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     view = replace(known.view(known.past[-1].metrics), ready=0)
@@ -357,14 +357,14 @@ def test_no_replica_that_is_up_is_no_size() -> None:
 # when it may decide
 
 
-def test_nothing_is_asked_for_before_the_window_is_full() -> None:
+def test_nothing_is_requested_before_the_window_is_full() -> None:
     known = rig(**NO_BACKLOG)
     seen = [known.job(lag=0, arrivals=1, throughput=1, saturation=0.001) for _ in range(5)]
     assert [one.reason for one in seen] == [*[Reason.LEARNING] * 4, Reason.BELOW]
     assert seen[0].detail == "metrics_window is complete in 60 s at the earliest"
 
 
-def test_what_is_seen_while_the_job_stabilizes_does_not_count() -> None:
+def test_observations_during_the_stabilization_interval_do_not_count() -> None:
     running = EngineStatus(job=JobState.RUNNING, running_since=START)
     known = rig(more={"engine": running}, stabilization_interval=2 * MINUTE)
     details = [known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).detail for _ in range(12)]
@@ -374,14 +374,14 @@ def test_what_is_seen_while_the_job_stabilizes_does_not_count() -> None:
     assert "kept" in details[11]
 
 
-def test_a_disturbance_begins_the_window_anew() -> None:
+def test_a_disturbance_restarts_the_window() -> None:
     known = rig()
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.warm_from = known.now
     assert known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).reason is Reason.LEARNING
 
 
-def test_another_size_begins_the_window_anew() -> None:
+def test_a_change_of_size_restarts_the_window() -> None:
     known = rig()
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.current = 3
@@ -393,14 +393,14 @@ def test_another_size_begins_the_window_anew() -> None:
     assert known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).reason is Reason.LEARNING
 
 
-def test_an_observation_that_has_no_size_does_not_begin_the_window_anew() -> None:
+def test_an_observation_without_a_size_does_not_restart_the_window() -> None:
     known = rig()
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.past = (*known.past[:-1], replace(known.past[-1], ready=None, metrics={}))
     assert known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).replicas == 2
 
 
-def test_two_readings_are_needed() -> None:
+def test_two_readings_are_required() -> None:
     known = rig()
     known.job(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.past = (replace(known.past[0], at=known.now - 2 * MINUTE),)
@@ -408,7 +408,7 @@ def test_two_readings_are_needed() -> None:
     assert (seen.reason, seen.detail) == (Reason.LEARNING, "there are 1 readings in the window, expected 2 or more")
 
 
-def test_nothing_is_judged_while_a_rescale_is_on_its_way_or_the_job_does_not_run() -> None:
+def test_nothing_is_decided_during_a_rescale_or_while_the_job_does_not_run() -> None:
     values: dict[str, Any] = {"lag": 0, "arrivals": 1, "throughput": 1, "saturation": 0.5}
     known = rig()
     known.steady(**values)
@@ -420,7 +420,7 @@ def test_nothing_is_judged_while_a_rescale_is_on_its_way_or_the_job_does_not_run
     assert known.job(**values).detail == "the job is restarting: metrics are not evaluated"
 
 
-def test_without_a_past_it_learns() -> None:
+def test_without_a_past_the_policy_reports_that_it_learns() -> None:
     known = rig()
     view = known.view({name: Reading(1.0, START) for name in known.policy.metrics})
     assert known.policy.evaluate(replace(view, past=())).reason is Reason.LEARNING
@@ -429,8 +429,8 @@ def test_without_a_past_it_learns() -> None:
 # vertices
 
 
-def test_the_neediest_vertex_says_how_many_workers() -> None:
-    """The source could process 2000 with 2; the work 500, and needs 400 / 0.5."""
+def test_the_vertex_with_the_highest_demand_determines_the_number_of_workers() -> None:
+    """The source could process 2000 with 2; the work vertex 500, and needs 400 / 0.5."""
     known = rig(vertices="vertices", utilization_target=0.5, target_utilization_boundary=0.2, slots=2, **NO_BACKLOG)
     seen = known.steady_vertices(source(), work())
     assert (seen.replicas, seen.reason) == (2, Reason.STEADY)
@@ -441,20 +441,20 @@ def test_the_neediest_vertex_says_how_many_workers() -> None:
     assert seen.inputs["vertices"] == 2
 
 
-def test_what_multiplies_records_needs_for_all_of_them() -> None:
+def test_a_vertex_that_multiplies_records_raises_the_demand_of_later_vertices() -> None:
     known = rig(vertices="vertices", utilization_max=0.75, **NO_BACKLOG)
     seen = known.steady_vertices(source(records_in=40), work(records_in=400, busy=0.8))
     assert seen.inputs["target_rate"] == pytest.approx(400)
     assert seen.replicas == 3
 
 
-def test_the_lag_of_a_source_is_that_of_all_after_it() -> None:
+def test_the_lag_of_a_source_counts_for_all_vertices_after_it() -> None:
     known = rig(vertices="vertices", catch_up_duration=10 * MINUTE, restart_time=timedelta(0), utilization_max=0.75)
     seen = known.steady_vertices(source(lag=6000), work(records_in=4000, busy=0.8))
     assert seen.inputs["catch_up_rate"] == pytest.approx(100)
 
 
-def test_the_lag_that_counts_is_the_last_one() -> None:
+def test_the_latest_lag_counts() -> None:
     known = rig(vertices="vertices", catch_up_duration=10 * MINUTE, restart_time=timedelta(0), utilization_max=0.75)
     known.steady_vertices(source(lag=0), work(records_in=4000, busy=0.8))
     seen = known.vertices(source(lag=6000), work(records_in=4000, busy=0.8))
@@ -469,7 +469,7 @@ def test_the_rate_is_that_of_the_whole_window() -> None:
     assert seen.inputs["true_rate"] == 600
 
 
-def test_a_source_that_never_reports_its_lag_has_none_and_one_that_stops_reporting_is_not_known() -> None:
+def test_a_source_that_never_reports_lag_has_none_and_one_that_stops_reporting_is_unknown() -> None:
     silent = source()
     del silent["lag"]
     known = rig(vertices="vertices", **NO_BACKLOG)
@@ -479,7 +479,7 @@ def test_a_source_that_never_reports_its_lag_has_none_and_one_that_stops_reporti
     assert known.vertices(silent | {"parallelism": 10}, work(10, busy=0.001)).replicas == 10
 
 
-def test_a_vertex_that_cannot_be_measured_keeps_all_workers() -> None:
+def test_a_vertex_that_cannot_be_measured_keeps_its_parallelism() -> None:
     mute = work(10, busy=0.1)
     del mute["busy"]
     known = rig(vertices="vertices", current=10, **NO_BACKLOG)
@@ -488,14 +488,14 @@ def test_a_vertex_that_cannot_be_measured_keeps_all_workers() -> None:
     assert "its rates are not known, it keeps parallelism 10" in seen.detail
 
 
-def test_a_legacy_source_without_busy_time_is_left_out() -> None:
+def test_a_legacy_source_without_busy_time_is_ignored() -> None:
     legacy = source(10)
     del legacy["busy"], legacy["lag"]
     known = rig(vertices="vertices", current=10, **NO_BACKLOG)
     assert known.steady_vertices(legacy, work(10, busy=0.1)).replicas == 4
 
 
-def test_a_vertex_that_is_stuck_keeps_all_workers() -> None:
+def test_a_stuck_vertex_keeps_its_parallelism() -> None:
     known = rig(vertices="vertices", current=10, **NO_BACKLOG)
     assert known.steady_vertices(source(10, records_in=0, lag=1), work(10, records_in=0)).replicas == 10
     known = rig(vertices="vertices", current=10, **NO_BACKLOG)
@@ -503,7 +503,7 @@ def test_a_vertex_that_is_stuck_keeps_all_workers() -> None:
 
 
 @pytest.mark.parametrize("text", [WORK, "work", "or"])
-def test_an_excluded_vertex_does_not_count(text: str) -> None:
+def test_an_excluded_vertex_is_ignored(text: str) -> None:
     known = rig(vertices="vertices", vertex_exclude_ids=(text,), current=10, **NO_BACKLOG)
     assert known.steady_vertices(source(10, busy=0.01), work(10, busy=1.0)).replicas == 4
     known = rig(vertices="vertices", vertex_exclude_ids=(text, "source"), current=10, **NO_BACKLOG)
@@ -518,12 +518,12 @@ def test_a_source_gets_no_more_subtasks_than_it_has_partitions() -> None:
     assert seen.replicas == 5  # 400 / 0.7 of 400 with 4 would be 6
 
 
-def test_no_vertex_gets_more_than_its_key_groups() -> None:
+def test_no_vertex_gets_more_subtasks_than_key_groups() -> None:
     known = rig(vertices="vertices", utilization_max=0.8, **NO_BACKLOG)
     assert known.steady_vertices(source(), work(busy=1.0, max_parallelism=2)).replicas == 2
 
 
-def test_alignment_is_the_one_that_is_chosen() -> None:
+def test_the_configured_alignment_is_applied() -> None:
     found = {}
     for mode in (Alignment.BALANCED, Alignment.EVENLY_SPREAD, Alignment.OFF):
         known = rig(
@@ -538,7 +538,7 @@ def test_alignment_is_the_one_that_is_chosen() -> None:
     assert found == {Alignment.BALANCED: 26, Alignment.EVENLY_SPREAD: 32, Alignment.OFF: 23}
 
 
-def test_groups_that_share_no_slots_need_slots_of_their_own() -> None:
+def test_each_slot_sharing_group_needs_its_own_slots() -> None:
     known = rig(vertices="vertices", utilization_max=0.75, current=4, **NO_BACKLOG)
     assert known.steady_vertices(source(group=0), work(group=1)).replicas == 6
     over = {"group": 2.0, "max_parallelism": 1.0}
@@ -546,8 +546,8 @@ def test_groups_that_share_no_slots_need_slots_of_their_own() -> None:
     assert known.steady_vertices(source(group=0), work(group=1), over, names=names).replicas == 7
 
 
-def test_one_vertex_outside_its_band_releases_all_changes() -> None:
-    """The source alone is within the band, and would go from 10 to 8."""
+def test_one_vertex_outside_its_band_allows_changes_of_all_vertices() -> None:
+    """The source alone is within its band, and would go from 10 to 8."""
     known = rig(vertices="vertices", current=10, utilization_max=0.9, utilization_min=0.4, **NO_BACKLOG)
     seen = known.steady_vertices(source(10, busy=0.5), work(10, busy=0.5))
     assert seen.replicas == 10
@@ -556,7 +556,7 @@ def test_one_vertex_outside_its_band_releases_all_changes() -> None:
     assert seen.replicas == 8
 
 
-def test_a_vertex_that_waits_is_named() -> None:
+def test_a_waiting_vertex_is_named() -> None:
     known = rig(vertices="vertices", current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
     seen = known.steady_vertices(source(10, busy=0.1), work(10, busy=0.7))
     assert seen.detail.startswith("work: 400 records/s need 571 at 70%, 10 subtasks could process 571 records/s; ")
@@ -565,7 +565,7 @@ def test_a_vertex_that_waits_is_named() -> None:
     )
 
 
-def test_vertices_that_feed_each_other_make_no_sense() -> None:
+def test_a_cyclic_job_graph_is_refused() -> None:
     known = rig(vertices="vertices")
     seen = known.steady_vertices(source(**{f"from:{WORK}": 1}), work())
     assert (seen.reason, seen.detail) == (Reason.MISSING, "vertices: the vertices feed each other in a circle")
@@ -583,7 +583,7 @@ def test_readings_without_vertices_do_not_fill_the_window() -> None:
     assert known.vertices(source(), work()).reason is Reason.LEARNING
 
 
-def test_another_parallelism_begins_the_window_anew_and_a_gap_does_not() -> None:
+def test_another_parallelism_restarts_the_window_and_a_gap_does_not() -> None:
     known = rig(vertices="vertices", **NO_BACKLOG)
     known.steady_vertices(source(), work(busy=0.65))
     known.see({})
@@ -591,7 +591,7 @@ def test_another_parallelism_begins_the_window_anew_and_a_gap_does_not() -> None
     assert known.vertices(source(3), work(3)).reason is Reason.LEARNING
 
 
-def test_a_vertex_that_names_no_id_goes_by_its_name() -> None:
+def test_a_vertex_without_an_id_is_identified_by_its_name() -> None:
     known = rig(vertices="vertices", vertex_exclude_ids=("sink",), utilization_max=0.75, **NO_BACKLOG)
     after = work() | {"from:map": 1}
     seen = known.steady_vertices(source(busy=0.8), after, names=["map", "sink"])
@@ -616,14 +616,14 @@ def test_a_step_beyond_the_quota_is_not_made() -> None:
         assert ("the quota allows no more" in seen.detail) == (expected == 2)
 
 
-def test_the_quota_counts_the_groups_that_change() -> None:
+def test_the_quota_counts_the_slot_sharing_groups_that_change() -> None:
     for quota, expected in ((7, 4), (8, 8)):
         half: dict[str, Any] = {"utilization_target": 0.4, "utilization_max": 0.5}
         known = rig(vertices="vertices", current=4, quota_cpu=quota, worker_cpu=1, **half, **NO_BACKLOG)
         assert known.steady_vertices(source(busy=0.7, group=0), work(busy=0.7, group=1)).replicas == expected
 
 
-def test_a_quota_is_no_bar_to_fewer() -> None:
+def test_a_quota_does_not_prevent_a_scale_down() -> None:
     known = rig(current=10, quota_cpu=1, worker_cpu=2, **NO_BACKLOG)
     assert known.steady(lag=0, arrivals=10, throughput=10, saturation=0.01).replicas == 4
 
@@ -637,10 +637,10 @@ def test_nothing_may_change_in_an_excluded_period() -> None:
     assert FlinkOperator().allow(START, limits).excluded is None
 
 
-# what it remembers
+# memory
 
 
-def test_fewer_are_asked_for_after_the_interval_and_then_the_most_that_were_needed() -> None:
+def test_a_scale_down_waits_for_the_interval_and_uses_its_maximum() -> None:
     known = rig(current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
     known.steady(5, lag=0, arrivals=350, throughput=350, saturation=0.35)
     known.past = known.past[-1:]
@@ -650,7 +650,7 @@ def test_fewer_are_asked_for_after_the_interval_and_then_the_most_that_were_need
     assert "parallelism 5 is enough, scaling down in" in seen[0].detail
 
 
-def test_a_scale_down_that_was_asked_for_is_forgotten() -> None:
+def test_a_requested_scale_down_is_forgotten() -> None:
     known = rig(current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
     known.steady(lag=0, arrivals=300, throughput=300, saturation=0.3)
     assert any(".down." in name for name in known.memory)
@@ -660,7 +660,7 @@ def test_a_scale_down_that_was_asked_for_is_forgotten() -> None:
     assert known.memory["asked_at"] == known.rescale.at.timestamp()
 
 
-def test_a_vertex_of_another_parallelism_waits_anew() -> None:
+def test_a_change_of_parallelism_restarts_the_wait_of_a_vertex() -> None:
     known = rig(current=10, scale_down_interval=5 * MINUTE, **NO_BACKLOG)
     known.steady(lag=0, arrivals=100, throughput=100, saturation=0.1)
     since = known.memory["job.down_at"]
@@ -670,7 +670,7 @@ def test_a_vertex_of_another_parallelism_waits_anew() -> None:
 
 
 @pytest.mark.parametrize(("missing", "size"), [(2, 5), (20, 10)])
-def test_metrics_that_are_missing_do_not_count_as_time_in_which_fewer_would_do(missing: int, size: int) -> None:
+def test_time_without_metrics_does_not_count_for_a_scale_down(missing: int, size: int) -> None:
     known = rig(current=10, scale_down_interval=5 * MINUTE, **NO_BACKLOG)
     known.steady(15, lag=0, arrivals=300, throughput=300, saturation=0.3)
     for _ in range(missing):
@@ -679,7 +679,7 @@ def test_metrics_that_are_missing_do_not_count_as_time_in_which_fewer_would_do(m
     assert known.steady(15, lag=0, arrivals=300, throughput=300, saturation=0.3).replicas == 5
 
 
-def test_the_most_within_the_interval_is_exact_after_many_steps_down() -> None:
+def test_the_maximum_of_the_interval_is_exact_after_many_steps_down() -> None:
     parameters = {"metrics_window": timedelta(seconds=15), **NO_BACKLOG}
     known = rig(current=100, scale_down_interval=9 * MINUTE, **parameters)
     at_once = rig(current=100, scale_down_interval=timedelta(0), target_utilization_boundary=0.0, **parameters)
@@ -692,13 +692,13 @@ def test_the_most_within_the_interval_is_exact_after_many_steps_down() -> None:
         found = known.job(**values).replicas or 100
         if found != 100:
             break
-    # 36 polls are 9 minutes, and the greatest of them must be from when it was outside its band: below 400/s of 1,000
+    # 36 polls are 9 minutes, and the maximum must be from when the vertex was outside its band: below 400/s of 1,000
     assert rates[len(wanted) - 37] < 400 <= rates[len(wanted) - 38]
     assert found == max(wanted[-37:])
     assert len({*wanted}) > 30
 
 
-def test_a_queue_of_many_parallelisms_is_kept_short_and_never_lower() -> None:
+def test_a_queue_of_many_parallelisms_stays_short_and_is_never_too_low() -> None:
     names = [f"v{index} ({index:032x})" for index in range(40)]
     known = rig(
         vertices="vertices",
@@ -719,7 +719,7 @@ def test_a_queue_of_many_parallelisms_is_kept_short_and_never_lower() -> None:
 
 
 def rescaled(known: Rig, to: int, **after: float) -> None:
-    """Let a rescale be asked for, made and absorbed."""
+    """Request a rescale, make it and let the job absorb it."""
     begun = known.now
     known.rescale = Rescale(
         before=known.current, to=to, at=begun, cause=Cause.REQUEST, phase=Phase.REQUESTED, since=begun
@@ -729,7 +729,7 @@ def rescaled(known: Rig, to: int, **after: float) -> None:
     known.current, known.rescale, known.warm_from = to, None, known.now
 
 
-def test_a_vertex_gets_no_more_after_a_step_that_gained_nothing() -> None:
+def test_after_an_ineffective_step_a_vertex_gets_no_more() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 200.0, "throughput": 100.0, "saturation": 1.0}
     found = {}
     for enabled in (True, False):
@@ -743,7 +743,7 @@ def test_a_vertex_gets_no_more_after_a_step_that_gained_nothing() -> None:
     assert not any(".step." in name for name in known.memory)
 
 
-def test_a_step_that_another_controller_made_is_not_judged() -> None:
+def test_a_step_by_another_controller_is_not_evaluated() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 200.0, "throughput": 100.0, "saturation": 1.0}
     known = rig(scaling_effectiveness_detection_enabled=True, utilization_target=1.0, **NO_BACKLOG)
     known.steady(**values)
@@ -752,7 +752,7 @@ def test_a_step_that_another_controller_made_is_not_judged() -> None:
 
 
 def test_past_steps_show_how_well_a_vertex_scales() -> None:
-    """Each doubling gains half of what it should: 100, 150 and 225 with 2, 4 and 8; then 200 need 1.3 times as many."""
+    """Each doubling gains half of the ideal: 100, 150 and 225 with 2, 4 and 8; then 200 need 1.3 times as many."""
     known = rig(observed_scalability_enabled=True, observed_scalability_min_observations=2, utilization_target=1.0)
     known.policy = replace(known.policy, catch_up_duration=timedelta(0))
     for size, able in ((2, 100.0), (4, 150.0)):
@@ -763,7 +763,7 @@ def test_past_steps_show_how_well_a_vertex_scales() -> None:
     assert seen.replicas == math.ceil(8 * 300 / 225 / 0.8)
 
 
-def test_only_some_steps_are_remembered() -> None:
+def test_only_a_limited_number_of_steps_is_remembered() -> None:
     known = rig(observed_scalability_enabled=True, history_max_count=2, **NO_BACKLOG)
     for size in (3, 4, 5, 6):
         values: dict[str, Any] = {"lag": 0.0, "arrivals": 100.0, "throughput": 100.0, "saturation": 0.7}
@@ -774,7 +774,7 @@ def test_only_some_steps_are_remembered() -> None:
     assert "job.step.2.to" not in known.memory
 
 
-def test_the_longest_restart_seen_counts_where_that_is_asked_for() -> None:
+def test_the_longest_observed_restart_is_used_if_configured() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 100.0, "throughput": 100.0, "saturation": 0.9}
     found = {}
     for tracked in (True, False):
@@ -785,7 +785,7 @@ def test_the_longest_restart_seen_counts_where_that_is_asked_for() -> None:
     assert found == {True: round(100 * 30 / 600 + 100 / 0.7), False: round(100 * 300 / 600 + 100 / 0.7)}
 
 
-def test_a_restart_ends_when_the_engine_reports_that_the_job_runs() -> None:
+def test_a_restart_ends_when_the_engine_reports_a_running_job() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 100.0, "throughput": 100.0, "saturation": 0.9}
     running = EngineStatus(job=JobState.RUNNING, running_since=START)
     known = rig(restart_time_tracking_enabled=True, more={"engine": running})
@@ -798,7 +798,7 @@ def test_a_restart_ends_when_the_engine_reports_that_the_job_runs() -> None:
     assert known.memory["restart.0"] == 20
 
 
-def test_what_does_not_fit_into_its_memory_waits_anew() -> None:
+def test_a_vertex_that_does_not_fit_into_the_memory_waits_again() -> None:
     known = rig(vertices="vertices", current=10, scale_down_interval=60 * MINUTE, **NO_BACKLOG)
     many = [source(10, busy=0.1) for _ in range(400)]
     names = [f"v{index} ({index:032x})" for index in range(400)]
@@ -832,7 +832,7 @@ def test_what_does_not_fit_into_its_memory_waits_anew() -> None:
     )
 )
 @example({"job.down_at": 0.0, "job.down.0_at": 0.0})
-def test_any_memory_is_survived_and_stays_finite(memory: dict[str, float]) -> None:
+def test_any_stored_memory_is_accepted_and_stays_finite(memory: dict[str, float]) -> None:
     known = rig(
         current=10,
         scale_down_interval=MINUTE,
@@ -848,7 +848,7 @@ def test_any_memory_is_survived_and_stays_finite(memory: dict[str, float]) -> No
     assert all(map(math.isfinite, known.memory.values()))
 
 
-# the whole
+# the whole decision machine
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0.01, 1), st.floats(0, 1e6))
@@ -863,7 +863,7 @@ def test_more_arrivals_never_give_fewer_workers(low: float, more: float, busy: f
 
 @given(st.integers(1, 30), st.floats(0.05, 1), st.sampled_from([1e-9, 1e-6, 1e-3, 1.0]))
 def test_rates_times_a_number_give_the_same_size(current: int, busy: float, times: float) -> None:
-    """But for the rounding of capacities to whole records, which is the original's: none is near a step here."""
+    """Except for the rounding of capacities to whole records, which is the original's: none is near a step here."""
     sizes = {
         rig(current=current, **NO_BACKLOG)
         .steady(lag=0, arrivals=70_000_000 * by, throughput=70_000_000 * by, saturation=busy)
@@ -873,15 +873,15 @@ def test_rates_times_a_number_give_the_same_size(current: int, busy: float, time
     assert len(sizes) == 1
 
 
-def test_a_job_of_few_records_is_not_taken_for_an_idle_one() -> None:
-    """0.3 records/s at 70 % are 0.43, which Flink rounds to none."""
+def test_a_job_with_few_records_is_not_taken_for_an_idle_one() -> None:
+    """0.3 records/s at 70 % are 0.43, which Flink rounds to zero."""
     seen = rig(current=4, utilization_max=0.8, **NO_BACKLOG).steady(lag=0, arrivals=0.3, throughput=0.3, saturation=0.9)
     assert seen.inputs["capacity"] == pytest.approx(0.3 / 0.7)
     assert seen.replicas == 6
 
 
-def test_in_the_core_a_job_settles_and_stays() -> None:
-    """1000 records/s, 100 a worker: from 5 to 15 workers, then 14 hours of nothing."""
+def test_in_the_decision_machine_a_job_reaches_its_size_and_stays() -> None:
+    """1000 records/s, 100 a worker: from 5 to 15 workers, then 14 hours without a change."""
     policy = FlinkOperator(metrics_window=2 * MINUTE, stabilization_interval=MINUTE, catch_up_duration=timedelta(0))
     spec = ClusterSpec(
         name="c",
@@ -941,12 +941,12 @@ def test_in_the_core_a_job_settles_and_stays() -> None:
         ({"timezone": "Mars"}, "timezone: is Mars, expected the name of a time zone"),
     ],
 )
-def test_wrong_parameters_are_named(parameters: dict[str, Any], text: str) -> None:
+def test_invalid_parameters_are_named(parameters: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FlinkOperator(**parameters)
 
 
-def test_it_cannot_do_without_the_metrics_of_its_mode() -> None:
+def test_the_required_metrics_are_those_of_its_mode() -> None:
     assert FlinkOperator().metrics == ("lag", "throughput", "saturation")
     assert FlinkOperator(vertices="parts").metrics == ("parts",)
     assert FlinkOperator().lookback > timedelta(minutes=15)
@@ -972,7 +972,7 @@ def written(default: object) -> str:
     return str(default)
 
 
-def test_what_an_operator_was_configured_with_moves_over(tmp_path: Path) -> None:
+def test_the_configuration_of_an_operator_is_migrated(tmp_path: Path) -> None:
     before, after = re.findall(r"```yaml\n(.*?)```", MOVE, re.DOTALL)
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)
@@ -1004,8 +1004,8 @@ def test_what_an_operator_was_configured_with_moves_over(tmp_path: Path) -> None
         assert written(found[0] if isinstance(found, tuple) else found) == value
 
 
-def test_the_worked_numbers_of_the_page() -> None:
-    """What stands on the page, once with the band of the default."""
+def test_the_worked_numbers_of_the_page_hold() -> None:
+    """The numbers on the page; once with the default band."""
     numbers: dict[str, Any] = {"catch_up_duration": 10 * MINUTE, "restart_time": MINUTE}
     for most, expected in (0.75, 6), (None, 4):
         known = rig(current=4, utilization_max=most, **numbers)

@@ -1,4 +1,4 @@
-"""The decisions of Flink's autoscaler: its own published cases, the corners, and what must hold for any vertex."""
+"""The decisions of Flink's autoscaler: its own published cases, edge cases, and properties of any vertex."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def seconds(count: float) -> timedelta:
 
 
 def number(value: Any) -> float:
-    """A number of a case; JSON has none for NaN and infinity, so they are texts or missing."""
+    """A number of a case. JSON has no NaN and no infinity, so these are strings or missing."""
     return NAN if value is None else float(value)
 
 
-# the published cases: each kind as a function of its inputs that answers in the shape of what is expected
+# the published cases: each kind is a function of its inputs whose result has the form of `expected`
 
 
 def settings(config: Inputs) -> Settings:
@@ -245,7 +245,7 @@ def backlog_detection(inputs: Inputs) -> bool:
 
 
 def excluded_period(inputs: Inputs) -> list[bool] | bool:
-    """Times of a case without a day are those of a Thursday; a case without times asks whether it can be read."""
+    """Times of a case without a day are on a Thursday; a case without times asks whether the period can be read."""
     expressions = inputs.get("expressions") or [inputs["expression"]]
     try:
         periods = tuple(map(excluded_periods.parse, expressions))
@@ -280,7 +280,7 @@ def quota(inputs: Inputs) -> bool:
 
 
 def end_to_end(inputs: Inputs) -> list[int] | int | None:
-    """Two vertices, `source` and `sink`, that take the same; each window is measured, evaluated and decided on."""
+    """Two vertices, `source` and `sink`, with the same input; each window is measured, evaluated and decided."""
     config = inputs["config"]
     if "sample_s" in inputs:
         return _first_change(inputs)
@@ -290,7 +290,7 @@ def end_to_end(inputs: Inputs) -> list[int] | int | None:
 
 
 def _first_change(inputs: Inputs) -> list[int] | None:
-    """When the first change is made of two vertices whose busy times change from period to period, and which."""
+    """The first change, and its time, of two vertices whose busy times change from period to period."""
     known = inputs["parallelism"]
     busy: dict[str, list[float]] = {"source": [], "sink": []}
     delayed: dict[str, Delayed] = {}
@@ -373,7 +373,7 @@ RUNNERS: Mapping[str, Callable[[Inputs], Any]] = {
 
 
 def agrees(found: Any, expected: Any) -> bool:
-    """Whether all that is expected was found."""
+    """Whether the result has everything that is expected."""
     if isinstance(expected, dict):
         ranged = "range" not in expected or expected["range"][0] <= found["value"] <= expected["range"][1]
         return ranged and all(agrees(found[key], value) for key, value in expected.items() if key != "range")
@@ -387,13 +387,13 @@ def agrees(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}: {case['name']}")
 def test_published_cases(case: Inputs) -> None:
     found = RUNNERS[case["kind"]](case["inputs"])
-    # Cases from before 1.16, where a source may have more subtasks than partitions, have the present value besides.
+    # Cases from before 1.16, where a source may have more subtasks than partitions, also have the present value.
     expected = {"parallelism": case["fixed_value"]} if "fixed_value" in case else case["expected"]
     assert agrees(found, expected), found
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "new_parallelism" in case], ids=lambda case: case["name"])
-def test_every_vertex_of_a_published_job_gets_what_it_needs(case: Inputs) -> None:
+def test_every_vertex_of_a_published_job_gets_the_parallelism_it_needs(case: Inputs) -> None:
     assert job_parallelism(case["inputs"]) == case["new_parallelism"]
 
 
@@ -401,7 +401,7 @@ def test_every_vertex_of_a_published_job_gets_what_it_needs(case: Inputs) -> Non
 
 
 def searched(mode: Alignment, current: int, target: int, count: int, most: int, lower: int) -> int:
-    """The search as the original writes it, one number after the other."""
+    """The search as in the original, one number after the other."""
     if mode is Alignment.OFF:
         return target
     target = min(target, count)
@@ -467,26 +467,26 @@ def test_a_capped_source_never_has_an_idle_subtask_where_it_is_aligned(
     assert 1 <= found <= partitions
 
 
-def test_a_vertex_that_neither_reads_partitions_nor_is_keyed_is_not_aligned() -> None:
+def test_a_vertex_without_partitions_and_keys_is_not_aligned() -> None:
     assert aligned(Alignment.EVENLY_SPREAD, 16, 24, max_parallelism=128) == 24
 
 
-def test_a_target_like_the_present_parallelism_stays_also_where_it_divides_nothing() -> None:
+def test_a_target_equal_to_the_present_parallelism_stays_even_if_it_divides_nothing() -> None:
     for mode in Alignment:
         assert aligned(mode, 7, 7, max_parallelism=720, keyed=True) == 7
 
 
-def test_a_source_above_its_partitions_comes_down_to_them() -> None:
+def test_a_source_above_its_partitions_is_reduced_to_them() -> None:
     assert scaled(100, 1.0, partitions=15, max_parallelism=180) == 15
 
 
-def test_what_no_int_holds_is_made_one_as_in_java() -> None:
+def test_a_value_that_no_int_can_hold_is_converted_as_in_java() -> None:
     assert scaled(3, INF, max_parallelism=100) == 100
     assert scaled(3, NAN) == 1
     assert scaled(200, 2.0**40) == MOST
 
 
-def test_limits_that_contradict_each_other_are_refused() -> None:
+def test_contradicting_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="500"):
         scaled(200, 2.0, lower=500, upper=499)
 
@@ -510,7 +510,7 @@ def test_a_history_without_rates_counts_as_linear() -> None:
     assert scaling_coefficient([summary(2, 0.0), summary(4, 0.0), summary(8, 0.0)]) == 1.0
 
 
-def test_the_coefficient_stays_between_its_least_and_1() -> None:
+def test_the_coefficient_stays_between_its_minimum_and_1() -> None:
     steep = [summary(1, 100), summary(2, 101), summary(4, 102)]
     assert scaling_coefficient(steep) == 0.5
     assert scaling_coefficient([summary(1, 10), summary(2, 100), summary(4, 1000)]) == 1.0
@@ -533,7 +533,7 @@ def vertex(
     return Load(parallelism=parallelism, target=TargetRate(target, catch_up), true_rate=true_rate, **more)
 
 
-def test_a_vertex_of_which_nothing_is_known_keeps_what_it_has_and_what_waits() -> None:
+def test_an_unknown_vertex_keeps_its_parallelism_and_its_pending_scale_down() -> None:
     waits = Delayed(5).push(5, 3, outside=True)
     for unknown in (vertex(true_rate=NAN), vertex(target=NAN), vertex(catch_up=NAN)):
         found = vertex_change(unknown, PLAIN, delayed=waits)
@@ -546,14 +546,14 @@ def test_an_idle_vertex_goes_down_by_the_largest_step() -> None:
     assert (found.parallelism, found.outside) == (4, True)
 
 
-def test_a_rise_or_no_change_ends_the_wait_to_go_down() -> None:
+def test_a_rise_or_an_unchanged_size_cancels_the_wait_for_a_scale_down() -> None:
     waits = Delayed(0).push(0, 3, outside=True)
     waiting = Settings(utilization_target=1.0, catch_up_duration=seconds(0))
     assert vertex_change(vertex(target=100), waiting, delayed=waits, now=9).delayed is None
     assert vertex_change(vertex(target=200), waiting, delayed=waits, now=9).delayed is None
 
 
-def test_a_scale_down_is_made_at_the_very_end_of_the_interval_with_the_flag_of_the_greatest() -> None:
+def test_a_scale_down_happens_at_the_very_end_of_the_interval_with_the_flag_of_its_maximum() -> None:
     waiting = replace(PLAIN, scale_down_interval=seconds(60))
     found = vertex_change(vertex(target=90), waiting, now=0)
     assert found.why == "parallelism 9 is enough, scaling down in 60 s at the earliest"
@@ -563,7 +563,7 @@ def test_a_scale_down_is_made_at_the_very_end_of_the_interval_with_the_flag_of_t
     assert (found.parallelism, found.outside) == (2, True)
 
 
-def test_an_ineffective_scale_up_blocks_only_where_that_is_asked_for() -> None:
+def test_an_ineffective_scale_up_blocks_further_ones_only_if_configured() -> None:
     past = [summary(5, 50, 10, 100)]
     blocking = Settings(
         utilization_target=1.0, catch_up_duration=seconds(0), scaling_effectiveness_detection_enabled=True
@@ -573,11 +573,11 @@ def test_an_ineffective_scale_up_blocks_only_where_that_is_asked_for() -> None:
     assert found.why == "the last scale up gained 4% of what was expected"
     assert vertex_change(vertex(target=200, true_rate=52), PLAIN, history=past).changed
     assert vertex_change(vertex(target=200, true_rate=55), blocking, history=past).changed
-    assert vertex_change(vertex(5, target=200, true_rate=52), blocking, history=past).changed  # scaled by hand since
+    assert vertex_change(vertex(5, target=200, true_rate=52), blocking, history=past).changed  # scaled manually since
     assert vertex_change(vertex(target=200, true_rate=52), blocking, history=[summary(20, 50, 10, 25)]).changed
 
 
-def test_a_scale_up_that_was_to_gain_nothing_counts_as_ineffective_as_in_java() -> None:
+def test_a_scale_up_without_an_expected_gain_counts_as_ineffective_as_in_java() -> None:
     assert math.isnan(effectiveness(summary(5, 50, 10, 50), 50))
     assert effectiveness(summary(5, 50, 10, 50), 60) == INF
     blocking = Settings(
@@ -602,7 +602,7 @@ def test_a_backlog_widens_the_band() -> None:
     st.sampled_from([Alignment.BALANCED, Alignment.OFF]),
     st.booleans(),
 )
-def test_more_to_do_never_gives_a_vertex_less(
+def test_a_higher_load_never_lowers_the_parallelism_of_a_vertex(
     parallelism: int, low: float, more: float, true_rate: float, mode: Alignment, keyed: bool
 ) -> None:
     given_settings = Settings(scale_down_interval=seconds(0), scaling_parallelism_alignment_mode=mode)
@@ -626,7 +626,7 @@ def test_any_number_gives_a_parallelism_within_the_limits(
 # backlog, slots, quotas
 
 
-def test_a_source_of_which_the_rate_is_not_known_has_no_backlog() -> None:
+def test_a_source_with_an_unknown_rate_has_no_backlog() -> None:
     assert not processing_backlog(1e9, NAN, seconds(300))
     assert not processing_backlog(NAN, 100, seconds(300))
     assert not processing_backlog(0, 0, seconds(300))
@@ -643,11 +643,11 @@ def test_a_source_of_which_the_rate_is_not_known_has_no_backlog() -> None:
         ([(4, 3)], 4),
     ],
 )
-def test_groups_that_share_no_slots_get_equally_many(groups: list[tuple[int, int]], slots: int) -> None:
+def test_each_slot_sharing_group_gets_equally_many(groups: list[tuple[int, int]], slots: int) -> None:
     assert job_slots(groups) == slots
 
 
-def test_what_needs_no_more_workers_is_never_too_much() -> None:
+def test_a_change_without_more_workers_never_exceeds_the_quota() -> None:
     assert not exceeds_quota([8], [8], 2, worker_cpu=2, cpu=1)
     assert not exceeds_quota([8], [9], 2, worker_cpu=2, cpu=1)  # 4.5 workers count as 4, as in the original
     assert exceeds_quota([8], [10], 2, worker_cpu=2, cpu=1)
@@ -671,17 +671,17 @@ CONFIGURED = timedelta(minutes=5)
         ((40.9,), True, 40),
     ],
 )
-def test_the_longest_restart_seen_counts_up_to_the_limit(
+def test_the_longest_observed_restart_counts_up_to_the_limit(
     seen: tuple[float | None, ...], tracked: bool, expected: float
 ) -> None:
     assert restart_time(seen, CONFIGURED, tracked=tracked) == seconds(expected)
 
 
-def test_a_configured_restart_time_is_not_limited() -> None:
+def test_a_configured_restart_time_has_no_limit() -> None:
     assert restart_time((180,), seconds(901), tracked=False) == seconds(901)
 
 
-def test_the_past_is_trimmed_by_age_and_count() -> None:
+def test_the_history_is_trimmed_by_age_and_count() -> None:
     hour = 3600.0
     assert recent((0, hour, 2 * hour), 3 * hour, timedelta(hours=2), 5) == (hour, 2 * hour)
     assert recent((0, hour, 2 * hour), 3 * hour, timedelta(hours=9), 2) == (hour, 2 * hour)
@@ -693,7 +693,7 @@ def test_the_past_is_trimmed_by_age_and_count() -> None:
 @pytest.mark.parametrize(
     ("dividend", "divisor", "expected"), [(1, 2, 0.5), (1, 0, INF), (-1, 0, -INF), (0, 0, NAN), (NAN, 0, NAN)]
 )
-def test_divisions_are_those_of_java(dividend: float, divisor: float, expected: float) -> None:
+def test_divisions_give_the_results_of_java(dividend: float, divisor: float, expected: float) -> None:
     found = divided(dividend, divisor)
     assert found == expected or (math.isnan(found) and math.isnan(expected))
 
@@ -702,7 +702,7 @@ def test_times_without_a_zone_are_local_times() -> None:
     assert excluded_periods.excluded((excluded_periods.parse("12:00-13:00"),), datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
 
 
-# what a mean leaves behind
+# rounding errors of means
 
 
 @pytest.mark.parametrize(
@@ -717,11 +717,11 @@ def test_times_without_a_zone_are_local_times() -> None:
         (INF, INF),
     ],
 )
-def test_rates_are_thousandths_and_never_cut_to_nothing(value: float, expected: float) -> None:
+def test_rates_are_in_thousandths_and_never_truncated_to_zero(value: float, expected: float) -> None:
     assert rounded(value) == expected
 
 
-def test_what_is_not_known_stays_so_and_small_rates_are_left_alone() -> None:
+def test_unknown_rates_stay_unknown_and_small_rates_are_not_rounded() -> None:
     assert math.isnan(rounded(NAN))
     assert rounded(12.34567, 100.0) == 12.34567
     assert rounded(123.4567, 100.0) == 123.457
@@ -737,10 +737,10 @@ def test_the_last_digit_of_a_mean_costs_no_subtask() -> None:
     )
 
 
-# corners
+# edge cases
 
 
-def test_of_two_that_are_equal_the_later_one_counts() -> None:
+def test_of_two_equal_sizes_the_later_one_counts() -> None:
     delayed = Delayed(0.0).push(0.0, 3, outside=False).push(1.0, 3, outside=True)
     assert delayed.wanted == (Wanted(1.0, 3, outside=True),)
 

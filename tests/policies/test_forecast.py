@@ -1,4 +1,4 @@
-"""What arrives and what will arrive: the level, a rise that stands out of the noise, and what lasts."""
+"""Present and future arrivals: the level, a trend that stands out of the noise, and the part of the load that lasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dice(seed: int) -> Random:
 
 
 class Known(NamedTuple):
-    """What is learned from the arrivals."""
+    """The memory learned from the arrivals."""
 
     arrivals: Arrivals
     lasting: Lasting
@@ -42,12 +42,12 @@ class Known(NamedTuple):
         return max(self.arrivals.rise(ahead), self.lasting.rise(self.level, ahead))
 
     def foreseen(self, ahead: float) -> float:
-        """What the policy takes for arriving so far ahead."""
+        """The rate that the policy forecasts so far ahead."""
         return self.lasting.rate(self.level) + self.rise(ahead)
 
 
 def play(rate: Rate, seconds: float) -> Iterator[tuple[float, Known]]:
-    """Show a rate every 15 s, and after each reading what is known."""
+    """Feed a rate every 15 s; yields the memory after each reading."""
     found = Known(Arrivals(), Lasting())
     seen: Points = []
     stride = round(forecast.MINUTE_S / STEP)
@@ -67,12 +67,12 @@ def after(rate: Rate, seconds: float) -> Known:
 # the level
 
 
-def test_the_level_is_what_arrives() -> None:
+def test_the_level_equals_the_arrivals() -> None:
     levels = [found.level for _, found in play(lambda at: 100 if at <= 600 else 250, 660)]
     assert levels[39:41] == [100, 250]
 
 
-def test_a_jump_that_nothing_bears_out_counts_when_it_is_read_twice() -> None:
+def test_an_unconfirmed_jump_counts_at_its_second_reading() -> None:
     arrivals = after(lambda _: 100.0, 600).arrivals
     usual = TUNING.significance * arrivals.noise
     arrivals.follow(250.0, 615, confirmed=100.0)
@@ -93,7 +93,7 @@ def test_a_single_doubtful_jump_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("confirmed", [100.0, 130.0, 180.0])
-def test_of_a_jump_counts_what_is_confirmed_or_noise_and_a_greater_one_is_never_less(confirmed: float) -> None:
+def test_the_level_after_a_jump_never_falls_with_a_greater_reading(confirmed: float) -> None:
     chance = dice(1)
     before = after(lambda _: chance.gauss(100, 4), 1800).arrivals
     levels = []
@@ -105,13 +105,13 @@ def test_of_a_jump_counts_what_is_confirmed_or_noise_and_a_greater_one_is_never_
     assert levels[-1] == pytest.approx(max(confirmed, 114), rel=0.05)
 
 
-def test_fewer_are_believed_at_once_whatever_is_confirmed() -> None:
+def test_a_fall_counts_at_once_without_confirmation() -> None:
     arrivals = after(lambda _: 100.0, 600).arrivals
     arrivals.follow(20.0, 615, confirmed=100.0)
     assert arrivals.level == 20
 
 
-def test_the_same_reading_twice_says_nothing() -> None:
+def test_the_same_reading_twice_changes_nothing() -> None:
     arrivals = after(lambda at: 100 + at / 100, 600).arrivals
     before = replace(arrivals)
     arrivals.follow(999.0, 600)
@@ -119,7 +119,7 @@ def test_the_same_reading_twice_says_nothing() -> None:
     assert arrivals == before
 
 
-def test_after_a_gap_the_level_begins_anew_and_the_noise_is_still_known() -> None:
+def test_after_a_gap_the_level_starts_anew_and_the_noise_is_kept() -> None:
     chance = dice(1)
     arrivals = after(lambda _: chance.gauss(100, 20), 1800).arrivals
     noise = arrivals.noise
@@ -129,14 +129,14 @@ def test_after_a_gap_the_level_begins_anew_and_the_noise_is_still_known() -> Non
     assert arrivals.noise == noise
 
 
-def test_without_its_level_it_begins_anew() -> None:
+def test_without_a_stored_level_learning_starts_anew() -> None:
     arrivals = Arrivals(seen_at=0.0, slope=5.0)
     arrivals.follow(120.0, 15.0)
     assert (arrivals.level, arrivals.slope) == (120, 0)
     assert arrivals.noise == TUNING.noise
 
 
-def test_nothing_arriving_is_no_noise() -> None:
+def test_zero_arrivals_add_no_noise() -> None:
     found = after(lambda _: 0.0, 600)
     assert found.level == 0
     assert found.arrivals.noise == TUNING.noise
@@ -147,7 +147,7 @@ def test_nothing_arriving_is_no_noise() -> None:
 
 
 def autocorrelated(chance: Random, share: float, lasts: float) -> Rate:
-    """100/s with noise of that standard deviation that is forgotten to 37 % within so long."""
+    """100/s with noise of this standard deviation, whose autocorrelation decays to 37 % in this time."""
     kept = math.exp(-STEP / lasts)
     state = [chance.gauss(0, share)]
 
@@ -159,7 +159,7 @@ def autocorrelated(chance: Random, share: float, lasts: float) -> Rate:
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1])
-def test_white_noise_hardly_ever_is_taken_for_a_trend(share: float) -> None:
+def test_white_noise_is_hardly_ever_taken_for_a_trend(share: float) -> None:
     found = shown = 0
     for seed in range(8):
         chance = dice(seed)
@@ -171,7 +171,7 @@ def test_white_noise_hardly_ever_is_taken_for_a_trend(share: float) -> None:
     assert found < 0.02 * shown
 
 
-def test_noise_that_holds_on_for_a_minute_seldom_is_taken_for_a_trend() -> None:
+def test_noise_that_lasts_a_minute_is_seldom_taken_for_a_trend() -> None:
     found = shown = 0
     for seed in range(8):
         for at, seen in play(autocorrelated(dice(seed), 0.05, 60), 2 * 3600):
@@ -181,7 +181,7 @@ def test_noise_that_holds_on_for_a_minute_seldom_is_taken_for_a_trend() -> None:
     assert found < 0.04 * shown
 
 
-def test_a_ramp_is_found_within_minutes_and_is_expected_to_go_on_as_straight() -> None:
+def test_a_ramp_is_found_within_minutes_and_extrapolated_linearly() -> None:
     # 100/s, from 30 min on 4 % more each minute, with 2 % of noise
     begin, slope = 1800.0, 4.0 / 60
     expected = []
@@ -200,13 +200,13 @@ def test_a_ramp_is_found_within_minutes_and_is_expected_to_go_on_as_straight() -
     assert median(expected) == pytest.approx(slope * 630, rel=0.2)
 
 
-def test_a_fall_is_no_trend_to_prepare_for() -> None:
+def test_a_fall_gives_no_trend() -> None:
     found = after(lambda at: 200 - at / 15, 1500)
     assert found.arrivals.trend == 0
     assert found.rise(60.0) == 0
 
 
-def test_half_of_the_noise_is_that_of_the_last_six_minutes() -> None:
+def test_the_noise_estimate_has_a_half_life_of_six_minutes() -> None:
     quiet, noisy = (Arrivals(noise=noise) for noise in (0.1, 0.2))
     learned = []
     for number in range(100):
@@ -217,7 +217,7 @@ def test_half_of_the_noise_is_that_of_the_last_six_minutes() -> None:
     assert 330 <= half * STEP <= 390
 
 
-def test_a_rise_of_the_last_minute_lasts_some_more() -> None:
+def test_a_trend_is_extrapolated_for_a_limited_time_and_never_downwards() -> None:
     found = Arrivals(trend=0.1)
     assert found.rise(60.0) == pytest.approx(0.1 * (60 + forecast.READING_AGE_S))
     assert found.rise(1e6) == pytest.approx(0.1 * (TUNING.warm_up_s + forecast.READING_AGE_S))
@@ -225,12 +225,12 @@ def test_a_rise_of_the_last_minute_lasts_some_more() -> None:
 
 
 def means(rate: Callable[[float], float], until: int, every: int = 15) -> list[tuple[float, float]]:
-    """Means over a minute of what arrives, by the second."""
+    """Means over a minute of the arrivals, by the second."""
     return [(float(at), sum(rate(second) for second in range(at - 60, at)) / 60) for at in range(0, until + 1, every)]
 
 
 @pytest.mark.parametrize("every", [5, 10, 15, 20, 30])
-def test_the_latest_rate_is_all_of_a_jump_half_of_a_mean_ago(every: int) -> None:
+def test_the_latest_rate_shows_a_whole_jump_half_a_window_after_it(every: int) -> None:
     points = means(lambda second: 400.0 if second >= 300 else 100.0, 360, every)
     known = [at for at, _ in points if forecast.latest_rate([each for each in points if each[0] <= at], 60.0) >= 399]
     assert known[0] - 300 <= 30 + every
@@ -238,18 +238,18 @@ def test_the_latest_rate_is_all_of_a_jump_half_of_a_mean_ago(every: int) -> None
     assert forecast.latest_rate(points, 60.0) == pytest.approx(400)
 
 
-def test_the_latest_rate_of_a_steady_rise_is_the_mean() -> None:
+def test_the_latest_rate_of_a_linear_rise_is_the_last_mean() -> None:
     points = means(lambda second: 100.0 + second, 600)
     assert forecast.latest_rate(points, 60.0) == pytest.approx(points[-1][1])
 
 
-def test_the_latest_rate_is_not_known_at_first() -> None:
+def test_the_latest_rate_is_unknown_at_first() -> None:
     assert forecast.latest_rate([(0.0, 100.0)], 60.0) == 0
     assert forecast.latest_rate(means(lambda _: 100.0, 60), 60.0) == 0
     assert forecast.latest_rate(means(lambda _: 100.0, 75), 60.0) == pytest.approx(100)
 
 
-def test_the_latest_rate_is_never_below_nothing() -> None:
+def test_the_latest_rate_is_never_negative() -> None:
     fall = [(0.0, 100.0), (15.0, 100.0), (30.0, 100.0), (45.0, 100.0), (60.0, 100.0), (75.0, 10.0)]
     assert forecast.latest_rate(fall, 60.0) == 0
     noisy = Arrivals(noise=0.5)
@@ -258,14 +258,14 @@ def test_the_latest_rate_is_never_below_nothing() -> None:
     assert noisy.level == 10
 
 
-def test_a_gap_makes_no_latest_rate_of_a_longer_time() -> None:
+def test_a_gap_does_not_distort_the_latest_rate() -> None:
     points = means(lambda second: 400.0 if second >= 300 else 100.0, 360)
     gap = [each for each in points if not 300 < each[0] < 360]
     assert forecast.latest_rate(gap, 60.0) == pytest.approx(400)
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.95, False), (1.15, True)])
-def test_the_rise_of_the_last_minute_must_stand_out(share: float, found: bool) -> None:
+def test_the_rise_of_the_last_minute_must_stand_out_of_the_noise(share: float, found: bool) -> None:
     # of 5 % of 100 within a quarter of a minute, twice that within a minute, so many times
     slope = share * TUNING.significance * 2 * 0.05 * 100 / forecast.MINUTE_S
     arrivals = Arrivals(seen_at=0.0, level=100.0, slope=slope, noise=0.05)
@@ -282,7 +282,7 @@ def test_a_greater_reading_does_not_hide_the_rise_that_it_is_part_of() -> None:
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
-def test_a_greater_reading_never_predicts_less(noise: float, share: float) -> None:
+def test_a_greater_reading_never_lowers_the_forecast(noise: float, share: float) -> None:
     for seed in range(300):
         chance = dice(seed)
         slope = chance.uniform(0, 0.05)
@@ -304,14 +304,14 @@ def test_a_greater_reading_never_predicts_less(noise: float, share: float) -> No
             assert high.foreseen(ahead) >= low.foreseen(ahead) * (1 - 1e-9), (seed, ahead)
 
 
-def test_how_much_readings_are_off_is_learned_within_hours() -> None:
+def test_the_noise_of_the_readings_is_learned_within_hours() -> None:
     chance = dice(3)
     calm = after(lambda _: 100 * (1 + chance.gauss(0, 0.01)), 4 * 3600)
     wild = after(lambda _: 100 * (1 + chance.gauss(0, 0.1)), 4 * 3600)
     assert calm.arrivals.noise < 0.02 < TUNING.noise < 0.1 < wild.arrivals.noise < 0.2
 
 
-def test_after_days_without_any_noise_it_is_learned_anew_within_an_hour() -> None:
+def test_after_days_without_noise_it_is_learned_again_within_an_hour() -> None:
     arrivals = Arrivals()
     for number in range(4 * 5760):
         arrivals.follow(100.0, number * STEP)
@@ -321,26 +321,26 @@ def test_after_days_without_any_noise_it_is_learned_anew_within_an_hour() -> Non
     assert arrivals.noise > 0.005
 
 
-def test_a_jump_is_no_noise() -> None:
+def test_a_jump_does_not_count_as_noise() -> None:
     found = after(lambda at: 100 if at <= 1800 else 200, 1815)
     assert found.arrivals.noise < 1.5 * TUNING.noise
 
 
-# what lasts
+# the lasting part
 
 
 def lasting_after(rate: Rate, seconds: float) -> Lasting:
-    """What is learned from a reading every 15 s, of which those a minute apart are shown."""
+    """What is learned from a reading every 15 s; those a minute apart are used."""
     return after(rate, seconds).lasting
 
 
-def test_what_is_off_from_the_mean_lasts_until_it_was_seen_not_to() -> None:
+def test_a_deviation_from_the_mean_counts_as_lasting_until_the_opposite_was_observed() -> None:
     assert Lasting().rate(150.0) == 150
     chance = dice(1)
     assert lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.1)), 540).rate(150.0) == 150
 
 
-def test_of_what_only_swings_hardly_anything_lasts_up_or_down() -> None:
+def test_of_pure_noise_almost_nothing_lasts_in_either_direction() -> None:
     chance = dice(1)
     found = lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.3)), 2 * 3600)
     assert found.mean is not None
@@ -349,18 +349,18 @@ def test_of_what_only_swings_hardly_anything_lasts_up_or_down() -> None:
         assert found.rate(level) == pytest.approx(found.mean + 0.1 * (level - found.mean), rel=0.15)
 
 
-def test_of_levels_that_hold_all_lasts() -> None:
+def test_deviations_between_lasting_levels_last() -> None:
     found = lasting_after(lambda at: 100 if at // 1800 % 2 else 200, 4 * 3600)
     assert found.rate(150.0) == pytest.approx(150, rel=0.1)
 
 
-def test_what_is_beyond_all_that_is_usual_lasts() -> None:
+def test_a_deviation_beyond_the_usual_range_lasts() -> None:
     chance = dice(1)
     found = lasting_after(lambda _: 100 * (1 + chance.gauss(0, 0.05)), 2 * 3600)
     assert 380 < found.rate(400.0) < 400
 
 
-def test_it_is_forgotten_within_hours() -> None:
+def test_old_observations_are_forgotten_within_hours() -> None:
     chance = dice(1)
 
     def rate(at: float) -> float:
@@ -370,13 +370,13 @@ def test_it_is_forgotten_within_hours() -> None:
     assert lasting_after(rate, 10 * 3600).rate(150.0) > 135
 
 
-def test_nothing_arriving_teaches_nothing_of_what_lasts() -> None:
+def test_zero_arrivals_do_not_change_the_lasting_part() -> None:
     found = lasting_after(lambda _: 0.0, 3600)
     assert found.rate(10.0) == 10
     assert found.swings() is None
 
 
-def test_the_same_readings_twice_count_once() -> None:
+def test_a_repeated_reading_counts_once() -> None:
     points = [(60.0 * minute, 100.0 + minute % 3) for minute in range(TUNING.points)]
     found = Lasting()
     found.learn(points)
@@ -387,7 +387,7 @@ def test_the_same_readings_twice_count_once() -> None:
     assert found == before
 
 
-def test_a_part_of_what_is_known_lowers_nothing() -> None:
+def test_partial_memory_lowers_no_rate() -> None:
     for part in (Lasting(square=1.0), Lasting(weight=1.0), Lasting(mean=1.0, both=5.0), Lasting(mean=1.0, square=5.0)):
         assert part.rate(10.0) == 10
         assert part.swings() is None
@@ -415,14 +415,14 @@ def test_noise_that_lasts_a_minute_or_two_is_recognised_within_an_hour(lasts: fl
         assert first is None or first > EARLIEST
         found.append(swings)
     kept = [swings for swings in found if swings is not None]
-    assert len(kept) >= 7  # within an hour chance may make one last longer
+    assert len(kept) >= 7  # within an hour noise may happen to last longer
     for swings in kept:
         assert swings.middle == pytest.approx(100, rel=0.1)
         assert swings.spread == pytest.approx(0.1, rel=0.25)
 
 
 @pytest.mark.parametrize(("share", "lasts"), [(0.03, 60.0), (0.1, 40.0), (0.1, 60.0), (0.1, 120.0)])
-def test_what_arrivals_swing_around_by_how_much_and_for_how_long_is_learned(share: float, lasts: float) -> None:
+def test_the_level_width_and_duration_of_swings_are_learned(share: float, lasts: float) -> None:
     found = [swings_after(autocorrelated(dice(seed), share, lasts), 3 * 3600) for seed in range(8)]
     kept = [swings for swings in found if swings is not None]
     assert len(kept) == len(found)
@@ -433,7 +433,7 @@ def test_what_arrivals_swing_around_by_how_much_and_for_how_long_is_learned(shar
     assert lasts / 1.5 < median(swings.lasts for swings in kept) < 1.5 * lasts
 
 
-def test_swings_that_last_long_are_seldom_taken_for_what_passes() -> None:
+def test_long_swings_are_seldom_taken_for_passing_ones() -> None:
     taken = shown = 0
     for seed in range(8):
         for _, found in play(autocorrelated(dice(seed), 0.1, 1800.0), 5 * 3600):
@@ -444,7 +444,7 @@ def test_swings_that_last_long_are_seldom_taken_for_what_passes() -> None:
 
 
 def ramp(share: float) -> Rate:
-    """100/s at first, and each quarter of an hour so much more."""
+    """100/s at first, growing by so much each quarter of an hour."""
     return lambda at: 100 * (1 + share * at / 900)
 
 
@@ -462,20 +462,20 @@ def sine(period: float, share: float) -> Rate:
     ],
     ids=["ramp 10 %", "ramp 20 %", "ramp 40 %", "sine 30m", "sine 1h", "sine 2h", "sine 4h", "levels"],
 )
-def test_what_rises_or_falls_by_more_than_its_noise_is_no_swing(rate: Rate, noise: float) -> None:
+def test_a_rise_or_fall_beyond_the_noise_is_not_a_swing(rate: Rate, noise: float) -> None:
     chance = dice(1)
     for _, found in play(lambda at: rate(at) * (1 + chance.gauss(0, noise)), 3 * 3600):
         assert found.lasting.swings() is None
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.2, 3.0])
-def test_a_single_jump_is_no_swing(factor: float) -> None:
+def test_a_single_jump_is_not_a_swing(factor: float) -> None:
     for _, found in play(lambda at: 100 if at < 4000 else 100 * factor, 3 * 3600):
         assert found.lasting.swings() is None
 
 
 @pytest.mark.parametrize("factor", [0.1, 2.0, 3.0])
-def test_a_level_that_arrivals_have_left_is_no_more_what_they_swing_around(factor: float) -> None:
+def test_a_level_that_arrivals_have_left_no_longer_counts(factor: float) -> None:
     begin = 4 * 3600.0
     usual = autocorrelated(dice(1), 0.05, 60.0)
     for at, found in play(lambda at: usual(at) * (factor if at > begin else 1), begin + 3600):
@@ -487,7 +487,7 @@ def test_a_level_that_arrivals_have_left_is_no_more_what_they_swing_around(facto
 
 
 @pytest.mark.parametrize("factor", [2 / 3, 4 / 3])
-def test_after_a_smaller_jump_the_level_is_off_by_no_more_than_chance_explains(factor: float) -> None:
+def test_after_a_small_jump_the_learned_level_is_accurate(factor: float) -> None:
     begin = 4 * 3600.0
     usual = autocorrelated(dice(1), 0.1, 60.0)
     followed = 0
@@ -498,11 +498,11 @@ def test_after_a_smaller_jump_the_level_is_off_by_no_more_than_chance_explains(f
             assert mean == pytest.approx(100 * factor, rel=0.1)
             error = swings.spread * math.sqrt(2 * swings.lasts / forecast.MEAN_S)
             assert abs(swings.middle / mean - 1) <= TUNING.significance * error * (1 + 1e-9)
-            assert (swings.middle - mean) * (factor - 1) < 0  # towards the level of the hours before
+            assert (swings.middle - mean) * (factor - 1) < 0  # towards the level of the previous hours
     assert followed > 0
 
 
-def test_a_jump_out_of_next_to_nothing_hides_no_later_one() -> None:
+def test_a_jump_from_almost_zero_does_not_hide_a_later_one() -> None:
     # one record a second every five minutes for two hours, then 300/s for one
     _, found = list(play(lambda at: (at % 300 < 15) if at < 7200 else 300.0, 3 * 3600))[-1]
     assert found.lasting.both < -found.lasting.square
@@ -513,7 +513,7 @@ def test_a_jump_out_of_next_to_nothing_hides_no_later_one() -> None:
 ENOUGH = 2.02 * TUNING.points
 
 
-def test_how_much_and_how_long_they_swing_is_by_what_was_off_before_and_after() -> None:
+def test_width_and_duration_of_swings_follow_from_deviations_and_their_autocorrelation() -> None:
     sums = {"weight": ENOUGH, "total": 100.0 * ENOUGH, "square": 2.0, "absolute": 0.1 * ENOUGH}
     found = Lasting(mean=100.0, **sums, both=1.98 * TUNING.brief_s / forecast.AHEAD_S).swings()
     assert found == pytest.approx((100.0, math.sqrt(math.pi / 2) * 0.1, 0.99 * TUNING.brief_s))
@@ -530,11 +530,11 @@ def test_how_much_and_how_long_they_swing_is_by_what_was_off_before_and_after() 
     ],
     ids=["no mean", "nothing", "not long", "no swings", "lasts long"],
 )
-def test_what_was_not_seen_for_long_or_lasts_too_long_is_no_swing(known: Lasting) -> None:
+def test_swings_need_enough_observations_and_a_short_duration(known: Lasting) -> None:
     assert known.swings() is None
 
 
-def test_one_burst_is_no_usual_swing_an_hour_later() -> None:
+def test_a_single_burst_is_not_a_usual_swing_an_hour_later() -> None:
     dice = Random(1)  # noqa: S311 - noise that is the same each time, not a secret
     lasting, before = Lasting(), None
     rates: list[tuple[float, float]] = []
@@ -549,15 +549,15 @@ def test_one_burst_is_no_usual_swing_an_hour_later() -> None:
     assert before.spread < after.spread < 0.1
 
 
-def test_a_deviation_that_turns_round_at_once_still_lasts_a_little() -> None:
+def test_a_deviation_that_reverses_at_once_still_has_a_minimal_duration() -> None:
     found = Lasting(mean=100.0, weight=ENOUGH, square=1.0, both=-0.5).swings()
     assert found is not None
     assert found.lasts == forecast.READING_S
 
 
-def test_the_backlog_after_a_peak_is_the_area_above_what_is_processed() -> None:
+def test_the_backlog_after_a_peak_is_the_area_above_the_throughput() -> None:
     swings = Swings(middle=340.0, spread=0.1, lasts=60.0)
-    # 120/s above the level fade to 60/s, which are processed, within 60 ln 2 s
+    # 120/s above the level fade to 60/s, the spare throughput, within 60 ln 2 s
     by_hand = sum(max(120 * math.exp(-at / 100 / 60) - 60, 0.0) / 100 for at in range(100 * 300))
     assert swings.backlog(120.0, 400.0) == pytest.approx(by_hand, rel=0.001)
     assert swings.backlog(60.0, 400.0) == swings.backlog(-100.0, 400.0) == 0
@@ -578,7 +578,7 @@ def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tupl
         seen.append((at, value))
         state.arrivals.follow(value, at)
         state.lasting.learn(seen[-TUNING.points :])
-        state = State.load(state.dump())  # what is kept are finite numbers
+        state = State.load(state.dump())  # the stored values are finite numbers
         level = state.arrivals.level or 0.0
         assert level >= 0
         assert state.arrivals.rise(60.0) >= 0

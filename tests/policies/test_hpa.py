@@ -51,7 +51,7 @@ T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TICK = timedelta(seconds=15)
 CPU = Metric(MetricType.UTILIZATION, "cpu", 60)
 LAG = Metric(MetricType.VALUE_PER_REPLICA, "lag", 100)
-QUEUE = replace(LAG, metric="queue")  # while a metric called lag is high, the core waits until it has caught up
+QUEUE = replace(LAG, metric="queue")  # while a metric called lag is high, the core waits until the job has caught up
 AT_ONCE = Behavior(ScaleUp(), ScaleDown(stabilization_window=ZERO))
 ONE_A_MINUTE = ScalingPolicy(PolicyType.PODS, 1, timedelta(minutes=1))
 
@@ -83,7 +83,7 @@ class TestContractWithoutBehavior(TestContract):
 
 
 class Run:
-    """One policy, turn by turn, as the core asks it; the size follows what it asks for by default."""
+    """One policy, evaluated turn by turn as in the core; by default the size follows its recommendation."""
 
     def __init__(self, policy: Hpa, size: int, minimum: int = 1, maximum: int = 100) -> None:
         self.policy = policy
@@ -144,7 +144,7 @@ def part(pod: Mapping[str, Any]) -> dict[str, float]:
     [case for case in CASES if case["kind"] in SIZED and "overflow" not in case["name"]],
     ids=lambda case: case["name"],
 )
-def test_sizes_as_the_controller_from_what_a_source_reports(view: Make, case: dict[str, Any]) -> None:
+def test_the_sizes_from_the_readings_of_a_source_are_those_of_the_controller(view: Make, case: dict[str, Any]) -> None:
     inputs, kind = case["inputs"], SIZED[case["kind"]]
     target = next(inputs[name] for name in inputs if name.startswith("target"))
     metric = Metric(kind, "m", target if kind is MetricType.UTILIZATION else target / 1000)
@@ -169,24 +169,24 @@ def test_sizes_as_the_controller_from_what_a_source_reports(view: Make, case: di
 @pytest.mark.parametrize(
     ("metric", "value", "current", "ready", "expected"),
     [
-        # a number per replica: the mean, in whole percent
+        # a value per replica: the mean, in whole percent
         (CPU, (0.9, 0.9, 0.9, 0.9), 4, 4, 6),
         (CPU, (0.6659, 0.6659), 2, 2, 2),
         (CPU, (0.67, 0.67), 2, 2, 3),
-        # one of four is silent: as nothing upwards, as all of its request downwards
+        # one of four is silent: it counts as zero upwards, as its full request downwards
         (CPU, (0.9, 0.9, 0.9), 4, 4, 5),
         (CPU, (0.2, 0.2, 0.2), 4, 4, 3),
-        # one of four is coming up: as nothing upwards, not at all downwards
+        # one of four is starting: it counts as zero upwards, not at all downwards
         (CPU, (0.9, 0.9, 0.9), 4, 3, 5),
         (CPU, (0.2, 0.2, 0.2), 4, 3, 1),
-        # one number: the mean of those that are up
+        # one number: the mean of the ready replicas
         (CPU, 0.9, 4, 4, 6),
         (CPU, 0.9, 4, 3, 5),
         (CPU, 0.2, 4, 3, 1),
         # a surge has more replicas than desired
         (CPU, (0.6,) * 5, 4, 5, 4),
         (CPU, 0.61, 4, 5, 4),
-        # as many report as there should be, of which some are not up: none is missing
+        # as many report as desired, and some of them are not ready: none is missing
         (CPU, (0.9,) * 4, 4, 2, 6),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), (5.0, 2.6, 2.6), 3, 3, 5),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), 3.4, 3, 3, 5),
@@ -196,7 +196,7 @@ def test_sizes_as_the_controller_from_what_a_source_reports(view: Make, case: di
         (Metric(MetricType.VALUE, "cpu", 2.5), 5.1, 0, 0, 3),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 2.5), 5.1, 1, 1, 3),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 2.5), (2.6, 2.5), 1, 1, 3),
-        # a thousandth more is more: floats are rounded before they are counted up
+        # one thousandth above the target is enough: floats are rounded before rounding up
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 0.0071, 1, 1, 8),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 0.007, 1, 1, 7),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 2.007, 1, 1, 2007),
@@ -211,77 +211,77 @@ def test_sizes_by_each_type_of_metric(
     assert found == (expected if expected >= 0 else pytest.approx(expected))
 
 
-def test_parts_have_usage_and_request_of_each_replica(view: Make) -> None:
+def test_parts_have_the_usage_and_the_request_of_each_replica(view: Make) -> None:
     parts: dict[str, dict[str, float]] = {
         "a": {"usage": 0.9, "request": 1.0},
         "b": {"usage": 0.9, "request": 1.0, "ready": 1.0},
         "c": {"usage": 0.1, "request": 2.0, "ready": 0.0},
         "d": {"request": 1.0},
     }
-    # upwards c, which starts, and d, which is silent, count as nothing: 1.8 of 5.0 is 36 %
+    # upwards c, which starts, and d, which is silent, count as zero: 1.8 of 5.0 is 36 %
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
     parts["c"]["ready"] = 1.0
-    # 1.9 of 4.0 is 47 %; downwards d counts as all of its request: 2.9 of 5.0 is 58 %
+    # 1.9 of 4.0 is 47 %; downwards d counts as its full request: 2.9 of 5.0 is 58 %
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
-    # without d, and with one that is not reported, as great as the greatest: 3.9 of 6.0 is 65 %
+    # without d, and with an unreported one that is assumed as large as the largest: 3.9 of 6.0 is 65 %
     del parts["d"]
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
-    # a third that is silent counts as the one that requests most: 5.4 of 11.0 is 49 %, 1.4 of 7.0 would be 20 %
+    # a silent third one counts as the largest request: 5.4 of 11.0 is 49 %; 1.4 of 7.0 would be 20 %
     light = {"a": {"usage": 0.2, "request": 1.0}, "b": {"usage": 0.2, "request": 5.0}}
     assert CPU.size(view(current=3), Reading(0.0, T0, parts=light), Tolerances()).replicas == 3
-    # where none is silent 47 % of 60 % for three is three
+    # without silent replicas 47 % of 60 % for three is three
     assert CPU.size(view(current=3), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 3
-    # with one more that is not up, which is not asked on the way down
+    # with one more that is not ready, which does not count on the way down
     assert CPU.size(view(current=4, ready=3), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 3
 
 
-def test_parts_of_something_else_are_left_alone(view: Make) -> None:
+def test_parts_that_are_not_replicas_are_ignored(view: Make) -> None:
     reading = Reading(0.9, T0, parts={"source -> map": {"busy": 0.4}})
     assert CPU.size(view(current=4), reading, Tolerances()).replicas == 6
 
 
-def test_a_utilization_needs_the_requests(view: Make) -> None:
+def test_a_utilization_requires_the_requests(view: Make) -> None:
     reading = Reading(0.9, T0, parts={"a": {"usage": 0.9}, "b": {"usage": 0.9}})
     with pytest.raises(MetricError, match="missing request"):
         CPU.size(view(current=3), reading, Tolerances())
 
 
-def test_goes_up_at_once_and_by_at_most_four_or_double() -> None:
+def test_scales_up_at_once_by_at_most_four_pods_or_double() -> None:
     run = Run(Hpa((CPU,), Behavior()), 3)
     assert run.sizes("cpu", 2.0, 2.0, 2.0) == [7, 14, 28]
 
 
-def test_without_behavior_goes_up_to_at_most_double_or_four() -> None:
+def test_without_behavior_it_scales_up_to_at_most_double_or_four() -> None:
     run = Run(Hpa((CPU,)), 3)
     assert run.sizes("cpu", 2.0, 2.0) == [6, 12]
 
 
-def test_a_fresh_one_does_not_go_down_before_it_has_seen_its_window() -> None:
+def test_a_new_policy_does_not_scale_down_before_a_whole_window() -> None:
     run = Run(Hpa((CPU,), Behavior()), 6)
     # 19 turns of 15 s after the first are 285 s; with the 20th the present size of the first turn is 300 s old
     assert run.sizes("cpu", *[0.2] * 20) == [6] * 20
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_without_behavior_a_recommendation_counts_for_the_whole_window_with_its_end() -> None:
+def test_without_behavior_a_recommendation_counts_for_the_whole_window_including_its_end() -> None:
     run = Run(Hpa((CPU,)), 6)
     assert run.sizes("cpu", *[0.2] * 21) == [6] * 21
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_goes_down_to_the_greatest_size_of_the_window() -> None:
+def test_scales_down_to_the_greatest_size_of_the_window() -> None:
     run = Run(Hpa((CPU,), Behavior(scale_down=ScaleDown(stabilization_window=seconds(60)))), 6)
-    assert run.sizes("cpu", 0.4, 0.3, 0.2, 0.2) == [6, 6, 6, 6]  # 4, 3, 2, 2 are asked for
-    assert run.sizes("cpu", 0.2, 0.2) == [3, 2]  # what was asked for a minute ago does not count any more
+    assert run.sizes("cpu", 0.4, 0.3, 0.2, 0.2) == [6, 6, 6, 6]  # 4, 3, 2, 2 are recommended
+    assert run.sizes("cpu", 0.2, 0.2) == [3, 2]  # a recommendation a minute old no longer counts
 
 
-def test_goes_up_to_the_least_size_of_the_upper_window() -> None:
+def test_scales_up_to_the_least_size_of_the_upper_window() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(stabilization_window=seconds(60)))), 4)
     assert run.sizes("cpu", 0.9, 1.2, 0.9, 0.9) == [4, 4, 4, 4]
     assert run.sizes("cpu", 0.9) == [6]
 
 
-def test_what_it_knows_survives_a_restart_and_its_times_move_with_the_clock() -> None:
+def test_its_memory_survives_a_restart_and_its_times_move_with_the_clock() -> None:
     run = Run(Hpa((CPU,), Behavior()), 6)
     run.sizes("cpu", *[0.2] * 10)
     back = timedelta(hours=1)
@@ -293,18 +293,18 @@ def test_what_it_knows_survives_a_restart_and_its_times_move_with_the_clock() ->
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_a_memory_that_has_lost_numbers_is_one_of_a_fresh_one() -> None:
+def test_incomplete_memory_counts_as_empty() -> None:
     run = Run(Hpa((CPU,), Behavior()), 6)
     run.sizes("cpu", *[0.2] * 19)
     run.memory = {name: number for name, number in run.memory.items() if name != "seen_at"}
     assert run.sizes("cpu", 0.2, 0.2, 0.2) == [6, 6, 6]
-    # a recommendation that has lost its time is one less
+    # a recommendation without its time is dropped
     run.memory = {name: number for name, number in run.memory.items() if name != "recommended_0_at"}
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_after_a_gap_between_observations_it_begins_anew_as_a_new_hpa() -> None:
-    # The original would go down at once where a metric comes back after its window: nothing is left in it.
+def test_after_a_gap_between_observations_it_starts_anew_like_a_new_hpa() -> None:
+    # The original would scale down at once when a metric returns after its window: the window is empty.
     run = Run(Hpa((CPU,), Behavior()), 6)
     run.sizes("cpu", *[0.6] * 3, *[None] * 30)
     assert run.sizes("cpu", *[0.2] * 20) == [6] * 20
@@ -316,7 +316,7 @@ def test_after_a_gap_between_observations_it_begins_anew_as_a_new_hpa() -> None:
     assert rules.controller(6, 1, 100, [2], log, (rules.SCALE_UP, rules.SCALE_DOWN)).replicas == 2
 
 
-def test_what_it_could_not_see_holds_up_nothing_that_asks_for_more() -> None:
+def test_a_gap_in_the_metrics_does_not_delay_a_scale_up() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(stabilization_window=seconds(60)))), 6)
     run.sizes("cpu", *[0.6] * 3, *[None] * 30)
     assert run.sizes("cpu", 0.9) == [9]
@@ -328,28 +328,28 @@ def test_a_short_gap_keeps_the_window() -> None:
     assert run.sizes("cpu", 0.2) == [2]
 
 
-def test_up_counts_what_was_added_within_the_period() -> None:
+def test_the_up_limit_counts_replicas_added_within_the_period() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(ONE_A_MINUTE,)))), 3)
     assert run.sizes("cpu", *[2.0] * 9) == [4, 4, 4, 4, 5, 5, 5, 5, 6]
 
 
-def test_down_counts_what_was_removed_within_the_period() -> None:
+def test_the_down_limit_counts_replicas_removed_within_the_period() -> None:
     down = ScaleDown(ZERO, Select.MIN, (ONE_A_MINUTE, rules.ALL))
     run = Run(Hpa((CPU,), Behavior(scale_down=down)), 9)
     assert run.sizes("cpu", *[0.0] * 6) == [8, 8, 8, 8, 7, 7]
 
 
-def test_counts_what_happened_and_not_what_was_asked_for() -> None:
+def test_the_rate_limits_count_actual_changes_and_not_recommendations() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(replace(ONE_A_MINUTE, value=4),)))), 4)
-    assert run.turn({"cpu": 2.0}, follow=False).replicas == 8  # a guard holds it
+    assert run.turn({"cpu": 2.0}, follow=False).replicas == 8  # a guard prevents it
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
-    run.size = 6  # a guard lets two through, after the turn before
+    run.size = 6  # a guard allows two, after the turn before
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
     assert run.memory["changed_0"] == 2
     assert run.memory["changed_0_at"] == (T0 + TICK).timestamp()
     for _ in range(2):
         assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
-    # a minute after the turn that asked for it the two do not count any more
+    # a minute after the turn that recommended them the two no longer count
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 10
 
 
@@ -357,7 +357,7 @@ def test_forgets_a_change_that_is_older_than_every_period() -> None:
     run = Run(Hpa((CPU,), AT_ONCE), 4)
     run.turn({"cpu": 0.9})
     run.turn({"cpu": 0.6}, after=seconds(0.001))
-    assert "changed_0" not in run.memory  # it happened a turn ago, and that is how long the periods are
+    assert "changed_0" not in run.memory  # it happened a turn ago, and the periods are one turn long
     run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(ONE_A_MINUTE,)))), 4)
     run.turn({"cpu": 0.9})
     for _ in range(3):
@@ -367,13 +367,13 @@ def test_forgets_a_change_that_is_older_than_every_period() -> None:
     assert "changed_0" not in run.memory
 
 
-def test_a_change_that_was_not_asked_for_counts_from_when_it_is_seen() -> None:
+def test_an_external_change_counts_from_when_it_is_observed() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(replace(ONE_A_MINUTE, value=4),)))), 4)
     run.turn({"cpu": 0.6})
     run.size = 7
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
     assert run.memory["changed_0_at"] == (T0 + TICK).timestamp()
-    run.size = 5  # and back: what was removed may be added again
+    run.size = 5  # and back: the removed replicas may be added again
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
     assert (run.memory["changed_0"], run.memory["changed_1"]) == (3, -2)
 
@@ -391,7 +391,7 @@ def test_a_missing_metric_never_lowers_the_size() -> None:
     assert answer.detail == "cpu 30% at target 60%: 2 replicas; no trusted reading of lag"
 
 
-def test_a_metric_that_can_be_read_may_raise_beside_one_that_cannot() -> None:
+def test_a_readable_metric_may_raise_the_size_beside_an_unreadable_one() -> None:
     answer = Run(Hpa((CPU, LAG), AT_ONCE), 4).turn({"cpu": 0.9})
     assert (answer.replicas, answer.reason) == (6, Reason.ABOVE)
     assert answer.detail == (
@@ -400,7 +400,7 @@ def test_a_metric_that_can_be_read_may_raise_beside_one_that_cannot() -> None:
     assert answer.inputs == {"cpu": 90.0, "desired": 6.0}
 
 
-def test_explains_why_it_does_not_do_what_the_metrics_ask_for() -> None:
+def test_the_detail_explains_why_the_size_differs_from_that_of_the_metrics() -> None:
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": 0.3})
     assert answer.detail == (
         "cpu 30% at target 60%: 2 replicas; 2 replicas asked for; "
@@ -432,13 +432,13 @@ def test_reports_how_many_replicas_are_silent() -> None:
     assert answer.detail.startswith("cpu 30% at target 60%, no value of 4 replicas: ")
 
 
-def test_a_reading_without_information_is_a_missing_one() -> None:
+def test_a_reading_without_information_counts_as_missing() -> None:
     reading = Reading(0.9, T0, parts={"a": {"usage": 0.9}})
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": reading})
     assert (answer.replicas, answer.reason, answer.detail) == (None, Reason.MISSING, "cpu: missing request")
 
 
-def test_leaves_a_size_of_zero_alone_unless_that_is_the_minimum() -> None:
+def test_keeps_a_size_of_zero_unless_it_is_the_minimum() -> None:
     answer = Run(Hpa((LAG,)), 0).turn({"lag": 500.0})
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
     assert Run(Hpa((LAG,)), 0, minimum=0).turn({"lag": 350.0}).replicas == 4
@@ -452,26 +452,26 @@ def test_restores_the_bounds_whatever_the_metrics_say() -> None:
     assert (answer.replicas, answer.detail) == (3, "the size 1 is below min: 3 replicas")
 
 
-def test_what_the_bounds_added_counts_as_well() -> None:
+def test_replicas_added_by_the_bounds_count_for_the_rate_limit_too() -> None:
     run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(replace(ONE_A_MINUTE, value=4),)))), 1, minimum=3)
     assert run.sizes("cpu", 2.0, 2.0) == [3, 5]
 
 
-def test_an_overload_never_takes_replicas_away_while_others_are_starting(view: Make) -> None:
-    # A deliberate difference: the original multiplies the ratio by the two that are up and goes from 10 to 3.
+def test_an_overload_never_removes_replicas_while_others_are_starting(view: Make) -> None:
+    # A deliberate difference: the original multiplies the ratio by the two ready ones and goes from 10 to 3.
     metric = Metric(MetricType.VALUE, "v", 1)
     assert rules.object_or_external_value(10, 2, 1000, [1500], Tolerances()).replicas == 3
     assert metric.size(view(current=10, ready=2), Reading(1.5, T0), Tolerances()).replicas == 10
 
 
-def test_a_value_per_replica_within_the_tolerance_keeps_what_was_asked_for(view: Make) -> None:
-    # A deliberate difference: the original goes back to the 8 pods that exist while it has asked for 10.
+def test_a_value_per_replica_within_the_tolerance_keeps_the_desired_size(view: Make) -> None:
+    # A deliberate difference: the original goes back to the 8 existing pods although it has asked for 10.
     assert rules.per_pod_value(8, 1000, [8100], Tolerances()).replicas == 8
     metric = Metric(MetricType.VALUE_PER_REPLICA, "v", 1)
     assert metric.size(view(current=10, ready=8), Reading(10.4, T0), Tolerances()).replicas == 10
 
 
-def test_what_it_remembers_stays_small_however_long_the_windows_are() -> None:
+def test_its_memory_stays_small_however_long_the_windows_are() -> None:
     slow = replace(ONE_A_MINUTE, value=1000, period=timedelta(hours=3))
     behavior = Behavior(ScaleUp(timedelta(hours=2), policies=(slow,)), ScaleDown(timedelta(hours=3), policies=(slow,)))
     run = Run(Hpa((LAG,), behavior), 5000, minimum=0, maximum=9000)
@@ -479,13 +479,13 @@ def test_what_it_remembers_stays_small_however_long_the_windows_are() -> None:
         run.size = 5000 + turn % 2
         run.turn({"lag": 100.0 * (4000 - turn)}, follow=False)
     assert len(run.memory) == 4 + 2 * 300 + 2 * 100
-    # the greatest is kept beyond its time, so that it goes down later and never sooner
+    # the greatest is kept beyond its time, so the scale-down comes later and never sooner
     assert run.memory["recommended_0"] == 5000
     changes = sum(number for name, number in run.memory.items() if name.startswith("changed") and name[-3:] != "_at")
     assert changes == 1
 
 
-def test_forgets_a_recommendation_that_cannot_decide_any_more() -> None:
+def test_forgets_a_recommendation_that_can_no_longer_decide() -> None:
     run = Run(Hpa((LAG,), Behavior()), 9)
     for lag in (100.0, 200.0, 900.0, 500.0, 500.0, 300.0):
         run.turn({"lag": lag})
@@ -515,12 +515,12 @@ def test_forgets_a_recommendation_that_cannot_decide_any_more() -> None:
         (lambda: ScaleDown(policies=()), "policies: is empty"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+def test_refuses_invalid_parameters(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_metric_goes_by_its_name() -> None:
+def test_a_metric_is_identified_by_its_name() -> None:
     assert tuple(map(str, Hpa((CPU, LAG)).metrics)) == ("cpu", "lag")
 
 
@@ -532,7 +532,7 @@ NAMES = {
 
 
 def moved(rules_: Mapping[str, Any], default: ScaleUp | ScaleDown) -> Any:
-    """One direction of an HPA's behavior as it is here."""
+    """One direction of the behavior of an HPA in our form."""
     window = rules_.get("stabilizationWindowSeconds")
     given_ = tuple(
         ScalingPolicy(PolicyType(one["type"].lower()), one["value"], seconds(one["periodSeconds"]))
@@ -546,7 +546,7 @@ def moved(rules_: Mapping[str, Any], default: ScaleUp | ScaleDown) -> Any:
     )
 
 
-def test_the_move_from_kubernetes_that_the_page_shows_is_one(tmp_path: Path) -> None:
+def test_the_migration_from_kubernetes_on_the_page_is_equivalent(tmp_path: Path) -> None:
     section = PAGE[PAGE.index("## From the Kubernetes HPA") :]
     before, after = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[:2]
     path = tmp_path / "autoscaler.yaml"
@@ -632,7 +632,7 @@ shares = st.lists(st.integers(0, 2000).map(lambda number: number / 1000), min_si
 lags = st.integers(0, 3000).map(float)
 
 
-@settings(deadline=None, max_examples=300)  # a busy machine is no failure
+@settings(deadline=None, max_examples=300)  # a busy machine is not a failure
 @given(
     behavior=st.none() | behaviors,
     size=st.integers(1, 12),

@@ -205,7 +205,7 @@ RUN: Mapping[str, Callable[[Inputs], Any]] = {
 
 
 def run(kind: str, inputs: Inputs) -> Any:
-    """What the rules give for a case, in the form of its `expected`."""
+    """The result of the rules for a case, in the form of its `expected`."""
     try:
         return RUN[kind](inputs)
     except MetricError as error:
@@ -213,12 +213,12 @@ def run(kind: str, inputs: Inputs) -> Any:
 
 
 def comparable(found: Any, expected: Any) -> Any:
-    """The part of what was found that a case has: some leave out the log."""
+    """The part of the result that a case has: some omit the log."""
     return {key: found.get(key) for key in {*expected, *(found.keys() - {"log"})}} if isinstance(found, dict) else found
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['kind']}: {case['name']}" for case in CASES])
-def test_gives_what_the_kubernetes_controller_gives(case: dict[str, Any]) -> None:
+def test_the_results_are_those_of_the_kubernetes_controller(case: dict[str, Any]) -> None:
     found = run(case["kind"], case["inputs"])
     assert comparable(found, case["expected"]) == case["expected"]
 
@@ -249,12 +249,12 @@ UNLISTED = Pod(500, None, PodState.UNLISTED)
         ([ready(500), Pod(None, None, PodState.IGNORED)], "missing request"),
     ],
 )
-def test_no_utilization_is_made_up_where_metrics_or_pods_do_not_have_one(pods: list[Pod], message: str) -> None:
+def test_without_metrics_or_pods_there_is_no_utilization(pods: list[Pod], message: str) -> None:
     with pytest.raises(MetricError, match=f"^{message}"):
         rules.utilization_ratio(3, 50, pods, TOLERANCES)
 
 
-def test_no_average_is_made_up_where_nothing_is_measured() -> None:
+def test_without_measurements_there_is_no_average() -> None:
     with pytest.raises(MetricError, match=r"^no metrics returned from custom metrics API$"):
         rules.pod_average_value(3, 1000, [ready(None)], TOLERANCES)
     with pytest.raises(MetricError, match=r"^no metrics returned from resource metrics API$"):
@@ -264,30 +264,31 @@ def test_no_average_is_made_up_where_nothing_is_measured() -> None:
 @pytest.mark.parametrize(
     ("current", "pods", "expected"),
     [
-        # 700 of 1000 at 50 %, another pod starting: 35 % of two would turn it round
+        # 700 of 1000 at 50 %, another pod starting: 35 % of two would reverse the direction
         (2, [ready(700), Pod(None, 1000, PodState.PENDING)], 2),
-        # a starting pod is not asked on the way down
+        # a starting pod does not count on the way down
         (2, [ready(100), Pod(900, 1000, PodState.UNREADY)], 1),
         # however much it requests: 800 of 2000 and not of 12000
         (3, [ready(400, count=2), Pod(900, 10000, PodState.UNREADY)], 2),
-        # where the silent ones would turn it round, it stays: 400 of 1000 are few, 1400 of 2000 would be much
+        # if the silent ones would reverse the direction, the size stays: 400 of 1000 are low, 1400 of 2000 would be
+        # high
         (2, [ready(400), ready(None)], 2),
-        # one that is marked silent is, whatever it reported
+        # a pod marked silent is silent, whatever it reported
         (4, [ready(900, count=3), Pod(900, 1000, PodState.MISSING)], 6),
-        # silent pods are taken as using all of their request: (100 + 1000) / 2000 is above the target
+        # silent pods count as using their full request: (100 + 1000) / 2000 is above the target
         (2, [ready(100), ready(None)], 2),
-        # as many alike count as so many
+        # as many equal pods count as that many
         (6, [ready(200, count=5), ready(None)], 4),
         (4, [ready(900, count=4)], 8),
         # (900 x 4 + 0) / 5000 = 72 % of five
         (4, [ready(900, count=4), ready(None)], 8),
-        # fewer pods than the size, all of them busy: their number would be less
+        # fewer pods than the size, all of them busy: counting them would lower the size
         (9, [ready(900, count=3), Pod(None, 1000, PodState.PENDING)], 9),
-        # a metric of a pod that is not there counts once pods have to be filled in
+        # a metric of a missing pod counts once pods have to be filled in
         (2, [ready(900), UNLISTED, ready(None)], 2),
         (2, [ready(1500), UNLISTED, ready(None)], 5),
         (2, [ready(1500), UNLISTED], 3),
-        # one that failed counts nowhere
+        # a failed pod never counts
         (2, [ready(100), ready(100), Pod(5000, 1000, PodState.IGNORED)], 1),
     ],
 )
@@ -314,12 +315,12 @@ def test_sizes_by_an_average_with_silent_and_starting_pods(current: int, pods: l
     assert rules.pod_average_value(current, 500, pods, TOLERANCES).replicas == expected
 
 
-def test_an_average_drops_the_fraction_as_go_does() -> None:
+def test_an_average_truncates_the_fraction_as_go_does() -> None:
     assert rules.pod_average_value(3, 500, [ready(-1000), ready(0), ready(0)], TOLERANCES).usage == -333
     assert rules.pod_average_value(3, 500, [ready(1000), ready(0), ready(0)], TOLERANCES).usage == 333
 
 
-def test_a_value_multiplies_the_pods_that_are_ready() -> None:
+def test_a_value_multiplies_the_number_of_ready_pods() -> None:
     assert rules.object_or_external_value(10, 2, 1000, [1500], TOLERANCES).replicas == 3  # fewer in an overload
     assert rules.object_or_external_value(10, 0, 1000, [1500], TOLERANCES).replicas == 0
     assert rules.object_or_external_value(10, 10, 1000, [900, 100], TOLERANCES).usage == 1000
@@ -327,18 +328,18 @@ def test_a_value_multiplies_the_pods_that_are_ready() -> None:
     assert rules.object_or_external_value(0, 0, 1000, [0], TOLERANCES).replicas == 0
 
 
-def test_values_beyond_all_bounds_give_the_largest_size() -> None:
+def test_infinite_values_give_the_largest_size() -> None:
     huge = [rules.MOST_USAGE, 1, -5]
     assert rules.object_or_external_value(3, 3, 1, huge, TOLERANCES) == rules.Sized(rules.MOST, rules.MOST_USAGE)
     assert rules.per_pod_value(3, 1, huge, TOLERANCES) == rules.Sized(rules.MOST, rules.MOST_USAGE)
     assert rules.utilization_ratio(3, 1, [ready(rules.MOST_USAGE, 1)], TOLERANCES).utilization == rules.MOST
 
 
-def test_a_sum_below_zero_is_taken_for_one_that_overflowed() -> None:
+def test_a_negative_sum_is_treated_as_an_overflow() -> None:
     assert rules.per_pod_value(3, 1000, [-5], TOLERANCES) == rules.Sized(rules.MOST, rules.MOST_USAGE)
 
 
-def test_a_value_per_pod_needs_no_pod() -> None:
+def test_a_value_per_pod_works_without_pods() -> None:
     assert rules.per_pod_value(0, 1000, [2500], TOLERANCES) == rules.Sized(3, 2500)
     assert rules.per_pod_value(0, 1000, [0], TOLERANCES) == rules.Sized(0, 0)
 
@@ -371,34 +372,34 @@ def test_limits_the_steps(of: Callable[..., int], given_: ScalingRules, expected
     assert of(100, given_, (), ()) == expected
 
 
-def test_what_remains_is_counted_in_floats_and_its_fraction_dropped() -> None:
+def test_the_remaining_size_is_computed_in_floats_and_truncated() -> None:
     most = scaling(Select.MAX, replace(PERCENT, value=90))
     assert rules.scale_down_limit(10, most, (), ()) == 0  # 10 x (1 - 0.9) is 0.9999999999999998
     half = scaling(Select.MAX, replace(PERCENT, value=50))
     assert rules.scale_down_limit(5, half, [Event(10, ZERO)], ()) == -2
 
 
-def test_what_has_changed_too_much_already_waits_and_does_not_turn_round() -> None:
+def test_changes_beyond_the_rate_limit_wait_and_do_not_reverse() -> None:
     many = [Event(15, seconds(20))]
     few = scaling(Select.MAX, PODS)
     assert rules.rate_limit(100, 50, 1, 1000, down=few, downs=many) == rules.Limited(100, Condition.DOWN_LIMIT)
     assert rules.rate_limit(100, 500, 1, 1000, up=few, ups=many) == rules.Limited(100, Condition.UP_LIMIT)
 
 
-def test_names_the_bound_where_it_is_also_the_limit() -> None:
+def test_the_bound_is_named_if_it_equals_the_limit() -> None:
     assert rules.rate_limit(5, 99, 1, 10) == rules.Limited(10, Condition.TOO_MANY)
     assert rules.rate_limit(5, 0, 3, 10, down=scaling(Select.MAX, PODS)) == rules.Limited(3, Condition.TOO_FEW)
     assert rules.legacy_rate_limit(5, 99, 1, 10) == rules.Limited(10, Condition.TOO_MANY)
 
 
-def test_an_event_counts_for_less_than_the_period() -> None:
+def test_an_event_counts_for_strictly_less_than_the_period() -> None:
     events = (Event(3, seconds(59.999)), Event(5, seconds(60)))
     assert rules.change_within(seconds(60), events) == 3
     assert rules.scale_up_limit(100, scaling(Select.MAX, PODS), events, (Event(1, ZERO),)) == 100
     assert rules.scale_down_limit(100, scaling(Select.MAX, PODS), events, (Event(1, ZERO),)) == 96
 
 
-def test_disabled_ways_are_closed_whatever_is_asked_for() -> None:
+def test_a_disabled_direction_allows_no_change() -> None:
     closed = scaling(Select.DISABLED, PODS)
     assert rules.rate_limit(5, 9, 1, 10, up=closed) == rules.Limited(5, Condition.UP_LIMIT)
     assert rules.rate_limit(5, 2, 1, 10, down=closed) == rules.Limited(5, Condition.DOWN_LIMIT)
@@ -417,7 +418,7 @@ def test_a_recommendation_as_old_as_the_window_counts_only_without_behavior() ->
     assert rules.stabilization(10, 3, ZERO, seconds(300), seen).replicas == 3
 
 
-def test_an_outdated_event_is_distinguished_from_one_that_is_as_old_as_the_longest_period() -> None:
+def test_an_outdated_event_differs_from_one_as_old_as_the_longest_period() -> None:
     longest = scaling(Select.MAX, PODS, ScalingPolicy(PolicyType.PODS, 1, seconds(15)))
     kept = LoggedEvent(1, seconds(60))
     assert stored(4, [kept], longest) == (kept, LoggedEvent(4, ZERO))
@@ -440,7 +441,9 @@ def test_an_outdated_event_is_distinguished_from_one_that_is_as_old_as_the_longe
         (0, [None, 0], 0),
     ],
 )
-def test_a_metric_that_fails_forbids_fewer(current: int, proposals: list[int | None], expected: int | None) -> None:
+def test_a_failing_metric_prevents_a_scale_down(
+    current: int, proposals: list[int | None], expected: int | None
+) -> None:
     assert rules.combined(current, proposals) == expected
 
 
@@ -452,7 +455,7 @@ def test_bounds_are_restored_without_reading_the_metrics(behavior: tuple[Scaling
     assert (below.replicas, below.condition, below.desired) == (2, Condition.BELOW_MINIMUM, None)
 
 
-def test_a_controller_that_has_just_been_started_remembers_the_present_size() -> None:
+def test_a_restarted_controller_remembers_the_present_size() -> None:
     outcome = rules.controller(5, 1, 9, [None])
     assert outcome.log == (Recommended(5, ZERO),)
     assert rules.controller(5, 1, 9, [2], outcome.log).replicas == 5
@@ -462,7 +465,7 @@ def test_a_controller_that_has_just_been_started_remembers_the_present_size() ->
     ("value", "period", "message"),
     [(0, seconds(15), "value: is 0, expected"), (1, ZERO, "period: is 0s, expected")],
 )
-def test_refuses_policies_that_make_no_sense(value: int, period: timedelta, message: str) -> None:
+def test_refuses_invalid_policies(value: int, period: timedelta, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScalingPolicy(PolicyType.PODS, value, period)
 

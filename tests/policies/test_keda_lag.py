@@ -49,7 +49,7 @@ Inputs = Mapping[str, Any]
 CASES = json.loads((Path(__file__).parent / "data" / "keda.json").read_text())
 FORMULA_KEYS = {"formula", "target", "fallback_replicas"}
 
-# What we do otherwise than KEDA, case by case: what the policy makes of it, and why.
+# Deliberate differences from KEDA, case by case: the result of the policy, and the reason.
 DIFFERENCES: Mapping[str, tuple[object, str]] = {
     "invalid offset, earliest, partition missing": (None, "what is missing is not zero"),
     "valid offset, partition missing from latest": (None, "what is missing is not zero"),
@@ -94,12 +94,12 @@ RULES = [case for case in CASES if case["kind"] not in ("kafka_partition_lag", "
 
 
 @pytest.mark.parametrize("case", RULES, ids=[f"{case['kind']}: {case['name']}" for case in RULES])
-def test_the_rules_give_what_keda_gives(case: Mapping[str, Any]) -> None:
+def test_the_rules_give_the_results_of_keda(case: Mapping[str, Any]) -> None:
     assert run(case["kind"], case["inputs"]) == pytest.approx(case["expected"], abs=1e-12)
 
 
 def ours(view: Make, kind: str, i: Inputs) -> object:
-    """What the policy makes of a case."""
+    """The result of the policy for a case."""
     if kind == "kafka_partition_lag":
         reset = Reset(i["offset_reset_policy"])
         zero = i["scale_to_zero_on_invalid_offset"]
@@ -119,17 +119,17 @@ def ours(view: Make, kind: str, i: Inputs) -> object:
     return KedaLag(triggers=(Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
 
 
-def test_what_is_not_said_is_as_in_keda() -> None:
+def test_the_defaults_are_those_of_keda() -> None:
     assert safe_partition_lag(-1, 150) == 1
     assert exported_lag(5000, 10, 8) == exported_lag(5000, 10, 8, with_lag=2) == 80
 
 
-def test_a_number_without_thousandths_is_not_cut_off() -> None:
+def test_a_number_too_large_for_thousandths_is_not_truncated() -> None:
     assert milli(1e308) == 1e308
     assert milli(-2.0009) == -2.0
 
 
-def test_the_policy_differs_from_keda_only_where_that_is_meant(view: Make) -> None:
+def test_the_policy_differs_from_keda_only_where_intended(view: Make) -> None:
     left = set(DIFFERENCES)
     for case in CASES:
         kind, inputs, expected = case["kind"], case["inputs"], case["expected"]
@@ -138,7 +138,7 @@ def test_the_policy_differs_from_keda_only_where_that_is_meant(view: Make) -> No
         if inputs.get("limit_to_partitions_with_lag"):
             continue  # needs the lag of each partition
         if kind == "kafka_cap_then_hpa":
-            # Without lag no trigger is active, and one replica waits for the end of the cooldown.
+            # Without lag no trigger is active, and one replica stays until the end of the cooldown.
             expected = max(expected["replicas"], 1)
         elif kind == "fallback":
             expected = expected["metric_value"] / inputs["target"]
@@ -158,7 +158,7 @@ def test_every_difference_from_keda_is_on_the_page(name: str) -> None:
     assert f"| {name} |" in (DOCS / "policies" / "hpa-keda.md").read_text()
 
 
-def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
+def test_the_migration_from_keda_on_the_page_is_equivalent(tmp_path: Path) -> None:
     section = (DOCS / "policies" / "hpa-keda.md").read_text().partition("## From KEDA")[2]
     before, after = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[:2]
     path = tmp_path / "autoscaler.yaml"
@@ -178,7 +178,7 @@ def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
         ),
         fallback=Fallback(fallen["replicas"], fallen["failureThreshold"], Behaviour(fallen["behavior"])),
         active_minimum=keda["minReplicaCount"],
-        # the one comes after the other
+        # one after the other
         cooldown=timedelta(seconds=keda["cooldownPeriod"]) - cluster.spec.down.window,
     )
     assert cluster.spec.policies == (NamedPolicy("keda", policy),)
@@ -188,7 +188,7 @@ def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
 
 
 def idle_after(spec: ClusterSpec) -> timedelta:
-    """How long after the last lag a cluster goes to its minimum, all guards considered."""
+    """The time from the last lag until a cluster goes to its minimum, all guards considered."""
     at, state, size = datetime(2026, 1, 1, tzinfo=UTC), ClusterState(), 2
     last = at + 9 * spec.interval
     while size > spec.limits.minimum and at < last + timedelta(hours=1):
@@ -225,7 +225,7 @@ def lag(
         (0.0, 2, 1, Reason.BELOW),
     ],
 )
-def test_asks_for_a_replica_per_threshold_of_lag(
+def test_requests_a_replica_per_threshold_of_lag(
     view: Make, value: float | tuple[float, ...], current: int, expected: int, reason: Reason
 ) -> None:
     answer = KedaLag(triggers=(Trigger(),)).evaluate(lag(view, value, current=current))
@@ -242,7 +242,7 @@ def test_asks_for_a_replica_per_threshold_of_lag(
         (Trigger(ensure_even_distribution_of_partitions=True, lag_threshold=200), 4),
     ],
 )
-def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, expected: int) -> None:
+def test_requests_no_more_replicas_than_the_partitions_can_use(view: Make, trigger: Trigger, expected: int) -> None:
     values = (250.0, 250.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert KedaLag(triggers=(trigger,)).evaluate(lag(view, values)).replicas == expected
     whole = lag(view, 500.0, partitions=8)
@@ -251,13 +251,13 @@ def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, 
     assert KedaLag(triggers=(trigger,)).evaluate(whole).replicas == (8 if limited else expected)
 
 
-def test_partitions_of_the_engine_count_where_the_source_reports_none(view: Make) -> None:
+def test_partitions_of_the_engine_count_if_the_source_reports_none(view: Make) -> None:
     assert KedaLag(triggers=(Trigger(),)).evaluate(lag(view, 500.0, partitions=None)).replicas == 50
     seen = view({"lag": 500.0}, current=2, maximum=100, partitions=6)
     assert KedaLag(triggers=(Trigger(),)).evaluate(seen).replicas == 6
 
 
-def test_an_uneven_size_within_the_tolerance_is_made_even(view: Make) -> None:
+def test_a_size_within_the_tolerance_is_rounded_to_an_even_distribution(view: Make) -> None:
     even = KedaLag(triggers=(Trigger(ensure_even_distribution_of_partitions=True),))
     assert even.evaluate(lag(view, 95.0, partitions=20, current=10)).replicas == 10
     assert even.evaluate(lag(view, 95.0, partitions=20, current=9)).replicas == 10
@@ -269,7 +269,7 @@ def test_a_missing_metric_never_lowers_the_size(view: Make) -> None:
     assert answer.detail == "no trusted reading of lag (refused)"
 
 
-def test_of_a_log_that_is_known_in_part_there_is_at_least_so_much(view: Make) -> None:
+def test_a_partially_known_lag_is_a_lower_bound(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(),))
     short = lag(view, (100.0, 0.0), partitions=3, current=2)
     assert policy.evaluate(short).replicas == 3
@@ -292,7 +292,7 @@ def offsets(**partitions: Mapping[str, float]) -> dict[str, Mapping[str, float]]
     return dict(partitions)
 
 
-def test_computes_the_lag_from_offsets_where_the_source_reports_them(view: Make) -> None:
+def test_computes_the_lag_from_offsets_if_the_source_reports_them(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(offset_reset_policy=Reset.EARLIEST),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": -1, "end": 30}, c={"lag": 40.0})
     assert policy.evaluate(lag(view, 0.0, parts=parts)).inputs == {"lag": 120.0}
@@ -313,7 +313,7 @@ def later(seen: View, memory: Mapping[str, float], seconds: float, reading: Read
     return replace(seen, now=now, metrics=metrics, memory=memory)
 
 
-def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(view: Make) -> None:
+def test_the_lag_of_a_partition_whose_offset_stands_still_is_ignored_after_a_time(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": 7, "end": 37}, c={"offset": -1, "end": 9})
     first = lag(view, 0.0, parts=parts)
@@ -325,7 +325,7 @@ def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(v
     assert policy.evaluate(replace(soon, memory=memory)).inputs == {"lag": 81.0}
     late = later(lag(view, 0.0, parts=moved), memory, 300)
     memory = policy.learn(late)
-    # a has stood for 5 minutes, b for 4; a partition without an offset cannot stand still
+    # a has stood still for 5 minutes, b for 4; a partition without an offset cannot stand still
     assert policy.evaluate(replace(late, memory=memory)).inputs == {"lag": 31.0}
     again = offsets(a={"offset": 101, "end": 150}, b={"offset": 9, "end": 38}, c={"offset": 2, "end": 9})
     back = later(lag(view, 0.0, parts=again), memory, 315)
@@ -333,22 +333,22 @@ def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(v
     assert policy.evaluate(back).inputs == {"lag": 85.0}
 
 
-def test_with_no_time_to_wait_an_offset_is_compared_with_the_reading_before_as_in_keda(view: Make) -> None:
+def test_without_a_waiting_time_an_offset_is_compared_with_the_previous_reading_as_in_keda(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
     first = lag(view, 0.0, parts=offsets(a={"offset": 100, "end": 150}))
     memory = policy.learn(first)
-    # the same reading once more is not another one
+    # a repeated reading is not a new one
     same = later(first, memory, 15, first.metrics["lag"])
     memory = policy.learn(same)
     assert policy.evaluate(replace(same, memory=memory)).inputs == {"lag": 50.0}
     second = later(first, memory, 15)
     memory = policy.learn(second)
     answer = policy.evaluate(replace(second, memory=memory))
-    # it is still active: there is something to do, if anybody could
+    # it is still active: there is work, although nobody can do it
     assert (answer.inputs, answer.replicas) == ({"lag": 0.0}, 1)
 
 
-def test_of_a_log_with_more_partitions_than_can_be_kept_nothing_is_left_out(view: Make) -> None:
+def test_with_more_partitions_than_memory_allows_none_is_ignored(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
     wide = {str(n): {"offset": 1.0, "end": 2.0} for n in range(500)}
     memory = policy.learn(lag(view, 0.0, parts=wide))
@@ -363,7 +363,7 @@ def active(view: Make, policy: KedaLag, value: float, since: float | None, **mor
     return policy.evaluate(replace(seen, memory=memory)).replicas
 
 
-def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(view: Make) -> None:
+def test_goes_to_the_minimum_when_no_trigger_was_active_during_the_cooldown(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(activation_lag_threshold=50),), active_minimum=3)
     assert active(view, policy, 51.0, 1e6) == 6
     assert active(view, policy, 50.0, 299) == 5
@@ -378,7 +378,7 @@ def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(vi
     assert active(view, policy, 50.0, 1e6, minimum=3) == 5
 
 
-def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
+def test_an_unreadable_trigger_counts_as_active(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(),))
     quiet = view({"lag": 0.0}, minimum=0)
     first = policy.learn(quiet)
@@ -402,7 +402,7 @@ def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
         (Behaviour.IF_LOWER, 15, 4, 15),
     ],
 )
-def test_falls_back_after_failures_in_a_row_and_never_to_fewer(
+def test_falls_back_after_consecutive_failures_and_never_to_fewer(
     view: Make, behavior: Behaviour, current: int, failures: int, expected: int | None
 ) -> None:
     policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(10, 3, behavior))
@@ -410,7 +410,7 @@ def test_falls_back_after_failures_in_a_row_and_never_to_fewer(
     assert policy.evaluate(seen).replicas == expected
 
 
-def test_failures_are_counted_until_a_reading_comes(view: Make) -> None:
+def test_failures_are_counted_until_a_reading_succeeds(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(),))
     seen = replace(view({}), memory={"lag failures": 7.0})
     assert policy.learn(seen)["lag failures"] == 8
@@ -428,7 +428,7 @@ def both(view: Make, kafka: float | tuple[float, ...] | None, orders: float | No
     return view(readings, **{"current": 2, "maximum": 100, **more})
 
 
-def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
+def test_a_formula_combines_all_triggers_into_one_number(view: Make) -> None:
     policy = KedaLag(triggers=BOTH, formula="kafka + orders", target=20)
     answer = policy.evaluate(both(view, 30.0, 100.0))
     assert (answer.replicas, answer.inputs) == (7, {"kafka": 30.0, "orders": 100.0})
@@ -436,13 +436,13 @@ def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
     assert policy.evaluate(both(view, None, 100.0)).reason is Reason.MISSING
 
 
-def test_what_a_formula_computes_with_may_be_negative_as_in_keda() -> None:
+def test_the_inputs_of_a_formula_may_be_negative_as_in_keda() -> None:
     policy = KedaLag(triggers=(Trigger(metric="trend", name="trend"),), formula="trend + 100", target=10)
     assert policy.ranges == {}
     assert KedaLag(triggers=(Trigger(),)).ranges == {"lag": AMOUNT}
 
 
-def test_a_formula_sees_lags_cut_down_to_the_partitions(view: Make) -> None:
+def test_a_formula_receives_lags_limited_by_the_partitions(view: Make) -> None:
     trigger = Trigger(ensure_even_distribution_of_partitions=True)
     for each, expected in ((Trigger(), 5), (Trigger(allow_idle_consumers=True), 46), (trigger, 5)):
         policy = KedaLag(triggers=(each,), formula="lag", target=10)
@@ -451,14 +451,14 @@ def test_a_formula_sees_lags_cut_down_to_the_partitions(view: Make) -> None:
     assert KedaLag(triggers=(trigger,), formula="lag", target=10).evaluate(lag(view, 25.0)).replicas == 3
 
 
-def test_a_trigger_that_keeps_failing_is_nil_in_the_formula_and_lowers_nothing(view: Make) -> None:
+def test_a_failing_trigger_is_nil_in_the_formula_and_lowers_nothing(view: Make) -> None:
     policy = KedaLag(triggers=BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3, Behaviour.MODIFIERS))
     failing = {"kafka failures": 4.0}
     seen = both(view, None, 60.0)
     assert policy.evaluate(seen).reason is Reason.MISSING
     assert policy.evaluate(replace(seen, memory=failing)).replicas == 6
     assert policy.evaluate(replace(seen, memory=failing, current=9)).reason is Reason.MISSING
-    # what is known of it in part is not all of it
+    # a partially known lag is not the whole lag
     part = replace(both(view, (20.0, -1.0), 60.0), memory=failing)
     assert policy.evaluate(part).replicas == 6
     blind = replace(both(view, None, None), memory={"kafka failures": 4.0, "orders failures": 4.0})
@@ -478,7 +478,7 @@ def test_a_formula_without_a_value_lowers_nothing(view: Make) -> None:
     assert replace(nil, fallback=Fallback(7)).evaluate(both(view, 5.0, 0.0)).replicas == 7
 
 
-def test_a_formula_decides_about_activity(view: Make) -> None:
+def test_a_formula_determines_activity(view: Make) -> None:
     policy = KedaLag(triggers=BOTH, formula="kafka - orders", target=10, activation_target=5)
     quiet = both(view, 20.0, 15.0, minimum=0)
     old = {"active_at": quiet.now.timestamp() - 1e4}
@@ -489,7 +489,7 @@ def test_a_formula_decides_about_activity(view: Make) -> None:
     assert policy.evaluate(replace(busy, memory=old)).replicas == 1
 
 
-def test_the_worked_numbers_of_the_page(view: Make) -> None:
+def test_the_worked_numbers_of_the_page_hold(view: Make) -> None:
     def size(value: float, partitions: int | None, current: int = 1, *, even: bool = False) -> int | None:
         trigger = Trigger(lag_threshold=500, ensure_even_distribution_of_partitions=even)
         return KedaLag(triggers=(trigger,)).evaluate(lag(view, value, partitions=partitions, current=current)).replicas
@@ -500,7 +500,7 @@ def test_the_worked_numbers_of_the_page(view: Make) -> None:
     assert size(4700, None, 9) == 9
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     answer = KedaLag(triggers=(Trigger(),)).evaluate(lag(view, 500.0, partitions=8))
     assert answer.detail == "lag 500 at 10 per replica: 8 replicas, at most 8 can be used"
     rest = replace(lag(view, 0.0, minimum=0), memory={"active_at": 0.0})
@@ -509,7 +509,7 @@ def test_explains_what_it_computed(view: Make) -> None:
     )
 
 
-def test_falls_back_in_the_daemons_own_step() -> None:
+def test_falls_back_in_a_step_of_the_daemon() -> None:
     policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(6, 2))
     spec = ClusterSpec(name="c", limits=Limits(0, 10), policies=(NamedPolicy("keda", policy),), metrics=("lag",))
     state, at = ClusterState(), datetime(2026, 1, 1, tzinfo=UTC)
@@ -569,18 +569,18 @@ def test_falls_back_in_the_daemons_own_step() -> None:
         (lambda: KedaLag(triggers=(Trigger(),), tolerance=math.inf), "tolerance: is inf, expected"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+def test_refuses_invalid_parameters(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_takes_the_ends_of_what_makes_sense() -> None:
+def test_accepts_the_limits_of_valid_parameters() -> None:
     trigger = Trigger(activation_lag_threshold=0, persistent_after=timedelta(0))
     assert not trigger.exclude_persistent_lag
     assert KedaLag(triggers=(trigger,), fallback=Fallback(0, 0), cooldown=timedelta(0), tolerance=0).active_minimum == 1
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     lags=st.lists(st.floats(0, 1e6), min_size=1, max_size=12),
     more=st.floats(0, 1e6),
@@ -598,7 +598,7 @@ def test_more_lag_never_gives_a_smaller_size_and_no_size_is_beyond_the_partition
     assert low <= high <= len(lags)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     lag_=st.integers(0, 10_000), threshold=st.integers(1, 50), partitions=st.integers(1, 40), current=st.integers(1, 60)
 )
@@ -626,7 +626,7 @@ class TestContractOfAFormula(PolicyContract):
         )
 
 
-def test_a_fallback_wakes_what_is_idle(view: Make) -> None:
+def test_a_fallback_activates_an_idle_cluster(view: Make) -> None:
     policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(6, 4))
     seen = replace(view({}, current=0, minimum=0), memory={"lag failures": 4.0})
     assert policy.evaluate(seen).replicas is None

@@ -1,4 +1,4 @@
-"""A reading with one number per worker and the mean of the job: who averages replicas decides by the mean alone."""
+"""A reading with one value per worker and the mean of the job: policies that average replicas use the mean alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ AVERAGING: Mapping[str, Policy] = {
 
 
 def shown(view: View, workers: random.Random | None) -> View:
-    """The view with utilization as one mean at every observation, or, by workers, with numbers around it too."""
+    """The view with utilization as one mean at every observation, or also with values of the workers around it."""
 
     def of(metrics: Mapping[str, Reading], mean: float) -> Mapping[str, Reading]:
         known = metrics.get("utilization")
@@ -73,7 +73,7 @@ def shown(view: View, workers: random.Random | None) -> View:
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_the_mean_decides_for_policies_that_average(name: str) -> None:
+def test_policies_that_average_use_the_mean(name: str) -> None:
     policy = AVERAGING[name]
     chance = random.Random(7)  # noqa: S311 - a table that is the same each time
     decided = set()
@@ -90,7 +90,7 @@ def test_the_mean_decides_for_policies_that_average(name: str) -> None:
     assert len(decided) > 1, "it decides by what it reads"
 
 
-def test_a_policy_that_measures_takes_the_mean_for_how_busy_the_job_is() -> None:
+def test_a_policy_that_learns_capacity_uses_the_mean_as_utilization_of_the_job() -> None:
     view = shown(views(("utilization",), 1)[0], None)
     reading = Reading((0.2, 0.95), view.now, mean=0.5)
     view = replace(view, metrics={"utilization": reading})
@@ -99,7 +99,7 @@ def test_a_policy_that_measures_takes_the_mean_for_how_busy_the_job_is() -> None
     assert view.number("utilization") == 0.5
 
 
-def test_a_rule_can_ask_for_the_hottest_worker() -> None:
+def test_a_rule_can_use_the_hottest_worker() -> None:
     view = shown(views(("utilization",), 1)[0], None)
     at = view.now
     view = replace(view, metrics={"utilization": Reading((0.2, 0.95), at, mean=0.5)})
@@ -109,7 +109,7 @@ def test_a_rule_can_ask_for_the_hottest_worker() -> None:
         assert (Threshold(up=(rule,)).evaluate(view).reason is Reason.ABSTAINED) is (aggregate is not Aggregate.MAX)
 
 
-def test_an_alarm_can_ask_for_the_hottest_worker() -> None:
+def test_an_alarm_can_use_the_hottest_worker() -> None:
     view = shown(views(("utilization",), 1)[0], None)
     reading = Reading((0.2, 0.95), view.now, mean=0.5)
     seen = Observation(at=view.now, desired=3, ready=3, metrics={"utilization": reading})

@@ -20,7 +20,7 @@ from autoscaler_policies.shared.recommend import format_number, smallest
         (-1e308, "-1e+308"),
     ],
 )
-def test_numbers_are_written_for_people(value: float, said: str) -> None:
+def test_numbers_are_formatted_for_people(value: float, said: str) -> None:
     assert format_number(value) == said
 
 
@@ -31,7 +31,7 @@ def test_the_smallest_that_fits_is_found_or_the_largest(low: int, more: int, nee
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1), st.floats(0, 1))
-def test_a_stricter_demand_never_gives_fewer_even_on_ragged_sizes(
+def test_a_stricter_requirement_never_gives_fewer_even_with_irregular_sizes(
     capacities: list[float], demand: float, more: float
 ) -> None:
     low = smallest(0, len(capacities), lambda size: capacities[size] >= demand)

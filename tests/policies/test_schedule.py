@@ -65,11 +65,11 @@ def made(*windows: Window | Exclusion) -> Schedule:
         ("2026-01-05 17:59:59", (4, 12)),
         ("2026-01-05 18:00:00", (1, 12)),
         ("2026-01-10 12:00:00", (1, 12)),  # a Saturday
-        ("2026-07-06 08:00:00", (4, 12)),  # the same hour of the clock in summer
+        ("2026-07-06 08:00:00", (4, 12)),  # the same local time in summer
         ("2026-07-06 07:59:59", (1, 12)),
     ],
 )
-def test_a_windows_bounds_stand_in_for_the_clusters_while_it_is_open(text: str, expected: tuple[int, int]) -> None:
+def test_the_bounds_of_an_open_window_replace_those_of_the_cluster(text: str, expected: tuple[int, int]) -> None:
     assert held(text, OFFICE) == expected
 
 
@@ -86,14 +86,14 @@ def test_of_several_open_windows_the_greatest_bounds_count() -> None:
     assert held(friday, OFFICE, Window(name="most", start="@daily", duration=24 * HOUR, max=50), SALE) == (10, 50)
 
 
-def test_a_window_without_a_bound_leaves_the_clusters() -> None:
+def test_a_window_without_a_bound_keeps_that_of_the_cluster() -> None:
     assert held("2026-01-05 12:00", replace(OFFICE, min=None, max=30)) == (1, 30)
     assert held("2026-01-05 12:00", replace(OFFICE, min=3, max=3)) == (3, 3)
 
 
-def test_a_minimum_above_the_maximum_raises_it_and_reports_that(view: Make) -> None:
+def test_a_minimum_above_the_maximum_raises_it_and_the_detail_says_so(view: Make) -> None:
     assert held("2026-01-05 12:00", replace(OFFICE, min=20)) == (20, 20)
-    # the cluster's minimum is 5, and the night may have 2 at most
+    # the cluster's minimum is 5, and the maximum at night is 2
     night = replace(NIGHT, min=None)
     assert held("2026-01-05 23:00", night, cluster=Limits(5, 12)) == (5, 5)
     seen = replace(view(minimum=5, maximum=5), now=berlin("2026-01-05 23:00"))
@@ -103,7 +103,7 @@ def test_a_minimum_above_the_maximum_raises_it_and_reports_that(view: Make) -> N
     )
 
 
-def test_nothing_changes_in_an_exclusion_window() -> None:
+def test_an_exclusion_window_prevents_every_change() -> None:
     policy = made(OFFICE, DEPLOY)
     tuesday = berlin("2026-01-06 09:30")
     assert policy.allow(tuesday - timedelta(seconds=1), CLUSTER).excluded is None
@@ -130,7 +130,7 @@ def test_nothing_changes_in_an_exclusion_window() -> None:
         ),
     ],
 )
-def test_reports_which_windows_are_open_and_until_when(view: Make, text: str, detail: str) -> None:
+def test_reports_the_open_windows_and_their_ends(view: Make, text: str, detail: str) -> None:
     first = replace(OFFICE, start="0 8 * * 1-4", end="0 18 * * 1-4")
     policy = made(replace(first, start="0 8 * 1 1-4"), replace(DEPLOY, start="30 9 * * 1"))
     answer = policy.evaluate(replace(view(), now=berlin(text)))
@@ -139,11 +139,11 @@ def test_reports_which_windows_are_open_and_until_when(view: Make, text: str, de
     assert answer.inputs == {"min": 1.0, "max": 10.0}
 
 
-def test_windows_that_follow_at_once_are_reported_as_one(view: Make) -> None:
+def test_consecutive_windows_are_reported_as_one(view: Make) -> None:
     week = Window(name="workdays", start="0 0 * * 1-5", duration=24 * HOUR, min=2)
     detail = made(week).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail
     assert detail.startswith("workdays is open until 2026-01-10 00:00 CET")
-    # always open: shown as far as it was searched
+    # always open: the end of the search is reported
     always = replace(week, start="@daily")
     assert made(always).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail.startswith("workdays is open")
     assert held("2026-05-05 05:05", always) == (2, 12)
@@ -157,14 +157,14 @@ def test_each_window_may_have_its_own_time_zone() -> None:
     assert held("2026-03-16 13:00", there) == (4, 12)
 
 
-def test_a_start_that_is_skipped_opens_the_window_when_the_clock_goes_on() -> None:
+def test_a_skipped_start_opens_the_window_when_the_clock_goes_forward() -> None:
     early = Window(name="early", start="30 2 * * *", end="0 5 * * *", min=3)
     assert held("2026-03-29 01:59", early) == (1, 12)
     assert held("2026-03-29 03:00", early) == (3, 12)
     assert held("2026-03-29 05:00", early) == (1, 12)
 
 
-def test_an_end_that_is_skipped_closes_the_window_when_the_clock_goes_on() -> None:
+def test_a_skipped_end_closes_the_window_when_the_clock_goes_forward() -> None:
     late = Window(name="late", start="0 1 * * *", end="30 2 * * *", min=3)
     assert held("2026-03-29 01:59", late) == (3, 12)
     assert held("2026-03-29 03:00", late) == (1, 12)
@@ -179,7 +179,7 @@ def test_a_window_within_a_skipped_hour_does_not_open(view: Make) -> None:
     assert answer.detail.startswith("no window is open; inside opens at 2026-03-30 02:10 CEST")
 
 
-def test_a_window_in_an_hour_that_comes_twice_is_open_the_first_time() -> None:
+def test_a_window_in_a_repeated_hour_is_open_the_first_time() -> None:
     inside = made(Window(name="inside", start="10 2 * * *", end="50 2 * * *", min=3))
     first = berlin("2026-10-25 02:00")  # 02:00 in summer time
     opened = [
@@ -188,11 +188,11 @@ def test_a_window_in_an_hour_that_comes_twice_is_open_the_first_time() -> None:
     assert opened == list(range(10, 50))
 
 
-def test_a_duration_is_elapsed_time() -> None:
+def test_a_duration_is_elapsed_time_and_not_local_time() -> None:
     night = made(Window(name="night", start="0 0 * * *", duration=6 * HOUR, min=3))
     begin = berlin("2026-03-29 00:00")
     opened = [hour for hour in range(12) if night.allow(begin + hour * HOUR, CLUSTER).limits.minimum == 3]
-    assert opened == list(range(6))  # until 07:00 of the clock
+    assert opened == list(range(6))  # until 07:00 local time
 
 
 @given(moment=st.datetimes(datetime(2025, 1, 1), datetime(2028, 1, 1)).map(lambda at: at.replace(tzinfo=UTC)))  # noqa: DTZ001
@@ -212,7 +212,7 @@ def test_is_open_when_the_clock_on_the_wall_is_within(moment: datetime) -> None:
     minimum=st.integers(0, 50),
     spread=st.integers(1, 50),
 )
-def test_the_bounds_are_always_bounds_and_what_is_kept_is_what_is_computed(
+def test_the_bounds_are_always_valid_and_cached_ones_equal_computed_ones(
     moment: datetime, minimum: int, spread: int
 ) -> None:
     policy = made(
@@ -225,7 +225,7 @@ def test_the_bounds_are_always_bounds_and_what_is_kept_is_what_is_computed(
     assert replace(kept, at=0.0) == replace(computed, at=0.0)
 
 
-def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
+def test_a_step_keeps_the_size_within_the_bounds_of_the_window() -> None:
     spec = ClusterSpec(name="c", limits=Limits(1, 12), policies=(NamedPolicy("calendar", made(OFFICE, DEPLOY)),))
 
     def desired(text: str) -> tuple[int, Reason]:
@@ -270,19 +270,19 @@ def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
         (lambda: replace(made(OFFICE), timezone="xyzzy"), "such as Europe/Berlin"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(build: Callable[[], Any], message: str) -> None:
+def test_refuses_invalid_parameters(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ParameterError, match=r"^\w+: ") as caught:
         build()
     assert message in str(caught.value)
 
 
-def test_reports_what_to_install_where_there_are_no_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_time_zone_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_timezones", set)
     with pytest.raises(ParameterError, match="this machine has no time zones: install the package tzdata"):
         replace(OFFICE, timezone="Mars/Olympus")
 
 
-def test_time_zones_are_there_where_the_machine_has_none() -> None:
+def test_time_zones_work_on_a_machine_without_its_own_data() -> None:
     before = zoneinfo.TZPATH
     zoneinfo.reset_tzpath(to=())
     try:
@@ -291,7 +291,7 @@ def test_time_zones_are_there_where_the_machine_has_none() -> None:
         zoneinfo.reset_tzpath(to=before)
 
 
-def test_asks_for_no_size_and_reports_that() -> None:
+def test_recommends_no_size_and_says_so() -> None:
     assert made(OFFICE).asks is False
 
 
@@ -304,13 +304,13 @@ class TestContract(PolicyContract):
     def metrics(self) -> Sequence[str]:
         return ()
 
-    def test_it_allows_the_same_after_a_journey(self, policy: Schedule, views: Sequence[View]) -> None:
+    def test_a_pickled_copy_allows_the_same(self, policy: Schedule, views: Sequence[View]) -> None:
         other = pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own
         for one in views:
             assert other.allow(one.now, one.limits) == policy.allow(one.now, one.limits)
 
 
-def test_a_policy_says_where_the_bounds_of_a_window_change_what_it_asks_for() -> None:
+def test_the_detail_of_a_policy_says_that_the_bounds_of_a_window_limit_it() -> None:
     spec = ClusterSpec(
         name="c",
         limits=CLUSTER,

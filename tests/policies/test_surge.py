@@ -1,4 +1,4 @@
-"""One surge, through the whole decision machine: calm 20/s, surge 105/s, 50/s for each replica."""
+"""One surge, through the whole decision machine: base load 20/s, surge 105/s, 50/s per replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RISE, FALL, END = 60, 160, 300
 
 
 def requests(batch: int, phase: int, start_up: int) -> tuple[list[tuple[int, int]], int]:
-    """Sizes asked for, each with its second, and the records left; rates are shown per batch of so many seconds."""
+    """The requested sizes, each with its second, and the remaining records; rates are those of batches of `batch` s."""
     policy = BacklogDrain(stops=False, stable_time=timedelta(seconds=INTERVAL - 1))
     spec = ClusterSpec(
         name="demo",

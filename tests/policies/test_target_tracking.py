@@ -19,7 +19,7 @@ CASES = json.loads((Path(__file__).parent / "data" / "hpa_cases.json").read_text
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_gives_the_size_that_the_kubernetes_controller_gives(view: Make, case: dict[str, Any]) -> None:
+def test_the_sizes_are_those_of_the_kubernetes_controller(view: Make, case: dict[str, Any]) -> None:
     policy = TargetTracking(
         metric="m",
         target=case["target"],
@@ -42,15 +42,15 @@ def test_gives_the_size_that_the_kubernetes_controller_gives(view: Make, case: d
         (Mode.TOTAL, 3.0, 4, 2, 5, Reason.ABOVE),
         (Mode.TOTAL, 2.4, 4, 2, 4, Reason.STEADY),
         (Mode.TOTAL, 0.5, 4, 2, 1, Reason.BELOW),
-        # a number per replica is averaged in either mode
+        # a value per replica is averaged in either mode
         (Mode.TOTAL, (0.9, 0.9, 0.9, 0.9), 4, 4, 6, Reason.ABOVE),
-        # a single number above the target never asks for less, one below never for more
+        # a single number above the target never lowers the size, one below never raises it
         (Mode.AVERAGE, 0.9, 4, 2, 4, Reason.STEADY),
         (Mode.AVERAGE, 0.5, 4, 6, 4, Reason.STEADY),
-        # replicas on their way out may still report: what they carry has to go somewhere
+        # replicas that are being removed may still report: their load has to move to others
         (Mode.AVERAGE, (0.9, 0.9, 0.9), 2, 2, 5, Reason.ABOVE),
         (Mode.AVERAGE, (0.3, 0.3, 0.3), 2, 2, 1, Reason.BELOW),
-        # from none: as much as the number says
+        # from zero: as many as the number requires
         (Mode.AVERAGE, 0.6, 0, 0, 1, Reason.ABOVE),
         (Mode.TOTAL, 1.5, 0, 0, 3, Reason.ABOVE),
         (Mode.AVERAGE, (0.3,), 0, 0, 1, Reason.ABOVE),
@@ -68,24 +68,24 @@ def test_brings_the_metric_to_its_target(
     assert all(map(math.isfinite, answer.inputs.values()))
 
 
-def test_a_product_that_floats_cannot_hold_does_not_cost_a_replica(view: Make) -> None:
+def test_a_rounding_error_of_floats_does_not_cost_a_replica(view: Make) -> None:
     assert 2.1 / 0.3 > 7
     assert TargetTracking("cpu", 0.3).evaluate(view({"cpu": 2.1})).replicas == 7
 
 
-def test_abstains_without_a_trusted_reading_with_the_reason(view: Make) -> None:
+def test_abstains_without_a_trusted_reading_and_gives_the_reason(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view(missing={"cpu": "connection refused"}))
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
     assert answer.detail == "no trusted reading of cpu (connection refused)"
     assert TargetTracking("cpu", 0.6).evaluate(view(past=())).detail == "no trusted reading of cpu"
 
 
-def test_abstains_when_no_replica_is_up_to_be_averaged(view: Make) -> None:
+def test_abstains_without_a_ready_replica_to_average(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view({"cpu": 0.0}, current=3, ready=0))
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
 
 
-def test_explains_what_it_computed(view: Make) -> None:
+def test_the_detail_explains_the_calculation(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view({"cpu": 0.9}, current=4))
     assert answer.detail == "cpu 0.9 at target 0.6: ceil(4 x 1.500) = 6 replicas"
     assert answer.inputs == {"cpu": 0.9, "target": 0.6, "replicas": 4.0, "ratio": pytest.approx(1.5)}
@@ -104,7 +104,7 @@ def test_explains_what_it_computed(view: Make) -> None:
         ({"tolerance_down": math.nan}, "tolerance_down: is nan, expected"),
     ],
 )
-def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TargetTracking(**{"metric": "cpu", "target": 0.6, **parameters})
 
@@ -112,7 +112,7 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     value=numbers | st.lists(numbers, min_size=1, max_size=6).map(tuple),
     target=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
@@ -120,7 +120,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
     current=st.integers(0, 12),
     ready=st.integers(0, 12),
 )
-def test_never_leaves_the_limits_and_never_turns_the_direction_round(
+def test_never_leaves_the_limits_and_never_reverses_the_direction(
     view: Make, *, value: Value, target: float, mode: Mode, current: int, ready: int
 ) -> None:
     seen = view({"m": value}, current=current, ready=ready, minimum=1, maximum=10)
@@ -135,7 +135,7 @@ def test_never_leaves_the_limits_and_never_turns_the_direction_round(
         assert (answer.replicas - current) * (ratio - 1) >= 0
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(value=st.floats(0, 1e6), more=st.floats(0, 1e6), mode=st.sampled_from(Mode), current=st.integers(1, 10))
 def test_a_higher_number_never_gives_a_smaller_size(
     view: Make, value: float, more: float, mode: Mode, current: int
@@ -147,6 +147,6 @@ def test_a_higher_number_never_gives_a_smaller_size(
     assert low <= high
 
 
-def test_its_level_is_the_target_of_an_average_and_not_that_of_a_sum() -> None:
+def test_its_level_is_the_target_of_an_average_but_not_of_a_sum() -> None:
     assert TargetTracking("cpu", 0.6).levels == (("cpu", 0.6),)
     assert TargetTracking("cpu", 2.5, Mode.TOTAL).levels == ()

@@ -51,7 +51,7 @@ def seen(ago: float, value: Value | None, *, name: str = "cpu", age: float = 0) 
     ("value", "expected", "reason"),
     [
         (0.81, 5, Reason.ABOVE),
-        (0.8, 4, Reason.STEADY),  # the bound itself is not beyond it
+        (0.8, 4, Reason.STEADY),  # the bound itself does not fire
         (0.3, 4, Reason.STEADY),
         (0.29, 3, Reason.BELOW),
     ],
@@ -95,7 +95,7 @@ def test_never_leaves_the_limits(view: Make) -> None:
     assert (full.replicas, full.reason) == (10, Reason.STEADY)
 
 
-def test_the_largest_size_asked_for_counts(view: Make) -> None:
+def test_the_largest_requested_size_counts(view: Make) -> None:
     policy = Threshold(
         up=(
             Rule(metric="cpu", above=0.8),
@@ -121,7 +121,7 @@ def test_a_down_rule_counts_only_when_no_up_rule_fires(view: Make) -> None:
 
 
 @pytest.mark.parametrize("absent", ["cpu", "lag"])
-def test_nothing_goes_down_while_a_metric_of_any_rule_is_missing(view: Make, absent: str) -> None:
+def test_nothing_is_lowered_while_a_metric_of_any_rule_is_missing(view: Make, absent: str) -> None:
     policy = Threshold(up=(Rule(metric="lag", above=100),), down=(LOW, Rule(metric="lag", below=1)))
     metrics = {"cpu": 0.1, "lag": 0.0}
     del metrics[absent]
@@ -143,16 +143,14 @@ def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
         (Aggregate.MIN, None, "cpu min"),
     ],
 )
-def test_one_number_per_replica_is_aggregated(
-    view: Make, aggregate: Aggregate, expected: int | None, name: str
-) -> None:
+def test_values_per_replica_are_aggregated(view: Make, aggregate: Aggregate, expected: int | None, name: str) -> None:
     policy = Threshold(up=(Rule(metric="cpu", above=0.8, aggregate=aggregate),))
     answer = policy.evaluate(view({"cpu": (0.9, 0.5, 0.1, 0.5)}, current=4))
     assert answer.replicas == expected
     assert list(answer.inputs) == [name]
 
 
-def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(view: Make) -> None:
+def test_a_silent_ready_replica_prevents_a_scale_down_but_not_a_scale_up(view: Make) -> None:
     policy = Threshold(up=(HIGH,), down=(LOW,))
     assert policy.evaluate(view({"cpu": (0.1, 0.1, 0.1)}, current=4)).reason is Reason.MISSING
     assert policy.evaluate(view({"cpu": (0.1, 0.1, 0.1)}, current=4, ready=3)).replicas == 3
@@ -162,19 +160,19 @@ def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(vie
 @pytest.mark.parametrize(
     ("past", "expected"),
     [
-        # beyond the bound all the time, and an observation at or before the beginning
+        # beyond the bound all the time, and an observation at or before the start of the hold
         ([(30, 0.9), (20, 0.9), (10, 0.9), (0, 0.9)], True),
         ([(35, 0.9), (20, 0.9), (0, 0.9)], True),
-        # what was before the beginning does not matter
+        # values before the start do not matter
         ([(60, 0.1), (31, 0.9), (15, 0.9), (0, 0.9)], True),
-        # not seen for long enough
+        # not observed for long enough
         ([(29, 0.9), (10, 0.9), (0, 0.9)], False),
         ([(0, 0.9)], False),
         ([], False),
-        # once below the bound, or not read, in between
+        # once below the bound, or not readable, in between
         ([(40, 0.9), (20, 0.5), (0, 0.9)], False),
         ([(40, 0.9), (20, None), (0, 0.9)], False),
-        # a number that is none
+        # not a number
         ([(40, 0.9), (20, math.inf), (0, 0.9)], False),
         ([(40, 0.9), (20, math.nan), (0, 0.9)], False),
         ([(40, 0.9), (20, (0.9, math.nan)), (0, 0.9)], False),
@@ -188,7 +186,7 @@ def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(vie
         ([(40, 0.9), (-20, 0.9), (0, 0.9)], False),
     ],
 )
-def test_a_rule_with_a_hold_fires_when_it_has_held_without_a_gap(
+def test_a_rule_with_a_hold_fires_after_that_time_without_a_gap(
     view: Make, past: list[tuple[float, Value | None]], expected: bool
 ) -> None:
     rule = Rule(metric="cpu", above=0.8, hold=seconds(30))
@@ -205,7 +203,7 @@ def test_a_past_reading_counts_for_a_hold_only_if_it_was_fresh(view: Make, age: 
     assert (answer.reason is Reason.ABOVE) == expected
 
 
-def test_ticks_slower_than_readings_age_can_hold_a_rule(view: Make) -> None:
+def test_a_hold_works_even_if_ticks_are_slower_than_the_maximum_age(view: Make) -> None:
     rule = Rule(metric="cpu", above=0.8, hold=seconds(300))
     slow = replace(view({"cpu": 0.9}, current=4), past=tuple(seen(ago, 0.9) for ago in (480, 240, 0)))
     policy = Threshold(up=(rule,))
@@ -214,14 +212,14 @@ def test_ticks_slower_than_readings_age_can_hold_a_rule(view: Make) -> None:
     assert policy.evaluate(replace(slow, spec=replace(slow.spec, interval=seconds(95)))).reason is Reason.STEADY
 
 
-def test_rules_for_more_alone_do_not_hold_up_who_asks_for_fewer(view: Make) -> None:
+def test_a_policy_with_only_up_rules_does_not_prevent_others_from_lowering_the_size(view: Make) -> None:
     policy = Threshold(up=(HIGH,))
     idle = policy.evaluate(view({"cpu": 0.5}, current=4))
     assert (idle.replicas, idle.reason, idle.detail) == (None, Reason.ABSTAINED, "no rule fires: cpu 0.5")
-    # Beyond the bound, only not yet for long enough: that is no time to go down.
+    # Beyond the bound, but not for long enough yet: this is no time to scale down.
     waiting = Threshold(up=(Rule(metric="cpu", above=0.8, hold=seconds(30)),))
     assert waiting.evaluate(view({"cpu": 0.9}, current=4)).replicas == 4
-    # With a rule for fewer, silence says that there are not too many.
+    # With a down rule that does not fire, the policy votes for the present size.
     assert Threshold(up=(HIGH,), down=(LOW,)).evaluate(view({"cpu": 0.5}, current=4)).replicas == 4
 
 
@@ -233,7 +231,7 @@ def test_a_hold_works_downwards_too_and_is_in_the_detail(view: Make) -> None:
     assert policy.evaluate(view({"cpu": 0.1}, current=4)).detail == "no rule fires: cpu 0.1"
 
 
-def test_asks_for_as_much_past_as_the_longest_hold_needs() -> None:
+def test_the_lookback_covers_the_longest_hold() -> None:
     assert Threshold(up=(HIGH,), down=(LOW,)).lookback == timedelta(0)
     policy = Threshold(up=(Rule(metric="cpu", above=0.8, hold=seconds(30)),), down=(LOW,))
     assert policy.lookback == timedelta(minutes=5, seconds=30)
@@ -254,7 +252,7 @@ def test_asks_for_as_much_past_as_the_longest_hold_needs() -> None:
         ({"above": 1, "percent": math.inf}, "percent: is inf, expected a finite number above 0"),
     ],
 )
-def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_rules(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Rule(**{"metric": "cpu", **parameters})
 
@@ -276,7 +274,9 @@ def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: s
         ),
     ],
 )
-def test_refuses_rules_that_chase_each_other(up: tuple[Rule, ...], down: tuple[Rule, ...], message: str) -> None:
+def test_refuses_rules_that_would_make_the_size_oscillate(
+    up: tuple[Rule, ...], down: tuple[Rule, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Threshold(up=up, down=down)
 
@@ -291,7 +291,7 @@ def test_refuses_rules_that_chase_each_other(up: tuple[Rule, ...], down: tuple[R
         ((Rule(metric="m", below=3),), (Rule(metric="m", below=1),)),
     ],
 )
-def test_takes_rules_that_do_not(up: tuple[Rule, ...], down: tuple[Rule, ...]) -> None:
+def test_accepts_rules_that_do_not_oscillate(up: tuple[Rule, ...], down: tuple[Rule, ...]) -> None:
     assert Threshold(up=up, down=down).metrics
 
 
@@ -299,7 +299,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 values = numbers | st.lists(numbers, min_size=1, max_size=5).map(tuple)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine is not a failure
 @given(
     cpu=st.none() | values,
     lag=st.none() | values,
@@ -308,7 +308,7 @@ values = numbers | st.lists(numbers, min_size=1, max_size=5).map(tuple)
     hold=st.sampled_from([0, 15]),
     ages=st.lists(st.integers(0, 90), max_size=4),
 )
-def test_is_total_stays_within_limits_and_never_goes_down_on_what_is_missing(
+def test_is_total_stays_within_limits_and_never_lowers_the_size_on_missing_metrics(
     view: Make,
     *,
     cpu: Value | None,
@@ -352,13 +352,13 @@ def test_its_levels_are_the_bounds_of_its_rules() -> None:
     [
         ({"up": (Rule(metric="queue", above=100.0),), "down": (Rule(metric="queue", below=10.0),)}, {"queue": AMOUNT}),
         ({"up": (Rule(metric="queue", above=10.0),), "down": (Rule(metric="queue", below=0.0),)}, {"queue": AMOUNT}),
-        # A low headroom asks for more: one below 0 is the most urgent.
+        # A low headroom asks for more: a negative one is the most urgent.
         ({"up": (Rule(metric="headroom", below=2.0),)}, {}),
         ({"up": (Rule(metric="growth", above=100.0),), "down": (Rule(metric="growth", below=-10.0),)}, {}),
         ({"up": (Rule(metric="growth", above=0.0),)}, {}),
     ],
 )
-def test_a_metric_with_positive_bounds_is_an_amount(
+def test_a_metric_with_positive_bounds_has_no_negative_values(
     rules: dict[str, tuple[Rule, ...]], ranges: dict[str, Range]
 ) -> None:
     assert Threshold(**rules).ranges == ranges
@@ -386,7 +386,7 @@ def test_a_negative_amount_never_lowers_the_size(policy: Policy) -> None:
         assert decision.desired == size
 
 
-def test_a_negative_reading_adds_replicas_where_a_low_one_does() -> None:
+def test_a_negative_reading_adds_replicas_if_a_low_one_does() -> None:
     for policy in (
         Threshold(up=(Rule(metric="headroom", below=2.0),)),
         AwsStep(

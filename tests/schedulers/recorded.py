@@ -1,10 +1,10 @@
-"""What a real Flink was seen to do, and what the state machine makes of the same.
+"""Recorded behaviour of a real Flink, and the result of the state machine for the same events.
 
-From outside come the slots, the killed workers, the completed checkpoints and how long each restore took. The state
-machine is to say when the job stops, and when it is deployed with which parallelism.
+The external events are the slots, the killed workers, the completed checkpoints and the duration of each restore. From
+them the state machine has to derive when the job stops, and when it is deployed with which parallelism.
 
-Most of what is known of the real one lies between two polls, so the state machine is asked twice: with everything
-as early as it can have been, and with everything as late. What the real one did has to lie between the two answers.
+Most events of the real Flink lie between two polls, so the state machine is run twice: with all of them as early as
+possible, and with all as late as possible. The real result has to lie between the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autoscaler.schedulers.state_machine import (
     advance,
 )
 
-# The settings that matter: in Flink's words, and in ours.
+# The relevant settings: Flink's names, and ours.
 _NAMES = {
     "jobmanager.adaptive-scheduler.executing.cooldown-after-rescaling": "cooldown",
     "jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout": "stabilization",
@@ -47,7 +47,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something happened in here. Both ends are seconds since the recording began."""
+    """An event happened in this interval. Both ends are seconds since the recording began."""
 
     earliest: float
     latest: float
@@ -59,7 +59,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Slots that the job holds from then on."""
+    """The slots that the job has from then on."""
 
     span: Span
     slots: int
@@ -75,13 +75,13 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The job as it was deployed once.
+    """One deployment of the job.
 
     Attributes:
-        at: when; a real Flink has a time stamp of it.
+        at: its time; a real Flink has a time stamp for it.
         parallelism: the greatest of all vertices.
-        restored: when all of its tasks ran; None: never, as on a worker that is dead and not yet given up.
-        stopped: when they no longer did; None: they did until the end of the recording.
+        restored: when all of its tasks ran; None: never, as on a dead worker whose heartbeat has not timed out.
+        stopped: when they no longer ran; None: they ran until the end of the recording.
     """
 
     at: Span
@@ -96,13 +96,13 @@ class Timeline:
 
     Attributes:
         version: of Flink.
-        settings: what it was configured with, in seconds.
+        settings: the configuration, in seconds.
         key_groups: the job's max parallelism.
         slots: slots of the job.
         killed: workers that were killed.
-        checkpoints: when each was complete.
+        checkpoints: their completion times.
         deployments: of the job, in order.
-        end: until when it was watched.
+        end: the end of the recording.
     """
 
     version: str
@@ -116,13 +116,13 @@ class Timeline:
 
     @property
     def resolution(self) -> float:
-        """Seconds that the polling leaves open at most."""
+        """The largest uncertainty of an event due to polling, in seconds."""
         spans = [change.span for change in self.slots]
         spans += [span for each in self.deployments for span in (each.restored, each.stopped) if span is not None]
         return max(span.latest - span.earliest for span in spans)
 
     def to_json(self) -> str:
-        """The same as text, one line for each thing that happened."""
+        """The recording as JSON, one line per event."""
         fields = []
         for name, value in asdict(self).items():
             lines = ",\n".join(f"  {json.dumps(each)}" for each in value) if isinstance(value, tuple) else ""
@@ -131,7 +131,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
-        """What `to_json` has written."""
+        """Read the output of `to_json`."""
         found = json.loads(text)
         return cls(
             version=found["version"],
@@ -149,7 +149,7 @@ class Timeline:
 
 
 def flink_settings(timeline: Timeline) -> FlinkSettings:
-    """What the recorded Flink was configured with, as the state machine takes it."""
+    """The configuration of the recorded Flink as settings of the state machine."""
     groups = ((reactive_bounds(timeline.key_groups),),)
     changes: dict[str, Any] = {ours: timeline.settings[name] for name, ours in _NAMES.items()}
     interval = timeline.settings["execution.checkpointing.interval"]
@@ -157,14 +157,14 @@ def flink_settings(timeline: Timeline) -> FlinkSettings:
 
 
 def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
-    """What the state machine makes of what happened, all of that at its latest or at its earliest time.
+    """The result of the state machine with all events at their latest or at their earliest time.
 
     Without deployments on dead workers, which fail at once.
     """
     settings = flink_settings(timeline)
     if not late:
-        # The heartbeat is counted from the last one that came before the kill. And it is chance whether connections are
-        # refused before the tasks are cancelled; if so, part of the delay may be over when the worker is noticed.
+        # The timeout counts from the last heartbeat before the kill. And it is chance whether connections are refused
+        # before the tasks are cancelled; if so, part of the delay may be over when the dead worker is noticed.
         heartbeat = settings.heartbeat - timeline.settings["heartbeat.interval"]
         settings = replace(settings, heartbeat=heartbeat, refused=True)
     restores = iter([real.restored.at(late) - real.at.earliest for real in timeline.deployments if real.restored])
@@ -188,7 +188,7 @@ def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
         if isinstance(event, Restored):
             found[-1] = replace(found[-1], restored=Span(at, at))
         elif isinstance(event, Killed):
-            # What it does until that is noticed counts for nothing.
+            # Deployments before the kill is noticed do not count.
             found[-1] = _stopped(found[-1], at)
     return found
 
@@ -198,7 +198,7 @@ def _stopped(deployment: Deployment, at: float) -> Deployment:
 
 
 def _outside(timeline: Timeline, *, late: bool) -> list[Event]:
-    """What happened from outside, in order. The slots of a killed worker go when that is noticed, which is no event."""
+    """The external events in order. The slots of a killed worker disappear when that is noticed: not an event."""
     found: list[Event] = [Passed(0.0)]
     found += [Killed(each.at, each.slots) for each in timeline.killed]
     kills = list(timeline.killed)
@@ -210,7 +210,7 @@ def _outside(timeline: Timeline, *, late: bool) -> list[Event]:
             dead = 0
         else:
             found.append(Slots(after.span.at(late), after.slots - dead))
-    # Of things at the same time the slots come first.
+    # Of simultaneous events the slots come first.
     found += [Checkpoint(at) for at in timeline.checkpoints]
     return sorted(found, key=attrgetter("at"))
 
@@ -218,8 +218,8 @@ def _outside(timeline: Timeline, *, late: bool) -> list[Event]:
 def differences(timeline: Timeline) -> list[tuple[str, float]]:
     """By how many seconds the real Flink was later (more than 0) or earlier than the state machine allows.
 
-    0 is written where it lies between the earliest and the latest answer. Deployments that never came to run are no
-    difference: a real Flink tries again and again to use a dead worker until its heartbeat has run out.
+    The value is 0 if it lies between the earliest and the latest result. Deployments that never ran are no difference:
+    a real Flink repeatedly tries to use a dead worker until its heartbeat times out.
 
     Raises:
         AssertionError: another parallelism, or one deployment or stop more or less.

@@ -1,4 +1,4 @@
-"""Flink's Adaptive Batch Scheduler: its published cases, its tests, its own answers, and what holds for any input."""
+"""Flink's Adaptive Batch Scheduler: its published cases, its tests, its own results, and properties for any input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def filled(
     skewed: Sequence[int] = (),
     **changes: Any,
 ) -> Input:
-    """A result as those of Flink's tests: 1 byte in each subpartition, 10 in those that are skewed."""
+    """A result like those of Flink's tests: 1 byte in each subpartition, 10 in the skewed ones."""
     rows = [
         [10 if column in skewed or row in skewed_partitions else 1 for column in range(subpartitions)]
         for row in range(partitions)
@@ -100,7 +100,7 @@ def pairs(ranges: Sequence[IndexRange] | None) -> list[list[int]] | None:
 
 
 def subpartition_ranges(shares: Sequence[Share]) -> list[list[int]]:
-    """The subpartitions of each task, where each has one range of them."""
+    """The subpartitions of each task, if each has a single range."""
     assert all(len(share) == 1 for share in shares)
     return [[share[0].subpartitions.start, share[0].subpartitions.end] for share in shares]
 
@@ -157,7 +157,7 @@ def outcome(inputs: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_published_cases_come_out_the_same(case: dict[str, Any]) -> None:
+def test_published_cases_give_their_results(case: dict[str, Any]) -> None:
     assert outcome(case["inputs"]) == case["expected"]
 
 
@@ -169,7 +169,7 @@ def test_no_published_case_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("case", [*RECORDED["2.3.0"], *RECORDED["1.20.0"]])
-def test_random_inputs_come_out_as_flink_answered_or_are_refused_as_by_it(case: dict[str, Any]) -> None:
+def test_random_inputs_give_flinks_results_or_its_refusal(case: dict[str, Any]) -> None:
     def decision() -> Any:
         inputs = [Input(**each) for each in case["inputs"]]
         settings = BatchSettings(**case["settings"])
@@ -197,7 +197,7 @@ OF_TESTS = BatchSettings(
         (512 * MEBIBYTE, 256 * MEBIBYTE + 8 * GIBIBYTE, 16),  # testNonBroadcastBytesCanNotDividedEvenly
         (0, 0, 4),
         (0, 5 * GIBIBYTE, 4),
-        (0, 6 * GIBIBYTE, 8),  # half-way between two powers goes up
+        (0, 6 * GIBIBYTE, 8),  # half-way between two powers is rounded up
     ],
 )
 def test_until_1_15_a_parallelism_is_the_nearest_power_of_two(broadcast: int, others: int, expected: int) -> None:
@@ -208,7 +208,7 @@ def test_a_volume_of_one_byte_that_a_broadcast_fills_counts_as_one() -> None:
     assert parallelism_1_15(BatchSettings(avg_data_volume_per_task=1), broadcast_bytes=9, non_broadcast_bytes=4) == 4
 
 
-def test_bounds_without_a_power_of_two_have_no_parallelism_of_1_15() -> None:
+def test_bounds_without_a_power_of_two_give_no_parallelism_in_1_15() -> None:
     settings = BatchSettings(min_parallelism=5, max_parallelism=7)
     with pytest.raises(ValueError, match="a power of two from min_parallelism to max_parallelism, got 5 and 7"):
         parallelism_1_15(settings, 0, 1)
@@ -229,7 +229,7 @@ def test_a_parallelism_is_the_bytes_over_the_volume_of_a_task(consumed: int, exp
     assert parallelism(OF_TESTS, consumed) == expected
 
 
-def test_what_is_broadcast_does_not_count() -> None:
+def test_broadcast_data_does_not_count() -> None:
     inputs = [one_partition(256 * MEBIBYTE, broadcast=True), filled(1, 100)]
     assert decide(OF_TESTS, inputs).parallelism == 3
     broadcast = [one_partition(10, broadcast=True, type_number=number) for number in (1, 2)]
@@ -245,7 +245,7 @@ def test_what_is_broadcast_does_not_count() -> None:
         ((1, 10), 60, [[0, 4], [5, 8], [9, 9]]),  # testAllEdgesAllToAllAndOneIsBroadcast
     ],
 )
-def test_each_task_gets_contiguous_subpartitions_and_all_that_is_broadcast(
+def test_each_task_gets_contiguous_subpartitions_and_all_broadcast_data(
     limit: int | None, bounds: tuple[int, int], volume: int, expected: list[list[int]]
 ) -> None:
     settings = BatchSettings(
@@ -254,12 +254,12 @@ def test_each_task_gets_contiguous_subpartitions_and_all_that_is_broadcast(
         max_parallelism=bounds[1],
         max_subpartitions_per_task=limit,
     )
-    # The volume is for all that a task reads; in Flink 2 what is broadcast takes its part of it.
+    # The volume is for all data of a task; in Flink 2 broadcast data uses a part of it.
     found = decide(settings, [one_partition(*TEN), one_partition(0, broadcast=True)])
     assert [subpartition_ranges(shares) for shares in found.shares] == [expected, [[0, 0]] * len(expected)]
 
 
-def test_one_byte_wide_subpartitions_are_limited_to_32768_for_each_task_until_1_20() -> None:
+def test_until_1_20_one_byte_wide_subpartitions_are_limited_to_32768_per_task() -> None:
     settings = BatchSettings(
         avg_data_volume_per_task=256 * MEBIBYTE,
         max_parallelism=100,
@@ -278,7 +278,7 @@ POINTWISE = Input(
 )
 
 
-def test_until_1_20_a_pointwise_edge_has_all_inputs_divided_by_count() -> None:
+def test_until_1_20_a_pointwise_edge_divides_all_inputs_by_count() -> None:
     settings = BatchSettings(avg_data_volume_per_task=60, max_parallelism=10, max_subpartitions_per_task=32768)
     found = decide(settings, [one_partition(*TEN), POINTWISE])  # testHavePointwiseEdges
     assert subpartition_ranges(found.shares[0]) == [[0, 1], [2, 4], [5, 6], [7, 9]]
@@ -296,13 +296,13 @@ def test_since_2_0_a_pointwise_edge_is_divided_by_bytes_too() -> None:
     ]
 
 
-def test_a_parallelism_that_is_fixed_divides_by_count() -> None:
+def test_a_fixed_parallelism_divides_by_count() -> None:
     found = decide(OF_TESTS, [one_partition(*TEN)], parallelism=3, max_parallelism=100)  # testParallelismAlreadyDecided
     assert (found.parallelism, subpartition_ranges(found.shares[0])) == (3, [[0, 2], [3, 5], [6, 9]])
     assert decide(OF_TESTS, [], parallelism=7).parallelism == 7
 
 
-def test_a_source_has_what_it_infers_or_the_default() -> None:
+def test_a_source_has_its_inferred_parallelism_or_the_default() -> None:
     assert decide(OF_TESTS, []).parallelism == 10  # testSourceJobVertex
     assert source_parallelism(OF_TESTS, [-1, -1]) == 10
     assert source_parallelism(OF_TESTS, [4, 12, -1]) == 12
@@ -311,17 +311,17 @@ def test_a_source_has_what_it_infers_or_the_default() -> None:
     assert source_parallelism(BatchSettings(max_parallelism=30)) == 30
 
 
-def test_a_source_with_inputs_raises_the_least_parallelism_to_what_it_infers() -> None:
+def test_a_source_with_inputs_raises_the_minimum_parallelism_to_the_inferred_one() -> None:
     # testDynamicSourceParallelismWithUpstreamInputs
     found = decide(OF_TESTS, [one_partition(*TEN)], inferred=[4], max_parallelism=100)
     assert subpartition_ranges(found.shares[0]) == [[0, 1], [2, 5], [6, 7], [8, 9]]
 
 
-def test_a_vertex_has_its_own_largest_parallelism() -> None:
+def test_a_vertex_has_its_own_maximum_parallelism() -> None:
     assert decide(OF_TESTS, [one_partition(*TEN)], max_parallelism=2).parallelism == 2
 
 
-def test_the_first_vertex_of_a_forward_group_that_is_decided_decides_for_all() -> None:
+def test_the_first_decided_vertex_of_a_forward_group_decides_for_all() -> None:
     assert forward_group_parallelism([None, None]) is None
     first = decide(OF_TESTS, [one_partition(*TEN)]).parallelism
     shared = forward_group_parallelism([None, first, first])
@@ -381,7 +381,7 @@ unions = pytest.mark.parametrize("union", [1, 10])
 
 @unions
 @pytest.mark.parametrize("skewed", [[], [0]])
-def test_partitions_whose_keys_must_meet_are_not_split(union: int, skewed: list[int]) -> None:
+def test_partitions_with_correlated_keys_are_not_split(union: int, skewed: list[int]) -> None:
     inputs = [filled(10, type_number=1, skewed=skewed)] * union + [filled(10, type_number=2)] * union
     shares = all_to_all(inputs, (1, 10))
     assert all(shares_as_lists(own) == [[[0, 9, at, at]] for at in range(3)] for own in shares)
@@ -389,7 +389,7 @@ def test_partitions_whose_keys_must_meet_are_not_split(union: int, skewed: list[
 
 
 @unions
-def test_each_part_of_a_skewed_partition_meets_all_of_the_other_side(union: int) -> None:
+def test_each_part_of_a_skewed_partition_meets_the_whole_other_side(union: int) -> None:
     left = filled(10, type_number=1, skewed=[0], intra_input_key_correlated=False)
     inputs = [left] * union + [filled(10, type_number=2)] * union
     shares = all_to_all(inputs, (1, 10))
@@ -412,7 +412,7 @@ def test_each_part_of_a_skewed_partition_meets_all_of_the_other_side(union: int)
         ((5, 5), [2, 10, 10, 10, 12], [2, 10, 10, 10, 12]),
     ],
 )
-def test_where_both_sides_are_skewed_all_parts_meet_and_one_read_twice_by_a_task_counts_once(
+def test_if_both_sides_are_skewed_all_parts_meet_and_data_read_twice_by_a_task_counts_once(
     union: int, bounds: tuple[int, int], left_bytes: list[int], right_bytes: list[int]
 ) -> None:
     sides = [filled(2, type_number=side, skewed=[1], intra_input_key_correlated=False) for side in (1, 2)]
@@ -434,7 +434,7 @@ def test_a_union_of_results_with_different_numbers_of_partitions_is_not_split() 
 
 
 @pytest.mark.parametrize(("correlated", "volume", "expected"), [(True, 10, [20, 10]), (False, 1, [15, 15])])
-def test_an_input_whose_keys_need_not_meet_those_of_others_is_divided_by_itself(
+def test_an_input_not_correlated_with_others_is_divided_separately(
     correlated: bool, volume: int, expected: list[int]
 ) -> None:
     # testComputeRebalancedWithAndWithoutCorrelations
@@ -443,14 +443,14 @@ def test_an_input_whose_keys_need_not_meet_those_of_others_is_divided_by_itself(
     assert sorted(bytes_per_task([each], shares), reverse=True) == expected
 
 
-def test_an_input_by_itself_gets_as_many_tasks_as_those_that_were_divided_together() -> None:
+def test_a_separate_input_gets_as_many_tasks_as_those_divided_together() -> None:
     alone = filled(4, 4, inter_inputs_keys_correlated=False)
     broadcast = one_partition(0, broadcast=True, inter_inputs_keys_correlated=False)
     shares = all_to_all([one_partition(*TEN), alone, broadcast], (1, 10), volume=60)
     assert [len(own) for own in shares] == [3, 3, 3]
 
 
-def test_an_input_by_itself_with_too_few_subpartitions_for_its_tasks_is_divided_by_partitions() -> None:
+def test_a_separate_input_with_too_few_subpartitions_is_divided_by_partitions() -> None:
     each = filled(3, 2, inter_inputs_keys_correlated=False)
     assert shares_as_lists(all_to_all([each], (1, 9), 3)[0]) == [[[at, at, 0, 1]] for at in range(3)]
 
@@ -465,7 +465,7 @@ def pointwise(inputs: Sequence[Input], tasks: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("tasks", "expected"), [(3, [[0, 0, 0, 2], [1, 1, 0, 2], [2, 2, 0, 2]]), (2, [[0, 1, 0, 2], [2, 2, 0, 2]])]
 )
-def test_a_pointwise_partition_whose_keys_must_meet_is_not_split(tasks: int, expected: list[list[int]]) -> None:
+def test_a_pointwise_partition_with_correlated_keys_is_not_split(tasks: int, expected: list[list[int]]) -> None:
     [shares] = pointwise([filled(3, pointwise=True)], tasks)
     assert shares_as_lists(shares) == [[each] for each in expected]
 
@@ -483,7 +483,7 @@ def test_a_skewed_pointwise_partition_is_split(row: int, expected: list[list[lis
     assert shares_as_lists(shares) == expected
 
 
-def test_pointwise_inputs_are_cut_into_as_many_slices() -> None:
+def test_pointwise_inputs_are_cut_into_the_same_number_of_slices() -> None:
     inputs = [
         Input(subpartition_bytes=rows, pointwise=True, intra_input_key_correlated=False)
         for rows in (((1, 2, 3), (4, 5, 6), (7, 8, 9)), ((1, 2), (3, 4)))
@@ -492,13 +492,13 @@ def test_pointwise_inputs_are_cut_into_as_many_slices() -> None:
     assert [bytes_per_task([each], [own]) for each, own in zip(inputs, shares, strict=True)] == [[21, 24], [3, 7]]
 
 
-def test_of_many_subpartitions_only_so_many_slices_are_made_for_each_task() -> None:
+def test_the_number_of_slices_per_task_is_limited_with_many_subpartitions() -> None:
     each = filled(100, 9, pointwise=True, intra_input_key_correlated=False)
     [shares] = pointwise([each], 2)  # 64 slices of whole partitions
     assert shares_as_lists(shares) == [[[0, 49, 0, 8]], [[50, 99, 0, 8]]]
 
 
-def test_pointwise_inputs_that_have_too_few_slices_are_divided_by_count() -> None:
+def test_pointwise_inputs_with_too_few_slices_are_divided_by_count() -> None:
     [shares] = pointwise([filled(2, pointwise=True)], 4)
     assert shares_as_lists(shares) == [[[0, 0, 0, 0]], [[0, 0, 1, 2]], [[1, 1, 0, 0]], [[1, 1, 1, 2]]]
 
@@ -510,7 +510,7 @@ def test_pointwise_inputs_that_have_too_few_slices_are_divided_by_count() -> Non
     ("sizes", "median"),
     [((5, 1, 3), 3), ((7, 3, 9, 1), 5), ((2,) * 5, 2), ((8,), 8), ((2, 4), 3), ((1, 2, 3, 0, 0), 1), ((0, 0), 1)],
 )
-def test_a_partition_is_skewed_by_the_median(sizes: tuple[int, ...], median: int) -> None:
+def test_a_partition_is_skewed_relative_to_the_median(sizes: tuple[int, ...], median: int) -> None:
     assert skew_threshold(sizes, 1.0, 0) == median
     assert skew_threshold(sizes, 1.5, 0) == int(1.5 * median)
     assert skew_threshold(sizes, 1.5, 50) == 50
@@ -527,7 +527,7 @@ def test_a_partition_is_skewed_by_the_median(sizes: tuple[int, ...], median: int
         ((40, 400, 40), 30, 20, 20),
     ],
 )
-def test_parts_of_a_skewed_partition_are_as_large_as_the_others(
+def test_parts_of_a_skewed_partition_are_as_large_as_the_other_partitions(
     sizes: tuple[int, ...], threshold: int, volume: int, expected: int
 ) -> None:
     assert target_size(sizes, threshold, volume) == expected
@@ -548,7 +548,7 @@ def rows_of(*sizes: int) -> list[tuple[Slice, ...]]:
         ((6, 6), 200, None),
     ],
 )
-def test_ranges_by_bytes_or_else_by_count(
+def test_ranges_by_bytes_or_otherwise_by_count(
     bounds: tuple[int, int], volume: int, expected: list[list[int]] | None
 ) -> None:
     assert pairs(balanced_ranges(rows_of(100, 200, 300, 200, 100), volume, Bounds(*bounds))) == expected
@@ -575,7 +575,7 @@ def test_the_largest_legal_value_is_found(low: int, high: int, expected: int) ->
         ([(0, 5), (1, 2), (5, 7)], [[0, 7]]),
     ],
 )
-def test_ranges_that_overlap_or_touch_are_one(ranges: Ranges, expected: list[list[int]]) -> None:
+def test_overlapping_or_adjacent_ranges_are_merged(ranges: Ranges, expected: list[list[int]]) -> None:
     assert pairs(merged([IndexRange(*each) for each in ranges])) == expected
 
 
@@ -625,7 +625,7 @@ def test_a_join_is_broadcast_as_soon_as_a_complete_side_is_below_the_threshold(
     assert broadcast_join(BatchSettings(), "inner", left, right) == expected
 
 
-def test_no_join_is_broadcast_where_that_is_turned_off() -> None:
+def test_no_join_is_broadcast_if_that_is_disabled() -> None:
     assert broadcast_join(BatchSettings(adaptive_broadcast_join_strategy="none"), "inner", 0, 0) is None
     never = BatchSettings(broadcast_threshold=-1)
     assert broadcast_join(never, "inner", 0, 0) == JoinPlan(broadcast=False, build="right")
@@ -643,7 +643,7 @@ def test_no_join_is_broadcast_where_that_is_turned_off() -> None:
         ("none", [], False),
     ],
 )
-def test_a_join_is_changed_where_what_follows_it_allows(strategy: Any, edges: list[OutEdge], splits: bool) -> None:
+def test_a_join_is_changed_if_its_downstream_edges_allow_it(strategy: Any, edges: list[OutEdge], splits: bool) -> None:
     settings = BatchSettings(skewed_join_optimization_strategy=strategy, skewed_threshold=40)
     assert skewed_sides(settings, "inner", [10, 41, 10], [10, 10, 40], edges) == ({"left"} if splits else set())
     broadcast = broadcast_join(settings, "inner", 0, 0, edges)
@@ -658,7 +658,7 @@ def test_flink_does_not_change_a_full_join() -> None:
         skewed_sides(BatchSettings(), full, [1], [1])
 
 
-def test_a_skewed_join_is_split_once_its_keys_need_not_meet() -> None:
+def test_a_skewed_join_is_split_if_its_keys_are_not_correlated() -> None:
     settings = BatchSettings(avg_data_volume_per_task=40, skewed_threshold=40, max_parallelism=20)
     left, right = filled(10, skewed=[0], type_number=1), filled(10, type_number=2)
     [side] = skewed_sides(settings, "inner", left.by_subpartition, right.by_subpartition)
@@ -669,7 +669,7 @@ def test_a_skewed_join_is_split_once_its_keys_need_not_meet() -> None:
     assert max(bytes_per_task([left, right], split.shares)) < left.by_subpartition[0]
 
 
-# What holds for any input.
+# Properties for any input.
 
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 volumes = st.integers(1, 200)
@@ -698,7 +698,7 @@ def test_no_range_is_above_the_limits_but_a_single_subpartition(sizes: list[int]
     for each in ranges:
         part = sizes[each.start : each.end + 1]
         assert len(part) == 1 or (sum(part) <= volume and len(part) <= longest)
-    for each, following in pairwise(ranges):  # it is as long as it can be
+    for each, following in pairwise(ranges):  # it is as long as possible
         more = sum(sizes[each.start : following.start + 1])
         assert more > volume or each.end - each.start + 1 == longest
 
@@ -748,7 +748,7 @@ def joins(draw: st.DrawFn) -> list[Input]:
 
 
 def cells(share: Share) -> set[tuple[int, int]]:
-    """Partition and subpartition of all that a task reads."""
+    """Partition and subpartition of all data that a task reads."""
     return {
         (row, column)
         for part in share
@@ -784,7 +784,7 @@ def test_every_part_of_a_join_meets_those_of_the_other_side_in_one_task(
         assert met == set(product(range(all_rows), range(COLUMNS), range(all_others)))
 
 
-# Bad input.
+# Invalid input.
 
 
 @pytest.mark.parametrize(
@@ -816,7 +816,7 @@ def test_settings_that_flink_refuses_are_refused(changes: dict[str, Any], expect
         ({"subpartition_bytes": ((1,),), "broadcast": True, "pointwise": True}, "broadcast or pointwise, got both"),
     ],
 )
-def test_an_input_that_cannot_be_is_refused(changes: dict[str, Any], expected: str) -> None:
+def test_an_invalid_input_is_refused(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Input(**changes)
 
@@ -828,10 +828,10 @@ def test_negative_bytes_are_refused() -> None:
         parallelism_1_15(BatchSettings(), -2, 1)
 
 
-def test_without_bytes_one_task_is_enough_but_no_volume_leads_to_more() -> None:
+def test_without_bytes_one_task_suffices_but_without_a_volume_more_are_used() -> None:
     inputs = [one_partition(*[0] * 9), one_partition(0, broadcast=True)]
     assert decide(BatchSettings(), inputs).parallelism == 1
-    # So they are divided by count: by the largest parallelism since Flink 2.0, by the least before.
+    # So they are divided by count: by the maximum parallelism since Flink 2.0, by the minimum before.
     assert decide(BatchSettings(min_parallelism=4, max_parallelism=8), inputs).parallelism == 8
     assert decide(BatchSettings(min_parallelism=4, max_subpartitions_per_task=32768), inputs).parallelism == 4
 
@@ -846,7 +846,7 @@ def test_without_bytes_one_task_is_enough_but_no_volume_leads_to_more() -> None:
         ({"parallelism": 11}, "expected 1 to 10 tasks for 10 subpartitions, got 11"),
     ],
 )
-def test_a_parallelism_that_cannot_be_is_refused(arguments: dict[str, Any], expected: str) -> None:
+def test_an_invalid_parallelism_is_refused(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         decide(BatchSettings(), [one_partition(*TEN)], **arguments)
 

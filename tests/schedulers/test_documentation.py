@@ -13,7 +13,7 @@ from autoscaler.schedulers.spark import SparkSettings
 PAGE = (Path(__file__).parents[2] / "docs" / "contributing" / "calculations.md").read_text(encoding="utf-8")
 
 
-def test_every_setting_of_the_table_is_one_of_the_code() -> None:
+def test_every_setting_of_the_table_exists_in_the_code() -> None:
     table = PAGE.partition("| Flink, executing job |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`([a-z_]+)`", table))
     assert len(named) > 5
@@ -25,7 +25,7 @@ def test_every_setting_of_the_table_is_one_of_the_code() -> None:
     ("version", "cooldown", "stabilization", "delay"),
     [("1.18", 0, None, (1, None)), ("1.20", 30, None, (1, 1.5)), ("2.3", 30, 60, (1, 1.5))],
 )
-def test_its_table_has_the_defaults(
+def test_the_table_has_the_defaults_of_the_code(
     version: str, cooldown: float, stabilization: float | None, delay: tuple[float, float | None]
 ) -> None:
     settings = FlinkSettings.of(version, checkpoint_interval=10.0)

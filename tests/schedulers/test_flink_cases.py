@@ -1,6 +1,6 @@
-"""Flink's published cases, and those worked out from its sources: one function answers all kinds of them.
+"""Flink's published cases, and cases worked out from its sources: one function handles all kinds of them.
 
-Every JSON file in `data` that holds a list of cases is run; those of batch jobs (batch.json) by test_batch.py.
+It runs every JSON file in `data` that holds a list of cases; test_batch.py runs those of batch jobs (batch.json).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def groups_of(inputs: dict[str, Any]) -> list[list[Bounds]]:
 
 
 def rescaled_at(inputs: dict[str, Any]) -> float | None:
-    """When a job is stopped for the first time that began to execute at 0 and gets a slot with each change.
+    """The first stop of a job that starts to execute at 0 and gets a slot with each change.
 
-    `desired_at` is when it has all the slots that it wishes for; without it, as in Reactive Mode, it never has.
+    `desired_at` is the time when it has all desired slots; without it, as in Reactive Mode, it never has.
     """
     before = 2
     wished_at, times = inputs["desired_at"], sorted(inputs["changes"])
@@ -45,7 +45,7 @@ def rescaled_at(inputs: dict[str, Any]) -> float | None:
     never = wished_at is None or inputs["mode"] == "reactive" or not times
     most = 1 << 15 if never else before + bisect_left(times, max(wished_at, times[0])) + 1
     changes: dict[str, Any] = {"groups": ((Bounds(1, most),),)}
-    if FlinkSettings.of(inputs["version"]).cooldown:  # 1.18 knows none
+    if FlinkSettings.of(inputs["version"]).cooldown:  # 1.18 has none
         changes |= {"cooldown": inputs["cooldown"]}
     changes |= {"stabilization": inputs["stab"], "max_delay": inputs["max_delay"]}
     reactive = inputs["mode"] == "reactive"
@@ -79,11 +79,11 @@ def outcome(kind: str, inputs: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_flinks_own_cases_come_out_the_same(case: dict[str, Any]) -> None:
+def test_flinks_own_cases_give_flinks_results(case: dict[str, Any]) -> None:
     assert outcome(case["kind"], case["inputs"]) == case["expected"]
 
 
-def test_a_kind_without_a_handler_is_not_passed_over() -> None:
+def test_a_kind_without_a_handler_is_an_error() -> None:
     with pytest.raises(AssertionError, match="nothing answers for the kind tides"):
         outcome("tides", {})
 
@@ -99,21 +99,21 @@ EVERY_MINUTE = list(range(60, 1000, 60))
         ("1.18", (30, 60, 180), [10, 20], [], None, 10),
         ("1.18.1", (30, 60, 180), [10], [], None, 10),
         ("1.19", (30, 60, 180), [10, 20], [], None, 30),
-        ("1.20", (30, 60, 180), [30], [], None, 30),  # not yet after the interval: it waits for its end, which is now
+        ("1.20", (30, 60, 180), [30], [], None, 30),  # not after the interval yet: it waits for its end, which is now
         ("1.20", (0, 60, 180), [7], [], None, 7),
-        ("1.20", (45, 60, 180), [10], [], 10, 45),  # having all slots changes nothing
+        ("1.20", (45, 60, 180), [10], [], 10, 45),  # having all desired slots changes nothing
         ("2.x", (30, 60, 180), [], EVERY_MINUTE, None, None),
         ("2.0", (30, 60, 180), [100, 130, 155], EVERY_MINUTE, None, 180),  # later changes do not prolong the wait
         ("2.3", (30, 60, 180), [60], EVERY_MINUTE, None, 120),  # a checkpoint at the end of the wait counts
         ("2.3", (30, 60, 180), [61], EVERY_MINUTE, None, 180),
         ("2.3", (30, 60, 0), [100], [], None, 160),
-        ("2.3", (30, 60, 45), [100], [], None, 160),  # no checkpoint is waited for, but for the slots
+        ("2.3", (30, 60, 45), [100], [], None, 160),  # it waits for no checkpoint, but for stable slots
         ("2.3", (30, 60, 100), [100], EVERY_MINUTE, None, 180),
         ("2.3", (30, 60, 70), [100], EVERY_MINUTE, None, 170),
         ("2.3", (90, 20, 180), [10], EVERY_MINUTE, None, 120),  # the wait is over when the cooldown is
         ("2.3", (90, 20, 0), [10], [], None, 90),
         ("2.3", (0, 0, 0), [10], [], None, 10),
-        ("2.3", (30, 60, 180), [10], EVERY_MINUTE, 10, 60),  # all there in the cooldown: the first checkpoint after it
+        ("2.3", (30, 60, 180), [10], EVERY_MINUTE, 10, 60),  # all come in the cooldown: the first checkpoint after it
         ("2.3", (30, 60, 180), [100, 130], EVERY_MINUTE, 130, 180),  # at 120 one was missing
         ("2.3", (30, 60, 0), [100, 130], [], 130, 130),
         ("2.3", (30, 60, 40), [100, 130], [], 130, 140),
@@ -123,7 +123,7 @@ EVERY_MINUTE = list(range(60, 1000, 60))
         ("2.3", (30, 60, 0), [100], [], 110, 110),
     ],
 )
-def test_timelines_worked_out_by_hand(
+def test_timelines_calculated_by_hand(
     version: str,
     settings: tuple[float, float, float],
     changes: list[float],

@@ -38,16 +38,16 @@ def test_a_time_that_is_written_is_read_again_by_the_reader(milliseconds: int) -
         ("10s 5s", None),
     ],
 )
-def test_times_are_read_as_flink_reads_them(text: str, expected: float | None) -> None:
+def test_times_are_parsed_as_flink_parses_them(text: str, expected: float | None) -> None:
     assert seconds(text) == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_bare_number_has_the_unit_that_the_setting_has() -> None:
+def test_a_bare_number_has_the_unit_of_the_setting() -> None:
     assert seconds("120", "s") == 120
 
 
 @pytest.mark.parametrize(
     ("span", "text"), [(math.inf, "-1 ms"), (0.0, "0 ms"), (90.0, "90 s"), (120.0, "2 min"), (0.25, "250 ms")]
 )
-def test_a_time_is_written_in_the_largest_unit_in_which_it_is_whole(span: float, text: str) -> None:
+def test_a_time_is_written_in_the_largest_unit_that_gives_an_integer(span: float, text: str) -> None:
     assert format_seconds(span) == text

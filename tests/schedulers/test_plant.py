@@ -14,7 +14,7 @@ from autoscaler.simulation.plant import PLANTS, STEP, Plant
 
 @pytest.mark.parametrize("merge", [5.0, 10.0, 20.0])
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_plant_deploys_its_job_when_the_state_machine_does_and_on_as_many_workers(name: str, merge: float) -> None:
+def test_a_plant_deploys_its_job_at_the_time_and_size_of_the_state_machine(name: str, merge: float) -> None:
     dice = Random(merge)  # noqa: S311 - sizes of a test
     plant = Plant(replace(PLANTS[name], merge=merge), 10.0, 1, 4)
     plant.advance(0.0)

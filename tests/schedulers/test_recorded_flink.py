@@ -1,7 +1,7 @@
-"""The state machine against what a real Flink 2.3 was seen to do.
+"""The state machine against recordings of a real Flink 2.3.
 
-The recordings are what `tests/e2e/test_reactive_model.py` leaves in its temporary directory; `every_other_second` is an
-older one of it, when it did not ask for its checkpoints.
+`tests/e2e/test_reactive_model.py` writes the recordings to its temporary directory; `every_other_second` is an older
+one, from before the test requested its own checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECORDINGS = {
     name: Timeline.from_json((Path(__file__).parent / "data" / f"flink_{name}.json").read_text())
     for name in ("by_checkpoint", "every_other_second", "by_delay")
 }
-# Seconds that it took Flink beyond its timers: to offer a slot, to cancel tasks, to build a graph.
+# Seconds that Flink needed beyond its timers: to offer a slot, to cancel tasks, to build a graph.
 SLACK = 0.3
 ADAPTIVE = "jobmanager.adaptive-scheduler"
 BACKOFF = "restart-strategy.exponential-delay"
@@ -28,16 +28,16 @@ def wrong(timeline: Timeline) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_the_job_is_stopped_and_deployed_when_a_real_flink_did_it(name: str) -> None:
+def test_the_job_is_stopped_and_deployed_at_the_times_of_a_real_flink(name: str) -> None:
     assert wrong(RECORDINGS[name]) == []
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_the_polling_left_little_open(name: str) -> None:
+def test_polling_leaves_little_uncertainty(name: str) -> None:
     recording = RECORDINGS[name]
     early, late = modelled(recording, late=False), modelled(recording, late=True)
     assert recording.resolution < 0.4
-    # Only when exactly a killed worker is noticed is left to chance: one heartbeat and one delay more or less.
+    # Only the exact time at which a killed worker is noticed is random: one heartbeat and one delay more or less.
     killed = [each.at for each in recording.killed]
     for first, last in zip(early, late, strict=True):
         after_kill = any(first.at.latest - 10 < at < first.at.latest for at in killed)
@@ -83,7 +83,7 @@ def test_the_recordings_show_that_a_rescale_waits_for_a_checkpoint(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["by_checkpoint", "every_other_second"])
-def test_the_recordings_have_a_worker_that_comes_in_the_cooldown(name: str) -> None:
+def test_the_recordings_include_a_worker_that_comes_during_the_cooldown(name: str) -> None:
     recording = RECORDINGS[name]
     second = recording.deployments[1].at.latest
     cooldown = recording.settings[f"{ADAPTIVE}.executing.cooldown-after-rescaling"]
@@ -91,5 +91,5 @@ def test_the_recordings_have_a_worker_that_comes_in_the_cooldown(name: str) -> N
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recording_is_read_as_it_was_written(name: str) -> None:
+def test_a_recording_survives_writing_and_reading(name: str) -> None:
     assert Timeline.from_json(RECORDINGS[name].to_json()) == RECORDINGS[name]

@@ -1,4 +1,4 @@
-"""What holds for any scheduler whatever happens to its job."""
+"""Properties of any scheduler, for any events."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_job_is_stopped_before_it_is_deployed_again_and_deployed_before_it_is_
                 deployed = True
             case Stop(why=why):
                 over = why == "failed"
-                assert deployed or over  # a job that never gets its slots is over without having run
+                assert deployed or over  # a job that never gets its slots ends without having run
                 deployed = False
 
 
@@ -144,7 +144,7 @@ def test_a_job_is_never_deployed_beyond_its_slots_or_its_vertices_bounds(
 
 
 @given(flinks | sparks, happenings)
-def test_what_a_job_shows_is_consistent_after_any_event(
+def test_the_state_of_a_job_is_consistent_after_any_event(
     rules: FlinkSettings | SparkSettings, happened: list[tuple[float, Event]]
 ) -> None:
     for event, _, job, _ in run(rules, list(in_order(happened))):
@@ -191,7 +191,7 @@ def test_it_does_not_matter_how_often_it_is_polled(
 
 
 @given(flinks | sparks, happenings)
-def test_a_job_left_alone_comes_to_rest_on_all_that_it_can_use(
+def test_a_job_without_further_events_ends_up_on_all_usable_slots(
     rules: FlinkSettings | SparkSettings, happened: list[tuple[float, Event]]
 ) -> None:
     job = Job()
@@ -220,27 +220,27 @@ def test_spark_never_stops_a_query(spark: SparkSettings, happened: list[tuple[fl
             size = instruction.parallelism
 
 
-def test_timers_of_one_time_run_out_in_the_order_they_were_set() -> None:
+def test_simultaneous_timers_expire_in_the_order_they_were_set() -> None:
     job = Job()
     for timer in (Timer(5, Due.COOLED), Timer(3, Due.STABILIZED), Timer(5, Due.FORCED), Timer(3, Due.EVALUATED)):
         job = set_timer(job, timer)
     assert [timer.due for timer in job.timers] == [Due.STABILIZED, Due.EVALUATED, Due.COOLED, Due.FORCED]
 
 
-def test_only_killed_workers_are_remembered_from_phase_to_phase() -> None:
+def test_only_killed_workers_are_remembered_between_phases() -> None:
     job = set_timer(set_timer(Job(), Timer(5, Due.COOLED)), Timer(9, Due.NOTICED, 2))
     assert enter(job, Phase.RESTARTING, 4).timers == (Timer(9, Due.NOTICED, 2),)
 
 
 @pytest.mark.parametrize("event", [Slots(30, 4), Killed(30, 1), Restored(30)])
-def test_what_is_due_at_the_time_of_another_event_comes_after_it(event: Event) -> None:
+def test_timers_due_at_the_time_of_an_event_expire_after_it(event: Event) -> None:
     flink = FlinkSettings.of("2.3", checkpoint_interval=10.0)
     job = flink.executing(4, 0.0)
     job, _ = advance(flink, job, event)
     assert job.wakes_at == 30
 
 
-def test_a_checkpoint_comes_after_what_is_due_at_its_time() -> None:
+def test_a_checkpoint_comes_after_timers_due_at_its_time() -> None:
     flink = FlinkSettings.of("2.3", checkpoint_interval=10.0)
     job = flink.executing(4, 0.0)
     assert advance(flink, job, Checkpoint(30))[0].wakes_at == math.inf

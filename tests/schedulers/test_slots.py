@@ -1,4 +1,4 @@
-"""How Flink shares slots and key groups: the corners, and what must hold for any job."""
+"""How Flink divides slots and key groups: edge cases, and properties of any job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoscaler.schedulers.slots import (
 )
 
 
-def test_in_reactive_mode_a_vertex_takes_all_there_is_up_to_its_key_groups() -> None:
+def test_in_reactive_mode_a_vertex_uses_all_slots_up_to_its_key_groups() -> None:
     assert reactive_bounds() == Bounds(1, 128)
     assert reactive_bounds(7) == Bounds(1, 7)
     assert slot_allocation([[reactive_bounds(), reactive_bounds(7)]], 40) == ((40, 7),)
@@ -33,20 +33,20 @@ def test_in_reactive_mode_a_vertex_takes_all_there_is_up_to_its_key_groups() -> 
         ([[(2, 2), (8, 8)]], 5, None),
         ([[(4, 10)], [(4, 10)]], 8, ((4,), (4,))),
         ([[(4, 4)], [(10, 10)]], 26, ((4,), (10,))),
-        ([[(1, 9)], [(1, 9)]], 7, ((3,), (4,))),  # the odd one goes to the last
+        ([[(1, 9)], [(1, 9)]], 7, ((3,), (4,))),  # the last one gets the remainder
         ([[(1, 2)], [(1, 9)], [(1, 9)]], 12, ((2,), (5,), (5,))),
         ([[(1, 5)], []], 9, ((5,), ())),
         ([], 3, ()),
     ],
 )
-def test_slots_are_shared_evenly_beyond_the_least_of_each_group(
+def test_slots_beyond_the_minimum_of_each_group_are_divided_evenly(
     groups: list[list[tuple[int, int]]], slots: int, expected: tuple[tuple[int, ...], ...] | None
 ) -> None:
     assert slot_allocation([[Bounds(*vertex) for vertex in group] for group in groups], slots) == expected
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(2, 1), (-1, 1)])
-def test_bounds_that_cross_are_refused(lower: int, upper: int) -> None:
+def test_contradicting_bounds_are_refused(lower: int, upper: int) -> None:
     with pytest.raises(ValueError, match=f"got lower {lower} and upper {upper}"):
         Bounds(lower, upper)
 
@@ -57,14 +57,14 @@ def test_one_group_needs_as_many_slots_as_its_widest_vertex() -> None:
     assert slots_needed([], []) == 0
 
 
-def test_a_group_without_vertices_needs_nothing() -> None:
+def test_a_group_without_vertices_needs_no_slots() -> None:
     assert required_slots([[Bounds(1, 5)], []]) == 5
     assert slot_allocation([[Bounds(1, 5)], []], 1) == ((1,), ())
 
 
 def test_groups_that_need_different_numbers_need_more_than_their_sum() -> None:
     groups = [[Bounds(1, 128)], [Bounds(1, 128)]]
-    assert slots_needed(groups, [[4], [1]]) == 8  # of seven one group has three, and nobody knows which
+    assert slots_needed(groups, [[4], [1]]) == 8  # of seven one group has three, and it is unknown which
     assert slots_needed(groups, [[1], [4]]) == 8
     assert slots_needed(groups, [[4], [4]]) == 8
 
@@ -87,7 +87,7 @@ def test_no_slot_is_given_twice_and_every_vertex_stays_within_its_bounds(
 
 
 @given(jobs, st.integers(0, 200))
-def test_a_slot_more_takes_nothing_from_anybody(groups: list[list[Bounds]], slots: int) -> None:
+def test_an_additional_slot_takes_none_from_any_group(groups: list[list[Bounds]], slots: int) -> None:
     fewer, more = slot_allocation(groups, slots), slot_allocation(groups, slots + 1)
     if fewer is not None:
         assert more is not None

@@ -1,13 +1,13 @@
 """The simulation against published measurements of a real Flink: `python -m tests.simulation.published TRACES`.
 
-What is compared with: the raw data of "Demeter: Resource-Efficient Distributed Stream Processing under Dynamic Loads"
+The measurements are the raw data of "Demeter: Resource-Efficient Distributed Stream Processing under Dynamic Loads"
 (2024), https://github.com/dos-group/demeter, runs `reactive35_*`: Flink 1.17 in Reactive Mode on Kubernetes, an HPA at
 35 % CPU with its defaults, 18 hours on the loads `ads18h` and `cars18h`, every 45 minutes a TaskManager that is
-unreachable for 30 s, 1 to 24 TaskManagers of one core and one slot, beginning with 24. The figures are the mean size as
+unreachable for 30 s, 1 to 24 TaskManagers of one core and one slot, starting with 24. The figures are the mean size as
 a share of 24 static ones, and the share of the time in which a record took longer than 10 s.
 
 Nothing here was fitted to those figures. Times and settings are those of the repository's manifests; the rate per
-worker follows from the CPU of the static run; all else is the plant `k8s` of the benchmark.
+worker follows from the CPU of the static run; everything else is the plant `k8s` of the benchmark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Measured:
         workers: mean size, as a share of the static ones.
         late: share of the time in which a record took longer than the bound.
         rate: records/s, on the scale of the recorded load...
-        cpu: ... with which the static workers have that share of their CPU busy.
+        cpu: ... at which the static workers use that share of their CPU.
     """
 
     scenario: str
@@ -84,10 +84,10 @@ class Setup:
     """A variant of the simulation.
 
     Attributes:
-        name: what differs from what is known.
+        name: the difference from the known setup.
         plant: how the cluster behaves.
-        pods: whether the HPA sees the CPU as it does in Kubernetes (`as_pods`), or as the plant shows it.
-        sized: whether a worker is as fast as the static run says, or 16 of them carry the load's maximum.
+        pods: whether the HPA reads the CPU as in Kubernetes (`as_pods`), or directly from the plant.
+        sized: whether a worker is as fast as the static run says, or 16 of them process the load's maximum.
     """
 
     name: str
@@ -115,9 +115,9 @@ class Simulated:
 
     Attributes:
         workers: mean size, as a share of the static ones.
-        late: share of the time in which the oldest record that waits is older than the bound.
-        shown: the same of the time in which the job runs. The published latency is taken inside the job, which shows
-            none while it stands still.
+        late: share of the time in which the oldest waiting record is older than the bound.
+        shown: the same share of the time in which the job runs. The published latency is measured inside the job, which
+            reports none while it is stopped.
         rescales: requested changes of size, per hour.
         restarts: of the job, per hour.
     """
@@ -130,13 +130,13 @@ class Simulated:
 
 
 def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, seeds: Sequence[int]) -> Simulated:
-    """Run the policy as it was run there.
+    """Run the policy under the published conditions.
 
     Args:
         spec: a cluster of 1 to `STATIC` workers with the policy.
         measured: the published run.
         load: that of `measured`.
-        setup: how.
+        setup: the variant.
         seeds: one run each.
     """
     if setup.sized:
@@ -166,7 +166,7 @@ def cpu_as_pods(decide: Decide) -> Decide:
     A pod that became ready within that minute counts as not ready: as idle for a scale-up, not at all for a scale-down.
     The youngest pods are removed first. For one simulation only: it has state.
     """
-    ready: list[datetime] = []  # since when each pod is, the oldest first
+    ready: list[datetime] = []  # the start of each pod, the oldest first
     last: list[tuple[datetime, float]] = []
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
@@ -192,7 +192,7 @@ def cpu_as_pods(decide: Decide) -> Decide:
 
 
 def main() -> None:
-    """Print what was measured and what is simulated, for every setup."""
+    """Print the measured and the simulated figures, for every setup."""
     parser = argparse.ArgumentParser()
     parser.add_argument("traces", type=Path, help="the folder of the recorded loads")
     folder = parser.parse_args().traces

@@ -1,4 +1,4 @@
-"""The default policy steers simulated clusters for whole days: what it must not do, and what it may cost."""
+"""The default policy controls simulated clusters for whole days: what it must not do, and what it may cost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spec_for(plant: PlantSpec, policy: Adaptive | None = None, slots: int = 1) -
 
 @dataclass
 class Loop:
-    """Decisions that steer a plant, on what is shown of it."""
+    """Decisions that control a plant, made on its observations."""
 
     plant: Plant
     spec: ClusterSpec
@@ -72,7 +72,7 @@ class Loop:
     seen: list[Observation] = field(default_factory=list)
 
     def run(self, rates: Sequence[float]) -> Loop:
-        """So many more steps, a decision after every third."""
+        """Run so many more steps, with a decision after every third."""
         plant = self.plant
         for number, rate in enumerate(rates, 1):
             plant.advance(rate * STEP)
@@ -89,13 +89,13 @@ class Loop:
         return self
 
     def _restart(self) -> None:
-        """The daemon is gone: what is left is the state that it kept, and the records of what it saw."""
+        """The daemon restarts: its saved state and the records of its observations remain."""
         written = [dump_record(Record(seen, self.decisions[-1], dry_run=False)) for seen in self.state.past]
         past = tuple([load_record(record).observation for record in written])
         self.state = replace(load_state(dump_state(self.state)), past=past)
 
     def changes(self, after: float = 0.0) -> list[tuple[float, int, int]]:
-        """(hours since the beginning, size before, size asked for)."""
+        """(hours since the beginning, size before, requested size)."""
         found = [((d.at - START).total_seconds() / HOUR, d.current, d.desired) for d in self.decisions if d.rescale]
         return [change for change in found if change[0] > after]
 
@@ -113,7 +113,7 @@ def made(
     utilization: str = "utilization",
     seed: int = 1,
 ) -> Loop:
-    """One of the made loads, to whose peak 16 workers are just enough."""
+    """One of the synthetic loads, whose peak exactly 16 workers can process."""
     load = load_by_name(name, seed)
     one = load.per_worker(plant.gamma)
     size = max(1, math.ceil((load.rates[0] / one) ** (1 / plant.gamma) - 1e-9))
@@ -122,7 +122,7 @@ def made(
 
 
 def levels(hours: float, workers: float, plant: PlantSpec) -> list[float]:
-    """What so many workers just process, all the time."""
+    """Rates that so many workers can just process, all the time."""
     return [workers**plant.gamma * ONE] * round(hours * HOUR / STEP)
 
 
@@ -139,7 +139,7 @@ def steady(name: str, workers: float, kind: str, seed: int, hours: float = 24) -
     return Loop(Plant(plant, ONE, seed, math.ceil(workers) + 1), spec_for(plant), shown).run(rates)
 
 
-# What happens to readings on their way
+# Faults of readings
 
 
 def unchanged(seen: Observation) -> Observation:
@@ -158,8 +158,8 @@ def number(seen: Observation, name: str) -> float:
 
 
 def shaken(share: float, seed: int) -> Shown:
-    """Every reading of a rate is off by so much, each for itself."""
-    dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
+    """Every reading of a rate has an independent error of this share."""
+    dice = Random(seed)  # noqa: S311 - noise of a simulation, not a secret
 
     def shown(seen: Observation) -> Observation:
         new = {}
@@ -181,27 +181,27 @@ def without(seen: Observation, *names: str) -> Observation:
 
 
 def silent(seen: Observation) -> Observation:
-    """One metric after the other cannot be read for a minute of every hour."""
+    """The metrics in turn are unreadable for a minute of every hour."""
     if second(seen) % HOUR >= 60:
         return seen
     return without(seen, NEEDED[int(second(seen) // HOUR) % len(NEEDED)])
 
 
 def blind(seen: Observation) -> Observation:
-    """Nothing at all can be read for five minutes of every hour: no metric, no engine."""
+    """Everything is unreadable for five minutes of every hour: no metric, no engine."""
     if 1000 <= second(seen) % HOUR < 1300:
         return replace(without(seen, *METRICS), engine=None)
     return seen
 
 
 def nan(seen: Observation) -> Observation:
-    """Every seventh poll one of the metrics is no number."""
+    """At every seventh poll one of the metrics is not a number."""
     poll = int(second(seen) // 15)
     return seen if poll % 7 else put(seen, **{NEEDED[poll // 7 % len(NEEDED)]: math.nan})
 
 
 def frozen(*, stamped: bool) -> Shown:
-    """For five minutes of every hour the rates are those from before; with their time, or as if they were new."""
+    """For five minutes of every hour the rates are earlier ones; with their time, or as if they were new."""
     last: dict[str, Reading] = {}
 
     def shown(seen: Observation) -> Observation:
@@ -215,17 +215,17 @@ def frozen(*, stamped: bool) -> Shown:
 
 
 def doubled(seen: Observation) -> Observation:
-    """One reading of the arrivals in an hour is twice what it is."""
+    """One reading of the arrivals per hour is doubled."""
     return put(seen, arrivals=2 * number(seen, "arrivals")) if second(seen) % HOUR == 1800 else seen
 
 
 def skewed(seen: Observation) -> Observation:
-    """One worker has more to do than the others; of them all the hottest is what `utilization` says."""
+    """One worker has more load than the others; `utilization` is that of the hottest worker."""
     hot = number(seen, "utilization")
     return put(seen, utilization=(hot, *[hot / 1.4] * max(0, (seen.ready or 0) - 1)))
 
 
-# Clusters that behave in another way
+# Clusters with other behaviour
 
 
 USEFUL = frozenset({1, 2, 3, 4, 6, 12})
@@ -233,7 +233,7 @@ USEFUL = frozenset({1, 2, 3, 4, 6, 12})
 
 
 class Lossy(Plant):
-    """Of the workers that are asked for, some never come up."""
+    """Some of the requested workers never start."""
 
     lost: int = 0
 
@@ -245,7 +245,7 @@ class Lossy(Plant):
 
 
 class Limited(Plant):
-    """A database that the job writes to takes no more than so many workers give it."""
+    """A database that the job writes to limits it to the throughput of so many workers."""
 
     most: float = 8.0
     all: float = 0.0
@@ -290,7 +290,7 @@ def test_noise_changes_nothing_whatever_the_size(name: str, workers: float, kind
 
 
 def lasting(name: str, workers: float, share: float, memory: float, seed: int, hours: float = 25) -> Loop:
-    """A constant load with noise of that share that holds on for so many seconds."""
+    """A constant load with noise of this share and a time constant of so many seconds."""
     plant = PLANTS[name]
     rates = noise(levels(hours, workers, plant), share, seed, memory)
     return Loop(Plant(plant, ONE, seed, math.ceil(workers) + 1), spec_for(plant)).run(rates)
@@ -300,7 +300,7 @@ def lasting(name: str, workers: float, share: float, memory: float, seed: int, h
     ("name", "workers", "share", "memory"),
     [("k8s", 7.0, 0.1, 60), ("ec2", 5.0, 0.1, 60), ("redeploy", 11.0, 0.05, 120), ("ungraceful", 7.0, 0.03, 60)],
 )
-def test_noise_that_lasts_changes_nothing(name: str, workers: float, share: float, memory: float) -> None:
+def test_autocorrelated_noise_changes_nothing(name: str, workers: float, share: float, memory: float) -> None:
     found = lasting(name, workers, share, memory, 1, hours=12)
     assert len(found.changes(after=1)) <= 1, found.changes()
     assert found.score().violation < 0.005
@@ -310,7 +310,7 @@ NOISES = [(0.03, 30), (0.03, 60), (0.05, 120), (0.1, 30), (0.1, 60), (0.1, 120)]
 SIZES = [3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0]
 
 
-# Each plant with each noise and with each size, and each size with each noise: of all 168 together every third.
+# Each plant with each noise and with each size, and each size with each noise: every third of all 168 combinations.
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("name", "workers", "share", "memory"),
@@ -320,7 +320,7 @@ SIZES = [3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0]
         if (i + j + k) % 3 == 0
     ],
 )
-def test_noise_that_lasts_changes_nothing_whatever_the_size(
+def test_autocorrelated_noise_changes_nothing_whatever_the_size(
     name: str, workers: float, share: float, memory: float
 ) -> None:
     found = lasting(name, workers, share, memory, 1)
@@ -328,7 +328,7 @@ def test_noise_that_lasts_changes_nothing_whatever_the_size(
     assert found.score().violation < 0.005
 
 
-# Loads that are made
+# Synthetic loads
 
 OPTIMA = {
     ("k8s", "steps6h"): 46.49166666666667,
@@ -353,7 +353,7 @@ OPTIMA = {
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("name", "load"), OPTIMA)
-def test_the_optima_written_here_are_the_optima(name: str, load: str) -> None:
+def test_the_recorded_optima_are_correct(name: str, load: str) -> None:
     assert optimum(load_by_name(load, 1), PLANTS[name], 24) == pytest.approx(OPTIMA[name, load], rel=1e-9)
 
 
@@ -370,11 +370,11 @@ GATE = ("steps6h", "waves6h", "ramps8h")
     ],
 )
 @pytest.mark.e2e
-def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float, rescales: float) -> None:
-    """Means of cost over the least possible, share of the time beyond the objective, changes of size an hour.
+def test_synthetic_loads_cost_what_was_recorded(name: str, cost: float, violation: float, rescales: float) -> None:
+    """Means of cost over the optimum, share of the time beyond the objective, changes of size per hour.
 
-    Not of each load: a change that does no harm shifts a single one by 2 % of the time, and of one seed the changes an
-    hour by half a change.
+    The means are over all loads: a harmless change can shift a single load by 2 % of the time, and with one seed the
+    changes per hour by half a change.
     """
     found = [made(load, PLANTS[name]).score(OPTIMA[name, load]) for load in GATE]
     ratios = [score.cost / score.optimum for score in found if score.optimum is not None]
@@ -384,7 +384,7 @@ def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float,
     assert mean(score.rescales_per_hour for score in found) <= rescales
 
 
-# A job that does not stop
+# A job that does not stop during a rescale
 
 
 def spark(rates: Sequence[float], seed: int) -> Loop:
@@ -394,7 +394,7 @@ def spark(rates: Sequence[float], seed: int) -> Loop:
 
 
 @pytest.mark.e2e
-def test_a_job_that_does_not_stop_rests_at_a_constant_load() -> None:
+def test_a_job_that_does_not_stop_keeps_its_size_at_a_constant_load() -> None:
     for seed in (1, 2):
         found = spark(noise([520.0] * 720 * 6, 0.1, seed, 0), seed)
         assert found.changes() == []
@@ -403,7 +403,7 @@ def test_a_job_that_does_not_stop_rests_at_a_constant_load() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_job_that_does_not_stop_gets_sizes_that_do_more_than_a_smaller_one(seed: int) -> None:
+def test_a_job_that_does_not_stop_gets_only_sizes_that_add_capacity(seed: int) -> None:
     load = load_by_name("steps6h", seed).scaled(1050.0)
     found = spark(load.rates, seed)
     assert {size for _, _, size in found.changes()} <= USEFUL
@@ -416,7 +416,7 @@ def test_a_job_that_does_not_stop_gets_sizes_that_do_more_than_a_smaller_one(see
 
 
 def flaps(found: Loop, within: float) -> list[tuple[float, int, int]]:
-    """Changes down that were taken back within so many hours."""
+    """Scale-downs that were reversed within so many hours."""
     changes = found.changes()
     return [
         first
@@ -429,7 +429,9 @@ def flaps(found: Loop, within: float) -> list[tuple[float, int, int]]:
 
 
 @pytest.mark.parametrize(("name", "workers"), [("k8s", 3.4), ("k8s", 7.5), ("redeploy", 7.5)])
-def test_records_that_suddenly_cost_half_as_much_again_are_met_at_once_and_for_good(name: str, workers: float) -> None:
+def test_a_sudden_rise_of_the_cost_per_record_by_half_is_answered_at_once_and_lastingly(
+    name: str, workers: float
+) -> None:
     plant = PLANTS[name]
     rates = noise(levels(3, workers, plant), 0.03, 1)
     found = Loop(Plant(plant, ONE, 1, math.ceil(workers) + 1), spec_for(plant)).run(rates)
@@ -452,7 +454,7 @@ def test_records_that_suddenly_cost_half_as_much_again_are_met_at_once_and_for_g
 
 @pytest.mark.parametrize("gamma", [0.7, 1.0])
 @pytest.mark.e2e
-def test_a_job_that_scales_well_or_badly_is_sized_for_what_it_does(gamma: float) -> None:
+def test_a_job_that_scales_well_or_badly_gets_the_right_size(gamma: float) -> None:
     found = made("ramps8h", replace(K8S, gamma=gamma)).score()
     assert found.to_demand < 1.35
     assert found.violation < 0.01
@@ -460,14 +462,14 @@ def test_a_job_that_scales_well_or_badly_is_sized_for_what_it_does(gamma: float)
 
 
 @pytest.mark.e2e
-def test_of_workers_with_unequal_work_the_hottest_counts() -> None:
+def test_of_workers_with_unequal_load_the_hottest_counts() -> None:
     even, uneven = made("steps6h", K8S), made("steps6h", K8S, shown=skewed)
     assert uneven.changes() == even.changes() != []
 
 
 @pytest.mark.parametrize(("name", "load"), [("k8s", "ramps8h"), ("k8s", "diurnal24h"), ("redeploy", "steps6h")])
 @pytest.mark.e2e
-def test_a_cpu_that_is_never_zero_does_as_well_as_the_busy_time(name: str, load: str) -> None:
+def test_a_cpu_with_an_idle_share_works_as_well_as_the_busy_time(name: str, load: str) -> None:
     busy = made(load, PLANTS[name]).score()
     cpu = made(load, PLANTS[name], utilization="cpu").score()
     assert cpu.cost < busy.cost * 1.1
@@ -478,7 +480,7 @@ def test_a_cpu_that_is_never_zero_does_as_well_as_the_busy_time(name: str, load:
 @pytest.mark.parametrize(("name", "load"), [("k8s", "waves6h"), ("ec2", "ramps8h"), ("redeploy", "waves6h")])
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.05])
 @pytest.mark.e2e
-def test_a_cpu_of_which_a_busy_job_uses_only_a_part_misleads_it_once(name: str, load: str, share: float) -> None:
+def test_a_cpu_that_saturates_below_100_percent_misleads_the_policy_once(name: str, load: str, share: float) -> None:
     # Its workers wait for another system, or have fewer threads than cores: it was late for half the time and more.
     def waiting(seen: Observation) -> Observation:
         return put(seen, **{one: number(seen, one) * share for one in SHARES & seen.metrics.keys()})
@@ -490,14 +492,14 @@ def test_a_cpu_of_which_a_busy_job_uses_only_a_part_misleads_it_once(name: str, 
 
 
 @pytest.mark.parametrize("name", ["k8s", "ec2"])
-def test_where_more_workers_do_not_raise_the_throughput_it_stops_and_says_so_until_they_do(name: str) -> None:
+def test_if_more_workers_do_not_raise_the_throughput_it_stops_scaling_up_and_says_so(name: str) -> None:
     plant = PLANTS[name]
     limited = Limited(plant, ONE, 1, 6)
     found = Loop(limited, spec_for(plant)).run([*levels(1, 5.0, plant), *levels(3, 12.0, plant)])
     said = [d.at for d in found.decisions if "something else limits the job" in d.recommendations[0].detail]
     assert said, found.changes()
     assert said[0] - START < timedelta(hours=1, minutes=15)
-    # It is tried again after half an hour, where a larger size is allowed.
+    # It tries again after half an hour, if a larger size is allowed.
     since = (said[0] - START).total_seconds() / HOUR
     assert [change for change in found.changes(after=since) if change[0] < since + 0.5] == []
     assert len(found.changes(after=since)) <= 1, found.changes()
@@ -509,7 +511,7 @@ def test_where_more_workers_do_not_raise_the_throughput_it_stops_and_says_so_unt
 
 @pytest.mark.parametrize("name", ["k8s", "ec2", "redeploy"])
 @pytest.mark.parametrize("share", [0.7, 0.5, 0.35])
-def test_records_that_cost_more_all_at_once_are_not_taken_for_workers_that_do_not_help(name: str, share: float) -> None:
+def test_a_sudden_rise_of_the_cost_per_record_is_not_taken_for_a_plateau(name: str, share: float) -> None:
     plant = PLANTS[name]
     loop = Loop(Plant(plant, ONE, 1, 6), spec_for(plant)).run(levels(1, 5.0, plant))
     loop.plant.rate_per_worker *= share
@@ -519,11 +521,11 @@ def test_records_that_cost_more_all_at_once_are_not_taken_for_workers_that_do_no
     assert number(loop.seen[-1], "lag") < plant.slo * 5.0**plant.gamma * ONE
 
 
-# Lies
+# Wrong readings
 
 
 def lowered_blindly(found: Loop) -> list[Decision]:
-    """Decisions for fewer on an observation in which something needed was missing, old or no number."""
+    """Scale-downs decided on an observation in which a needed reading was missing, old or not a number."""
     return [
         decision
         for seen, decision in zip(found.seen, found.decisions, strict=True)
@@ -548,7 +550,7 @@ LIES: dict[str, Shown] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_what_is_missing_or_wrong_costs_little_and_lowers_nothing(name: str) -> None:
+def test_missing_or_wrong_readings_cost_little_and_lower_nothing(name: str) -> None:
     late = []
     for seed in (1, 2, 3):
         found = made("ramps8h", K8S, shown=LIES[name], seed=seed)
@@ -557,11 +559,11 @@ def test_what_is_missing_or_wrong_costs_little_and_lowers_nothing(name: str) -> 
         assert number.to_demand < 1.35
         assert number.rescales <= 45
         late.append(number.violation)
-    # Of one seed it is chance whether a gap meets a ramp.
+    # With one seed it is chance whether a gap meets a ramp.
     assert mean(late) < 0.0075
 
 
-def test_nothing_is_lowered_while_inputs_are_missing_though_far_fewer_would_do() -> None:
+def test_nothing_is_lowered_while_inputs_are_missing_although_far_fewer_would_suffice() -> None:
     for lie in (lambda seen: without(seen, "arrivals"), lambda seen: put(seen, lag=math.nan), no_engine):
         found = Loop(Plant(K8S, ONE, 1, 20), spec_for(K8S), lie).run(levels(1, 3, K8S))
         assert found.changes() == []
@@ -572,19 +574,19 @@ def no_engine(seen: Observation) -> Observation:
 
 
 def behind(seen: Observation) -> Observation:
-    """One reading of the lag in an hour is of an offset that was lost: millions."""
+    """One reading of the lag per hour is that of a lost offset: millions."""
     return put(seen, lag=5e6) if second(seen) % HOUR == 1800 else seen
 
 
 @pytest.mark.parametrize(("memory", "share"), [(60, 0.03), (0, 0.1)])
 @pytest.mark.parametrize("lie", [doubled, behind])
-def test_one_reading_that_nothing_bears_out_changes_nothing(lie: Shown, memory: float, share: float) -> None:
+def test_a_single_unconfirmed_reading_of_the_lag_changes_nothing(lie: Shown, memory: float, share: float) -> None:
     rates = noise(levels(6, 5.0, K8S), share, 1, memory)
     found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), lie).run(rates)
     assert found.changes(after=0.4) == []
 
 
-def test_a_backlog_that_comes_at_once_is_believed_when_it_is_read_again() -> None:
+def test_a_sudden_backlog_counts_at_its_second_reading() -> None:
     found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S)).run(levels(1, 5.0, K8S))
     found.shown = lambda seen: put(seen, lag=number(seen, "lag") + 200_000)
     found.run(levels(0.02, 5.0, K8S))
@@ -594,7 +596,7 @@ def test_a_backlog_that_comes_at_once_is_believed_when_it_is_read_again() -> Non
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_arrivals_that_are_reported_too_low_do_not_take_away_what_is_busy(share: float) -> None:
+def test_arrivals_that_are_reported_too_low_do_not_remove_busy_workers(share: float) -> None:
     def low(seen: Observation) -> Observation:
         return put(seen, arrivals=share * number(seen, "arrivals")) if second(seen) % HOUR < 1800 else seen
 
@@ -603,8 +605,8 @@ def test_arrivals_that_are_reported_too_low_do_not_take_away_what_is_busy(share:
     assert found.score().violation < 0.005
 
 
-def test_a_surge_that_shows_in_the_arrivals_alone_is_believed_at_the_second_tick() -> None:
-    """The lag is of a log that was read late, and says 0: a reading later the jump counts all the same."""
+def test_a_surge_that_shows_only_in_the_arrivals_counts_at_the_second_tick() -> None:
+    """The lag was read late and is 0: a reading later the jump counts all the same."""
     rates = [*levels(1, 5.0, K8S), *levels(0.1, 14.0, K8S)]
     found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), lambda seen: put(seen, lag=0.0)).run(rates)
     (when, _, _), *_ = found.changes(after=1)
@@ -612,7 +614,7 @@ def test_a_surge_that_shows_in_the_arrivals_alone_is_believed_at_the_second_tick
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_worker_that_never_comes_up_is_not_waited_for(lost: int) -> None:
+def test_a_worker_that_never_starts_is_not_waited_for_forever(lost: int) -> None:
     plant = replace(K8S, gamma=1.0)
     rates, _ = staircase([(1, 4 * ONE), (2, 9 * ONE), (1, 4 * ONE)])
     cluster = Lossy(plant, ONE, 1, 5)
@@ -627,7 +629,7 @@ def test_a_worker_that_never_comes_up_is_not_waited_for(lost: int) -> None:
 
 @pytest.mark.parametrize(("name", "violation"), [("k8s", 0.02), ("ungraceful", 0.01)])
 @pytest.mark.e2e
-def test_crashes_are_survived_without_flapping(name: str, violation: float) -> None:
+def test_crashes_cause_no_oscillation(name: str, violation: float) -> None:
     plant = replace(PLANTS[name], crash_every=2700.0)
     rates = noise(levels(12, 5.0, plant), 0.03, 1)
     found = Loop(Plant(plant, ONE, 1, 6), spec_for(plant)).run(rates)
@@ -639,19 +641,19 @@ def test_crashes_are_survived_without_flapping(name: str, violation: float) -> N
 
 
 @pytest.mark.parametrize("shown", [unchanged, blind])
-def test_a_daemon_that_is_killed_now_and_then_decides_the_same(shown: Shown) -> None:
-    dice = Random(1)  # noqa: S311 - when a daemon is killed, nothing secret
+def test_a_daemon_that_is_killed_from_time_to_time_makes_the_same_decisions(shown: Shown) -> None:
+    dice = Random(1)  # noqa: S311 - random moments of a test, not secrets
     killed = made("steps6h", K8S, shown=shown, killed=lambda _: dice.random() < 0.1)
     assert killed.decisions == made("steps6h", K8S, shown=shown).decisions
     assert len(killed.changes()) > 5
 
 
-# At the beginning, and in a surge
+# At the start, and in a surge
 
 
 @pytest.mark.parametrize("calm", [3, 10])
 @pytest.mark.parametrize("workers", [0.5, 2.5, 9.0])
-def test_a_new_daemon_beside_a_running_cluster_lowers_nothing_before_it_has_watched(calm: int, workers: float) -> None:
+def test_a_new_daemon_beside_a_running_cluster_lowers_nothing_before_a_whole_window(calm: int, workers: float) -> None:
     for seed in (1, 2):
         policy = Adaptive(scale_down_window=timedelta(minutes=calm))
         found = Loop(Plant(K8S, ONE, seed, 20), spec_for(K8S, policy)).run(noise(levels(1, workers, K8S), 0.03, seed))
@@ -662,7 +664,7 @@ def test_a_new_daemon_beside_a_running_cluster_lowers_nothing_before_it_has_watc
 
 
 class Prompt(Plant):
-    """A plant whose readings are of the last step alone, not averages of a minute."""
+    """A plant whose readings are those of the last step alone, not averages over a minute."""
 
     def observe(self) -> Observation:
         self._seen = deque([self._seen[-1]], maxlen=1)
@@ -672,8 +674,8 @@ class Prompt(Plant):
 
 @pytest.mark.parametrize("name", QUIET)
 @pytest.mark.parametrize(("low", "high"), [(4, 14.5), (1.5, 3.4)])
-def test_a_surge_is_one_way_up_and_one_way_down(name: str, low: float, high: float) -> None:
-    """Up at once, as far as the averages of the last minute show it; down by one step when it is over, and late."""
+def test_a_surge_causes_one_scale_up_phase_and_one_scale_down(name: str, low: float, high: float) -> None:
+    """Up at once, as far as the averages of the last minute show it; down in one late step when it is over."""
     plant = PLANTS[name]
     rates = [*levels(1, low, plant), *levels(1, high, plant), *levels(1, low, plant)]
     found = Loop(Plant(plant, ONE, 2, math.ceil(low)), spec_for(plant)).run(rates)
@@ -692,11 +694,11 @@ def test_a_surge_is_one_way_up_and_one_way_down(name: str, low: float, high: flo
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_a_surge_that_is_seen_at_once_is_met_in_one_step(name: str) -> None:
+def test_a_surge_that_is_visible_at_once_is_met_in_one_step(name: str) -> None:
     plant = PLANTS[name]
     rates = [*levels(1, 4, plant), *levels(0.15, 14.5, plant)]
     (when, _, size), *later = Loop(Prompt(plant, ONE, 2, 5), spec_for(plant)).run(rates).changes(after=1)
     assert size >= 14.5
-    # what was needed to catch up goes once it has saved what a rescale is worth, and not too far
+    # the workers for catching up are removed once they have cost as much as a rescale, and not too many
     assert all(size > smaller >= 14.5 and at - when > 180 / HOUR for at, _, smaller in later), later
     assert len(later) <= 1

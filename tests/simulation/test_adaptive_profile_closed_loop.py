@@ -1,4 +1,4 @@
-"""The default policy steers simulated clusters with a profile: what a right one is worth, what a wrong one may cost."""
+"""The default policy controls simulated clusters with a profile: the value of a right one, the cost of a wrong one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def lived(
     return run(spec, EC2, come, seed, decide=decide).score()
 
 
-def test_a_profile_that_is_right_has_workers_there_before_a_jump() -> None:
+def test_with_a_correct_profile_workers_are_ready_before_a_jump() -> None:
     without, found = lived(1, None), lived(1, 0.0)
     assert found.under <= without.under / 2
     assert found.violation < without.violation
@@ -76,7 +76,7 @@ def test_a_profile_that_is_right_has_workers_there_before_a_jump() -> None:
         pytest.param(6.0, 0.01, marks=pytest.mark.e2e),
     ],
 )
-def test_a_profile_that_is_wrong_is_no_worse_than_none(late: float, times: float) -> None:
+def test_a_wrong_profile_is_no_worse_than_none(late: float, times: float) -> None:
     without, found = lived(2, None), lived(2, late, times)
     assert found.violation <= without.violation + 0.0005
     assert found.cost <= 1.01 * without.cost
@@ -92,8 +92,8 @@ def test_a_profile_that_is_wrong_is_no_worse_than_none(late: float, times: float
         Curve(rate=1.0, exponent=0.3, rate_error=0.01, exponent_error=0.01),
     ],
 )
-def test_a_wrong_curve_counts_until_the_job_was_first_observed(curve: Curve) -> None:
-    # Of one seed it is chance how late a single jump is met.
+def test_a_wrong_capacity_curve_counts_until_the_job_was_first_observed(curve: Curve) -> None:
+    # With one seed it is chance how late a single jump is met.
     without = [lived(1, None, seed=seed) for seed in range(1, 5)]
     found = [lived(1, 6.0, 1.0, curve, seed=seed) for seed in range(1, 5)]
     assert mean(day.violation for day in found) <= mean(day.violation for day in without) + 0.001

@@ -37,7 +37,7 @@ from autoscaler.simulation.batch import (
 )
 from autoscaler.simulation.plant import PlantSpec
 
-# Nothing is left to chance: workers are ready after 30 s.
+# No randomness: workers are ready after 30 s.
 CALM = PlantSpec(startup=30, startup_sd=0)
 
 
@@ -84,7 +84,7 @@ def _fixed(workload: Workload, size: int, slots: int = 1) -> BatchRun:
 # stages and tasks
 
 
-def test_tasks_run_on_free_slots_and_a_stage_begins_when_the_one_before_is_done() -> None:
+def test_tasks_run_on_free_slots_and_a_stage_begins_when_the_previous_one_is_done() -> None:
     cluster = _cluster(_workload(_stage(5, 10), _stage(2, 4)), size=1, slots=2)
     shown = []
     for second in (0, 5, 15, 25, 31, 34):
@@ -105,7 +105,7 @@ def test_tasks_run_on_free_slots_and_a_stage_begins_when_the_one_before_is_done(
         (_workload(_stage(4, 10), at=100), 4, 1, 10),
     ],
 )
-def test_a_job_takes_as_long_as_its_rounds_of_tasks_and_its_driver(
+def test_the_duration_of_a_job_is_that_of_its_waves_of_tasks_and_of_its_driver(
     workload: Workload, size: int, slots: int, expected: float
 ) -> None:
     found = _fixed(workload, size, slots)
@@ -113,7 +113,7 @@ def test_a_job_takes_as_long_as_its_rounds_of_tasks_and_its_driver(
     assert found.worker_seconds == size * (expected + workload.jobs[0].at.total_seconds())
 
 
-def test_the_job_submitted_first_comes_first_and_the_other_takes_what_is_free() -> None:
+def test_the_first_submitted_job_has_priority_and_the_other_uses_the_free_slots() -> None:
     early = BatchJob(stages=(_stage(3, 10),))
     late = BatchJob(stages=(_stage(4, 10),), at=timedelta(seconds=5))
     assert _fixed(Workload(jobs=(late, early)), 2).times == (35.0, 20.0)
@@ -127,7 +127,7 @@ def test_a_cluster_without_workers_does_nothing() -> None:
 # workers
 
 
-def test_workers_come_after_their_start_up_and_are_billed_from_their_request() -> None:
+def test_workers_are_ready_after_their_start_up_and_billed_from_their_request() -> None:
     cluster = _cluster(_workload(_stage(4, 100)), size=1)
     cluster.scale(3)
     shown = []
@@ -138,7 +138,7 @@ def test_workers_come_after_their_start_up_and_are_billed_from_their_request() -
     assert cluster.result().worker_seconds == 3 * 31
 
 
-def test_a_worker_leaves_when_its_tasks_have_ended_and_takes_no_more() -> None:
+def test_a_worker_that_is_removed_finishes_its_tasks_and_takes_no_more() -> None:
     cluster = _cluster(_workload(_stage(9, 10)), size=3)
     cluster.advance(5)
     cluster.scale(1)
@@ -148,7 +148,7 @@ def test_a_worker_leaves_when_its_tasks_have_ended_and_takes_no_more() -> None:
     assert cluster.result().worker_seconds == 3 * 10 + 1
 
 
-def test_those_that_are_starting_go_before_those_that_are_up_and_idle_ones_before_busy_ones() -> None:
+def test_starting_workers_are_removed_before_ready_ones_and_idle_ones_before_busy_ones() -> None:
     cluster = _cluster(_workload(_stage(1, 100)), size=2)
     cluster.advance(1)
     cluster.scale(4)
@@ -176,7 +176,7 @@ def test_the_metrics_are_those_of_the_source_spark() -> None:
     cluster = _cluster(_workload(_stage(5, 10), _stage(3, 30, driver=20), at=100, migrate=False), size=2)
     cluster.advance(99)
     assert _values(cluster) == (0, 0, 0, 0, 0)
-    cluster.advance(104)  # no task has ended: one takes twice as long as the first has run
+    cluster.advance(104)  # no task has ended: assumed to take twice as long as the first has run
     assert _values(cluster) == (3, 2, (3 + 1) * 8, 0, 4)
     cluster.advance(115)
     assert _values(cluster) == (1, 2, (1 + 1) * 10, 2, 15)
@@ -188,13 +188,13 @@ def test_the_metrics_are_those_of_the_source_spark() -> None:
     assert _values(cluster) == (0, 0, 0, 0, 0)
 
 
-def test_tasks_that_wait_for_the_first_worker_take_a_time_that_is_not_known() -> None:
+def test_before_the_first_worker_the_task_duration_is_unknown() -> None:
     cluster = _cluster(_workload(_stage(5, 10)), size=0)
     cluster.advance(20)
     assert _values(cluster) == (5, 0, 0, 0, 20)
 
 
-def test_where_files_are_migrated_one_worker_has_to_stay() -> None:
+def test_with_migration_of_shuffle_files_one_worker_has_to_stay() -> None:
     cluster = _cluster(_workload(_stage(4, 10), _stage(4, 10)), size=4)
     cluster.advance(11)
     assert cluster.observe().metrics["shuffle_workers"].value == 1
@@ -215,11 +215,11 @@ def test_the_engine_is_idle_while_no_job_runs() -> None:
 # shuffle files
 
 
-def test_lost_files_are_computed_again_before_what_reads_them_goes_on() -> None:
+def test_lost_files_are_recomputed_before_their_readers_continue() -> None:
     stages = _stage(4, 10), _stage(4, 10), _stage(6, 10, driver=20)
     cluster = _cluster(_workload(*stages, migrate=False), size=4)
     cluster.advance(25)
-    cluster.scale(2)  # each of the two has a file of either stage
+    cluster.scale(2)  # each of the two has a file of both stages
     cluster.advance(39)
     assert (cluster.pending, cluster.running) == (0, 0)
     cluster.advance(41)
@@ -234,7 +234,7 @@ def test_lost_files_are_computed_again_before_what_reads_them_goes_on() -> None:
     assert (found.finished, found.repeated) == (4 + 4 + 6 + 4, 4)
 
 
-def test_files_of_what_ended_with_a_stage_that_leaves_none_are_not_missed() -> None:
+def test_files_of_a_job_that_ended_are_not_missed() -> None:
     cluster = _cluster(_workload(_stage(4, 10), _stage(4, 10, shuffle=False), _stage(6, 10), migrate=False), size=4)
     cluster.advance(25)
     cluster.scale(2)
@@ -243,7 +243,7 @@ def test_files_of_what_ended_with_a_stage_that_leaves_none_are_not_missed() -> N
     assert (found.times, found.repeated) == ((40.0,), 0)
 
 
-def test_files_that_are_migrated_are_not_computed_again_unless_nobody_is_left_to_take_them() -> None:
+def test_migrated_files_are_not_recomputed_unless_no_worker_is_left_to_take_them() -> None:
     stages = _stage(4, 10), _stage(4, 10, driver=100)
     some, none = (_cluster(_workload(*stages), size=4) for _ in range(2))
     for cluster, left in ((some, 1), (none, 0)):
@@ -256,7 +256,7 @@ def test_files_that_are_migrated_are_not_computed_again_unless_nobody_is_left_to
     assert (none.result().times, none.result().repeated) == ((130.0,), 4)
 
 
-def test_those_that_hold_files_go_last_unless_these_are_migrated() -> None:
+def test_workers_with_files_are_removed_last_unless_files_are_migrated() -> None:
     stages = _stage(1, 10), _stage(1, 100, driver=10)
     for migrate in (False, True):
         cluster = _cluster(_workload(*stages, migrate=migrate), size=8)
@@ -269,7 +269,7 @@ def test_those_that_hold_files_go_last_unless_these_are_migrated() -> None:
 # the loop
 
 
-def test_decisions_are_made_every_interval_until_the_cluster_is_as_small_as_may_be() -> None:
+def test_decisions_are_made_every_interval_until_the_cluster_is_at_its_minimum() -> None:
     records: list[Record] = []
     decide = _asks(lambda seen: 4 if seen.metrics["pending_tasks"].value else 0)
     found = run(_spec(0, 4), _workload(_stage(4, 15), at=5), CALM, 1, records.append, decide)
@@ -280,10 +280,10 @@ def test_decisions_are_made_every_interval_until_the_cluster_is_as_small_as_may_
     assert [sample.after for sample in found.samples] == [10, 20, 30, 40, 50]
 
 
-def test_what_a_cluster_gives_back_late_is_billed_above_its_least_size() -> None:
+def test_workers_that_are_removed_late_are_billed_above_the_minimum() -> None:
     found = run(_spec(1, 4), _workload(_stage(4, 100)), CALM, 1, decide=_asks(lambda _: 4))
     assert found.times == (140.0,)
-    assert found.worker_seconds == 10 + 4 * 130 + 3 * 600  # it never does: that is not waited for
+    assert found.worker_seconds == 10 + 4 * 130 + 3 * 600  # it never does: the run does not wait for it
 
 
 @given(st.data())
@@ -304,7 +304,7 @@ def test_every_task_is_done_once_or_again_after_a_loss(data: st.DataObject) -> N
         assert tasks <= found.finished <= tasks + found.repeated
         assert found.worker_seconds * slots >= workload.task_seconds - 1e-6
     else:
-        assert not workload.migrate  # lost again and again
+        assert not workload.migrate  # lost repeatedly
     if workload.migrate:
         assert found.finished == tasks
         assert found.repeated == 0
@@ -343,24 +343,24 @@ def _allocated(workload: Workload, limits: Limits, slots: int = 1, *, tracking: 
     return run_dynamic_allocation(limits, slots, workload, CALM, 1, tracking=tracking)
 
 
-def test_dynamic_allocation_grows_by_1_2_4_8_a_second_up_to_what_tasks_can_use() -> None:
+def test_dynamic_allocation_grows_by_1_2_4_8_a_second_up_to_the_slots_that_tasks_can_use() -> None:
     found = _allocated(_workload(_stage(40, 100), at=0.5), Limits(0, 100), slots=2)
-    # Seen at 1 s; 1, 3, 7, 15 and 20 executors are requested from 2 s on, and come 30 s later.
+    # Noticed at 1 s; 1, 3, 7, 15 and 20 executors are requested from 2 s on, and are ready 30 s later.
     assert found.times == (36 + 100 - 0.5,)
     billed = sum((136 - second) * more for second, more in ((2, 1), (3, 2), (4, 4), (5, 8), (6, 5)))
-    # The first of them have done all that is there before the last one has.
+    # The first of them have finished all tasks before the last one has.
     assert found.worker_seconds <= billed
     assert found.repeated == 0
 
 
-def test_dynamic_allocation_keeps_to_its_limits() -> None:
+def test_dynamic_allocation_stays_within_its_limits() -> None:
     found = _allocated(_workload(_stage(8, 10)), Limits(2, 4))
     assert found.worker_seconds <= 4 * (found.times[0] or 0)
     fixed = _allocated(_workload(_stage(8, 10)), Limits(4, 4))
     assert (fixed.times, fixed.changes) == ((20.0,), 0)
 
 
-def test_dynamic_allocation_gives_back_what_was_idle_for_a_minute_but_not_what_holds_files() -> None:
+def test_dynamic_allocation_removes_executors_idle_for_a_minute_except_those_with_files() -> None:
     stages = _stage(4, 100), _stage(1, 300)
     kept, moved = (_allocated(_workload(*stages), Limits(1, 4), tracking=tracking) for tracking in (True, False))
     assert kept.times == moved.times
@@ -369,10 +369,10 @@ def test_dynamic_allocation_gives_back_what_was_idle_for_a_minute_but_not_what_h
     assert unread.worker_seconds == moved.worker_seconds
 
 
-def test_dynamic_allocation_requests_less_when_fewer_tasks_are_left_than_it_waits_for() -> None:
+def test_dynamic_allocation_cancels_requests_when_fewer_tasks_are_left() -> None:
     workload = _workload(_stage(6, 20), _stage(1, 5))
     found = _allocated(workload, Limits(1, 6))
-    # What was requested for the first stage is cancelled where it comes too late for it.
+    # Executors requested for the first stage are cancelled if they would be too late for it.
     assert found.times[0] is not None
     assert found.worker_seconds < 6 * found.times[0]
 
@@ -385,12 +385,12 @@ def test_executors_end_with_their_application() -> None:
     assert twice.worker_seconds <= 2 * once.worker_seconds + 4
 
 
-def test_dynamic_allocation_without_an_executor_that_starts_ends_some_time() -> None:
+def test_dynamic_allocation_whose_executors_never_start_ends_at_some_time() -> None:
     found = run_dynamic_allocation(Limits(0, 2), 1, _workload(_stage(1, 1)), replace(CALM, never=1.0), 1)
     assert found.times == (None,)
 
 
-# what is refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_dynamic_allocation_without_an_executor_that_starts_ends_some_time() -> 
         (lambda: Workload(jobs=()), "jobs", "must have at least one"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], object], name: str, message: str) -> None:
+def test_invalid_parameters_are_refused(make: Callable[[], object], name: str, message: str) -> None:
     with pytest.raises(ParameterError) as caught:
         make()
     assert (caught.value.name, caught.value.message) == (name, message)

@@ -100,14 +100,14 @@ def test_the_mean_cost_is_geometric_and_the_others_are_arithmetic() -> None:
     assert means([_row(converged=100.0), _row(converged=None), _row(converged=300.0)])[0].converged == 200.0
 
 
-def test_without_an_optimum_there_is_no_ratio_to_it() -> None:
+def test_without_an_optimum_there_is_no_cost_ratio() -> None:
     (found,) = means([_row(), _row(scenario="t", optimum=None)])
     assert found.cost is None
     assert cells(found)[0] == "-"
     assert "| `a` | - | 2.00% | 4.0 |" in markdown([_row(optimum=None)])
 
 
-def test_violations_are_few_where_the_mean_of_all_seeds_is() -> None:
+def test_violations_count_as_low_if_the_mean_of_all_seeds_is_low() -> None:
     seeds = [_row(violation=0.0), _row(seed=2, violation=0.015)]
     assert (means(seeds)[0].low, means(seeds)[0].of) == (1, 1)
     assert [one.scenario for one in means([*seeds, _row(scenario="t")], each=True)] == ["s", "t"]
@@ -153,18 +153,18 @@ def test_rows_and_cells_are_in_order() -> None:
     assert markdown(rows[:2]).startswith("| policy | cost | too late | rescales/h | J |\n")
 
 
-def test_the_digest_is_of_every_digit_and_not_of_the_order() -> None:
+def test_the_digest_depends_on_every_digit_but_not_on_the_order() -> None:
     rows = [_row("a"), _row("b")]
     assert digest(rows) == digest(rows[::-1])
     assert digest(rows) != digest([_row("a"), _row("b", cost=math.nextafter(20.0, 21.0))])
     assert rows_json(rows)[0]["policy"] == "a"
 
 
-def test_geometric_means_need_no_order() -> None:
+def test_geometric_means_do_not_depend_on_the_order() -> None:
     assert geometric([1.0, 2.0, 4.0]) == pytest.approx(2.0)
 
 
-def test_it_is_reported_where_another_policy_is_better() -> None:
+def test_scenarios_in_which_another_policy_is_better_are_reported() -> None:
     rows = [
         _row("a", "s", cost=20.0),
         _row("b", "s", cost=15.0),
@@ -180,15 +180,15 @@ def test_it_is_reported_where_another_policy_is_better() -> None:
     assert [rule for _, _, rule, _ in outperformed(rows, "a", ["c"])] == ["b"]
 
 
-# what became worse
+# regressions
 
 
-def test_nothing_is_worse_than_itself_or_by_less_than_three_percent() -> None:
+def test_equal_results_or_differences_below_three_percent_are_no_regression() -> None:
     rows = [_row("a"), _row("b"), _row("a", plant="ec2")]
     before = gate_figures(rows, "a")
     assert regressions(before, rows) == []
     assert regressions(before, [_row("a", cost=20.5, violation=0.0209), _row("a", plant="ec2", rescales=8)]) == []
-    # the others do not count
+    # the other policies do not count
     assert regressions(before, [_row("a"), _row("b", cost=90.0), _row("a", plant="ec2")]) == []
 
 
@@ -196,20 +196,20 @@ def test_nothing_is_worse_than_itself_or_by_less_than_three_percent() -> None:
     ("row", "name"),
     [(_row(cost=20.7), "cost"), (_row(violation=0.0212), "violation"), (_row(rescales=9), "rescales_per_hour")],
 )
-def test_a_figure_that_is_worse_is_named(row: Row, name: str) -> None:
+def test_a_worse_figure_is_named(row: Row, name: str) -> None:
     found = regressions(gate_figures([_row()], "a"), [row])
     assert len(found) == 1
     assert found[0].startswith(f"k8s: {name} is ")
 
 
-def test_next_to_nothing_may_become_a_little_more() -> None:
+def test_a_tiny_figure_may_grow_slightly() -> None:
     before = gate_figures([_row(violation=0.0, rescales=0)], "a")
     assert regressions(before, [_row(violation=0.0005, rescales=0)]) == []
     assert regressions(before, [_row(violation=0.0006, rescales=0)]) != []
     assert regressions(before, [_row(violation=0.0, rescales=1)]) != []
 
 
-def test_a_ratio_that_is_lost_is_worse() -> None:
+def test_a_missing_ratio_is_a_regression() -> None:
     assert regressions(gate_figures([_row()], "a"), [_row(optimum=None)]) != []
 
 
@@ -221,12 +221,12 @@ def test_a_ratio_that_is_lost_is_worse() -> None:
         ([_row(plant="ec2")], "plants: recorded of \\['k8s'\\], now \\['ec2'\\]: record it again"),
     ],
 )
-def test_what_was_recorded_of_something_else_is_no_measure(rows: Sequence[Row], message: str) -> None:
+def test_a_record_of_other_scenarios_is_refused(rows: Sequence[Row], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regressions(gate_figures([_row()], "a"), rows)
 
 
-def test_a_record_without_figures_is_none() -> None:
+def test_a_record_without_figures_is_refused() -> None:
     with pytest.raises(ValueError, match="plants: recorded of None"):
         regressions({**gate_figures([_row()], "a"), "plants": None}, [_row()])
     with pytest.raises(ValueError, match=r"plants.k8s.cost: is None, expected a number"):
@@ -236,14 +236,14 @@ def test_a_record_without_figures_is_none() -> None:
 # runs
 
 
-def test_a_run_has_the_names_of_what_ran() -> None:
+def test_a_run_has_the_names_of_its_parts() -> None:
     one = Contender("static", replace(_spec(_Wants(4)), policies=(), limits=Limits(4, 4)), step)
     row = compare(one, "k8s", K8S, Load("jump", (10.0,) * 30), 1, None)
     assert (row.plant, row.scenario, row.policy, row.seed) == ("k8s", "jump", "static", 1)
 
 
 class _Wants:
-    """What a policy would be that always wants the same."""
+    """A policy that always requests the same size."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -253,22 +253,22 @@ class _Wants:
 
 
 class _Swings:
-    """More, then fewer, and so on."""
+    """Requests more, then fewer, and so on."""
 
     def evaluate(self, view: View) -> Recommendation:
         return Recommendation(30 if view.current < 24 else 0, Reason.ABOVE)
 
 
-def test_bare_rules_get_what_they_ask_for_at_once_within_the_limits() -> None:
+def test_unguarded_rules_get_the_requested_size_at_once_within_the_limits() -> None:
     load = Load("flat", (100.0,) * 60)
     swinging = run(_spec(_Swings()), K8S, load, 1, decide=without_guards).track
     assert [size for _, size in swinging.requests] == [24, 1] * 10
     assert [at for at, _ in swinging.requests][:3] == [3, 6, 9]
-    # behind the guards it is one rescale, as the second would follow while the first is on its way
+    # with guards it is one rescale, as the second would follow while the first is in flight
     assert len(run(_spec(_Swings()), K8S, load, 1).track.requests) == 1
 
 
-def test_bare_rules_are_shown_their_past_and_their_rescales() -> None:
+def test_unguarded_rules_see_their_past_and_their_rescales() -> None:
     seen: list[View] = []
 
     class Looks:
@@ -287,7 +287,7 @@ def test_bare_rules_are_shown_their_past_and_their_rescales() -> None:
     assert seen[1].rescale.to == 5
 
 
-def test_what_others_made_runs_bare_unless_it_is_to_be_guarded() -> None:
+def test_policies_of_others_run_without_guards_unless_requested() -> None:
     load = Load("flat", (1.0,))
     assert BASELINES["hpa70"].decide(load) is without_guards
     assert BASELINES["hpa70"].decide(load, guarded=True) is step
@@ -300,7 +300,7 @@ def test_what_others_made_runs_bare_unless_it_is_to_be_guarded() -> None:
     assert len(BASELINES) == 11
 
 
-def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
+def test_an_oracle_sees_the_actual_next_minutes() -> None:
     rates = tuple(float(n) for n in range(12 * 30))
     shown: list[Observation] = []
 
@@ -318,14 +318,14 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
     assert len(future) == FORECAST_MINUTES
     assert future[:2] == (17.5, 29.5)  # steps 12 to 23, and 24 to 35
     assert "lag" in shown[0].metrics
-    # at the end what came last goes on
+    # at the end the last value is repeated
     late = replace(observation, at=START + timedelta(seconds=5 * (12 * 30 - 6)))
     foreseen(_spec(_Wants(1)), ClusterState(), late)
     assert shown[1].metrics[FORECAST].value == (356.5,) + (359.0,) * 19
     assert Baseline("", oracle=True).decide(Load("rises", rates)) is not without_guards
 
 
-def test_a_flat_forecast_says_that_arrivals_stay_what_they_are() -> None:
+def test_a_flat_forecast_says_that_arrivals_do_not_change() -> None:
     shown: list[Observation] = []
 
     def decide(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
@@ -342,7 +342,7 @@ def test_a_flat_forecast_says_that_arrivals_stay_what_they_are() -> None:
     assert Baseline("", flat=True).decide(load) is not Baseline("").decide(load) is without_guards
 
 
-def test_each_ablation_has_another_rule_off() -> None:
+def test_each_ablation_disables_another_rule() -> None:
     default = BASELINES["adaptive"]
     assert default not in ABLATIONS.values()
     assert len(set(ABLATIONS.values())) == len(ABLATIONS)
@@ -355,7 +355,7 @@ def test_each_ablation_has_another_rule_off() -> None:
 
 
 def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arrivals: float = 100.0, **of: int) -> View:
-    """A view after three minutes of the same."""
+    """A view after three minutes without a change."""
     size = of.get("size", 4)
     numbers = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
     past = []
@@ -387,7 +387,7 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
         (_seen(lag=1600.0, cpu=0.9), 5),
         (_seen(lag=15000.0, cpu=0.9), 8),
         (_seen(lag=1e9, cpu=0.9), 24),
-        # 14 s are none yet, and with idle workers more of them would not help
+        # 14 s are not a backlog yet, and with idle workers more would not help
         (_seen(lag=1400.0, cpu=0.9), 4),
         (_seen(lag=1600.0, cpu=0.19), 4),
         # no backlog and 30 % CPU: 4 x 0.3 / 0.75 = 1.6
@@ -395,10 +395,10 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
         (_seen(cpu=0.0), 1),
         (_seen(cpu=0.74), 4),
         (_seen(cpu=0.3, lag=1100.0), 4),
-        # a job that stands still: nothing shows how many it needs
+        # a stopped job: nothing shows how many it needs
         (_seen(cpu=0.3, throughput=0.0, lag=100.0), 4),
         (_seen(cpu=0.3, throughput=0.0), 2),
-        # not of this size for two minutes
+        # not at this size for two minutes
         (_seen(lag=1600.0, cpu=0.9, before=5), 4),
     ],
 )
@@ -408,12 +408,12 @@ def test_dataflow_clears_a_backlog_and_fills_the_cpu(seen: View, size: int) -> N
     assert found.reason is (Reason.ABOVE if size > 4 else Reason.BELOW if size < 4 else Reason.STEADY)
 
 
-def test_dataflow_abstains_before_it_has_watched_for_two_minutes() -> None:
+def test_dataflow_abstains_until_two_minutes_were_observed() -> None:
     found = BacklogCpu().evaluate(_seen(cpu=0.1, polls=8))
     assert (found.replicas, found.reason) == (None, Reason.LEARNING)
 
 
-def test_dataflow_adds_up_what_is_reported_of_each_replica() -> None:
+def test_dataflow_adds_up_the_readings_per_replica() -> None:
     seen = _seen(lag=1600.0, cpu=0.9)
     split = tuple(
         replace(one, metrics={**one.metrics, "throughput": Reading((50.0, 50.0), one.at)}) for one in seen.past
@@ -421,7 +421,7 @@ def test_dataflow_adds_up_what_is_reported_of_each_replica() -> None:
     assert BacklogCpu().evaluate(replace(seen, past=split)).replicas == 5
 
 
-def test_dataflow_leaves_out_what_was_not_read_and_abstains_without_what_is_now() -> None:
+def test_dataflow_skips_missing_past_readings_and_abstains_without_present_ones() -> None:
     seen = _seen(lag=1600.0, cpu=0.9)
     holed = [
         replace(one, metrics={name: reading for name, reading in one.metrics.items() if name != "lag" or back % 3})

@@ -42,7 +42,7 @@ NAMES = st.sampled_from(sorted(FAMILIES))
 
 
 def _dice(seed: int) -> Random:
-    return Random(seed)  # noqa: S311 - the shape of a load, nothing secret
+    return Random(seed)  # noqa: S311 - the shape of a load, not a secret
 
 
 def _draw(family: str, number: int = 0, seed: int = 1, *, kept: bool = False) -> Sample:
@@ -52,12 +52,12 @@ def _draw(family: str, number: int = 0, seed: int = 1, *, kept: bool = False) ->
 # the split
 
 
-def test_each_family_is_kept_once() -> None:
+def test_each_family_is_held_out_in_one_fold() -> None:
     assert sorted(name for kept in FOLDS for name in kept) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("fold", range(1, len(FOLDS) + 1))
-def test_no_kept_family_is_ever_developed_on(fold: int) -> None:
+def test_no_held_out_family_is_used_for_development(fold: int) -> None:
     develop, kept = split(fold)
     assert kept == FOLDS[fold - 1]
     assert not set(develop) & set(kept)
@@ -66,7 +66,7 @@ def test_no_kept_family_is_ever_developed_on(fold: int) -> None:
 
 @given(NAMES, st.integers(0, 20), st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
-def test_what_is_kept_is_drawn_anew(family: str, number: int, seed: int) -> None:
+def test_held_out_samples_differ_from_those_for_development(family: str, number: int, seed: int) -> None:
     one, other = _draw(family, number, seed), _draw(family, number, seed, kept=True)
     assert one.load.rates != other.load.rates
     assert one.plant != other.plant
@@ -107,12 +107,12 @@ def test_equal_seeds_give_equal_samples_and_others_others(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "kept"), [*product(FAMILIES, (False, True))])
-def test_a_family_has_all_kinds_of_plants_in_any_four_loads(family: str, kept: bool) -> None:
+def test_any_four_loads_of_a_family_have_all_kinds_of_plants(family: str, kept: bool) -> None:
     found = [draw(family, number, 1, 0.1, kept=kept).plant_family for number in range(1, 5)]
     assert sorted(found) == sorted(PLANT_FAMILIES)
 
 
-def test_families_of_the_same_number_do_not_all_have_the_same_kind_of_plant() -> None:
+def test_loads_with_the_same_number_have_different_kinds_of_plants() -> None:
     assert {draw(family, 0, 1, 0.1, kept=True).plant_family for family in FAMILIES} == set(PLANT_FAMILIES)
 
 
@@ -138,7 +138,7 @@ def test_requests_have_bursts_and_moments_without_any() -> None:
     assert max(rates) > 5 * sum(rates) / len(rates)
 
 
-def test_a_block_without_any_request_is_possible() -> None:
+def test_a_block_without_requests_is_possible() -> None:
     class Never(Random):
         def gammavariate(self, alpha: float, beta: float) -> float:
             return 0.0 if self.random() < 0.5 else super().gammavariate(alpha, beta)
@@ -149,7 +149,7 @@ def test_a_block_without_any_request_is_possible() -> None:
 
 
 @pytest.mark.parametrize("family", ["season", "trend", "shifts", "bursts", "on-off", "launches", "silence"])
-def test_a_family_draws_its_parameters_and_not_only_its_noise(family: str) -> None:
+def test_a_family_draws_its_parameters_too_and_not_only_its_noise(family: str) -> None:
     means = []
     for number in range(6):
         rates = _draw(family, number).load.rates
@@ -160,18 +160,18 @@ def test_a_family_draws_its_parameters_and_not_only_its_noise(family: str) -> No
 # traces
 
 
-def test_a_part_of_a_recorded_trace_begins_anywhere_in_it() -> None:
+def test_a_part_of_a_recorded_trace_may_begin_anywhere() -> None:
     points = [(100.0 + 60 * n, float(n)) for n in range(601)]
     shape = recorded(points)
     parts = [shape(_dice(seed), 720) for seed in range(20)]
     assert {len(part) for part in parts} == {720}
     assert len({part[0] for part in parts}) == 20
-    # it rises by one a minute
+    # grows by one per minute
     assert all(part[-1] - part[0] == pytest.approx(719 * 5 / 60) for part in parts)
     assert all(part[0] >= 0 and part[-1] <= 600 for part in parts)
 
 
-def test_a_shorter_trace_is_taken_as_a_whole() -> None:
+def test_a_shorter_trace_is_used_completely() -> None:
     points = [(float(n), 2.0 * n) for n in range(0, 601, 5)]
     part = recorded(points)(_dice(1), 720)
     assert len(part) == 120
@@ -180,7 +180,7 @@ def test_a_shorter_trace_is_taken_as_a_whole() -> None:
     assert (found.family, found.load.name, len(found.load.rates)) == ("mine", "mine 3", 120)
 
 
-def test_a_load_of_nothing_is_refused() -> None:
+def test_a_load_of_zero_is_refused() -> None:
     with pytest.raises(LoadError, match="mine 0: nothing arrives in it"):
         draw("mine", 0, 1, 1.0, kept=True, shape=lambda _, steps: [0.0] * steps)
 
@@ -221,7 +221,7 @@ def test_plants_are_within_their_ranges(name: str, seed: int) -> None:
         assert found.scheduler is None
 
 
-def test_the_ranges_of_all_kinds_are_those_that_are_promised() -> None:
+def test_the_ranges_of_all_kinds_of_plants_are_the_documented_ones() -> None:
     kinds = PLANT_FAMILIES.values()
     assert (min(kind.startup[0] for kind in kinds), max(kind.startup[1] for kind in kinds)) == (10, 180)
     assert (min(kind.restart[0] for kind in kinds), max(kind.restart[1] for kind in kinds)) == (5, 90)
@@ -240,7 +240,7 @@ def test_sources_have_gaps_age_and_noise_and_nothing_else(seed: int) -> None:
     assert not any(getattr(bare, field.name) for field in fields(bare))
 
 
-def test_some_plants_have_outages_of_their_metrics_and_some_show_the_cpu_only() -> None:
+def test_some_plants_have_metric_outages_and_some_show_only_the_cpu() -> None:
     found = [draw("trend", number, 1, 0.1, kept=False) for number in range(40)]
     assert 5 < sum(bool(one.faults.readings) for one in found) < 25
     assert 10 < sum(one.cpu for one in found) < 30

@@ -63,7 +63,7 @@ def _spec(policy: Policy = ADAPTIVE, limits: Limits = ALL_SIZES) -> ClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """The size that the load needs at the moment, at once."""
+    """Requests the size for the present load at once."""
 
     one: float
 
@@ -88,7 +88,7 @@ def _violation(text: str) -> float:
 # By name
 
 
-def test_faults_are_given_as_one_text() -> None:
+def test_faults_are_parsed_from_one_string() -> None:
     assert parse("missing, nan@lag:2m,crash,delayed:90s,refused:12.5%") == Faults(
         readings=(ReadingFault(FaultKind.MISSING, 60.0), ReadingFault(FaultKind.NAN, 120.0, "lag")),
         crash=2700.0,
@@ -97,7 +97,7 @@ def test_faults_are_given_as_one_text() -> None:
     )
 
 
-def test_all_faults_at_once_have_their_usual_amounts() -> None:
+def test_all_faults_at_once_have_their_default_amounts() -> None:
     everything = parse(ALL)
     assert [fault.kind for fault in everything.readings] == list(FaultKind)
     assert everything == parse(",".join(DESCRIPTIONS))
@@ -105,14 +105,14 @@ def test_all_faults_at_once_have_their_usual_amounts() -> None:
 
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)
-def test_every_fault_that_has_a_name_is_reported_with_its_amount(name: str) -> None:
+def test_every_named_fault_is_described_with_its_amount(name: str) -> None:
     (output,) = describe(parse(name))
     assert DESCRIPTIONS[name].default in output or DESCRIPTIONS[name].default == "60s"
     assert "{" not in output
     assert "@" not in output
 
 
-def test_what_is_spoiled_is_reported_by_its_name() -> None:
+def test_the_description_names_the_affected_metric() -> None:
     assert describe(parse("missing@target,missing@engine:2m,nan@lag,stale")) == [
         "the target cannot be read for 1m in every hour",
         "the engine cannot be read for 2m in every hour",
@@ -147,13 +147,13 @@ def test_without_faults_there_is_nothing_to_describe() -> None:
         ("crash,crash:10m", "'crash:10m': crash is given twice"),
     ],
 )
-def test_an_unknown_fault_is_reported_with_what_there_is(text: str, message: str) -> None:
+def test_an_unknown_fault_is_reported_with_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(FaultError) as caught:
         parse(text)
     assert message in str(caught.value)
 
 
-def test_all_that_is_wrong_is_reported_at_once() -> None:
+def test_all_errors_of_a_fault_string_are_reported_at_once() -> None:
     with pytest.raises(FaultError) as caught:
         parse("crush:1h,missing,slow:5m")
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["'crush", "'slow"]
@@ -161,13 +161,13 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
 
 @pytest.mark.parametrize("name", ["late", "delayed", "crash", "restart"])
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_times_are_finite_and_not_below_nothing(name: str, value: float) -> None:
+def test_durations_must_be_finite_and_not_negative(name: str, value: float) -> None:
     given: dict[str, Any] = {name: value}
     with pytest.raises(FaultError, match=f"{name}: is .* s, expected 0 or more"):
         Faults(**given)
 
 
-def test_a_fault_of_a_metric_that_there_is_not_is_refused() -> None:
+def test_a_fault_of_an_unknown_metric_is_refused() -> None:
     with pytest.raises(
         FaultError, match=r"nan@lags: is not a metric of the cluster; did you mean 'lag'\?; it has arriv"
     ):
@@ -178,7 +178,7 @@ def test_a_fault_of_a_metric_that_there_is_not_is_refused() -> None:
 
 
 def _seen(text: str, hours: float = 3.0, seed: int = 1) -> list[Observation]:
-    """What is shown every 15 s of metrics that grow by 1 with every tick."""
+    """The observations every 15 s of metrics that grow by 1 with every tick."""
     injector = Injector(parse(text), seed, _spec())
     found = []
     for tick in range(round(hours * 240)):
@@ -189,32 +189,32 @@ def _seen(text: str, hours: float = 3.0, seed: int = 1) -> list[Observation]:
 
 
 def _wrong(text: str, hours: float = 3.0, seed: int = 1) -> list[int]:
-    """The ticks at which what is shown is not what is."""
+    """The ticks at which an observation differs from the truth."""
     pairs = zip(_seen(text, hours, seed), _seen("restart", hours), strict=True)
     return [tick for tick, (seen, usual) in enumerate(pairs) if seen != usual]
 
 
 @pytest.mark.parametrize(("text", "ticks"), [("missing:60s", 4), ("nan:5m", 20), ("frozen:5m", 20), ("stale:5m", 20)])
-def test_readings_are_wrong_once_in_every_hour_and_as_long_as_configured(text: str, ticks: int) -> None:
+def test_readings_are_wrong_once_in_every_hour_for_the_configured_time(text: str, ticks: int) -> None:
     wrong = _wrong(text, hours=8)
-    # What is frozen is as it should be in its first moment.
+    # A frozen reading is still right in its first moment.
     first = 1 if text.startswith(("frozen", "stale")) else 0
     assert [sum(tick // 240 == hour for tick in wrong) for hour in range(8)] == [ticks - first] * 8
     begins = [tick for tick in wrong if tick - 1 not in wrong]
     assert len({begin % 240 for begin in begins}) > 4
 
 
-def test_the_moments_are_the_seeds() -> None:
+def test_the_times_of_faults_depend_on_the_seed() -> None:
     assert _wrong("missing") == _wrong("missing")
     assert _wrong("missing") != _wrong("missing", seed=2)
     assert _wrong("missing,nan")[:4] != _wrong("nan")[:4]
 
 
-def test_what_is_wrong_for_the_whole_hour_always_is() -> None:
+def test_a_fault_that_lasts_the_whole_hour_is_permanent() -> None:
     assert _wrong("missing:1h") == list(range(720))
 
 
-def test_each_fault_shows_readings_in_its_own_way() -> None:
+def test_each_fault_changes_readings_in_its_own_way() -> None:
     def during(text: str) -> tuple[int, Observation]:
         tick = _wrong(text)[1]
         return tick, _seen(text)[tick]
@@ -244,12 +244,12 @@ def test_the_target_and_the_engine_can_be_missing() -> None:
     assert not any(record.decision.desired < record.decision.current for record in deaf)
 
 
-def test_a_metric_that_is_missing_already_can_be_nothing_else() -> None:
+def test_a_missing_metric_gets_no_other_fault() -> None:
     both = _seen("missing@lag:1h,doubled:1h,nan@lag:1h")
     assert all("lag" not in seen.metrics and set(seen.missing) == {"lag"} for seen in both)
 
 
-def test_a_metric_that_appears_during_a_fault_has_nothing_to_stay_as_it_was() -> None:
+def test_a_metric_that_appears_during_a_freeze_is_missing() -> None:
     injector = Injector(parse("frozen:1h"), 1, _spec())
     injector.seen(Observation(at=START, desired=1, ready=1), 0.0)
     late = START + timedelta(seconds=15)
@@ -258,7 +258,7 @@ def test_a_metric_that_appears_during_a_fault_has_nothing_to_stay_as_it_was() ->
     assert set(seen.missing) == {"lag"}
 
 
-def test_readings_are_missing_each_for_itself() -> None:
+def test_metrics_are_missing_independently() -> None:
     seen = _seen("gaps:20%", hours=10)
     gone = {name: [name not in each.metrics for each in seen] for name in ("lag", "arrivals", "cpu")}
     assert all(sum(each) / len(seen) == pytest.approx(0.2, abs=0.02) for each in gone.values())
@@ -268,7 +268,7 @@ def test_readings_are_missing_each_for_itself() -> None:
     assert all(each.desired == each.ready == 3 for each in seen)
 
 
-def test_late_readings_have_the_values_and_the_time_stamps_of_then() -> None:
+def test_late_readings_have_earlier_values_and_time_stamps() -> None:
     seen = _seen("late:40s")
     assert [dict(each.metrics) for each in seen[:3]] == [{}] * 3  # 40 s are three polls of 15 s
     assert set(seen[0].missing) == {"lag", "arrivals", "cpu"}
@@ -277,7 +277,7 @@ def test_late_readings_have_the_values_and_the_time_stamps_of_then() -> None:
     assert not seen[5].missing
 
 
-def test_a_doubled_reading_of_workers_has_a_doubled_mean_and_shares_stay_shares() -> None:
+def test_a_doubled_reading_of_workers_has_a_doubled_mean_and_shares_stay_within_1() -> None:
     at = START + timedelta(minutes=1)
     metrics = {
         "lag": Reading((10.0, 30.0), at, mean=20.0),
@@ -296,7 +296,7 @@ def test_a_doubled_reading_of_workers_has_a_doubled_mean_and_shares_stay_shares(
             assert found["lag"].mean == 40.0
 
 
-def test_noise_deviates_by_its_share_and_shares_stay_shares() -> None:
+def test_noise_has_the_configured_deviation_and_shares_stay_within_1() -> None:
     seen = _seen("noise:10%", hours=10)
     off = [each.metrics["lag"].value / tick - 1 for tick, each in enumerate(seen) if tick]  # type: ignore[operator]
     assert math.fsum(off) / len(off) == pytest.approx(0.0, abs=0.01)
@@ -316,7 +316,7 @@ def test_gaps_do_not_change_the_noise() -> None:
 
 @pytest.mark.parametrize("text", ["missing:10m", "nan:10m", "stale:10m", "missing@lag:10m", "nan@arrivals:10m"])
 def test_a_missing_metric_never_lowers_the_size(text: str) -> None:
-    # Down for most of the time, so that there is always something to lower.
+    # The proposal is lower most of the time, so that there is always something to lower.
     falling = Load("falling", tuple(1.0 - 0.9 * n / 2880 for n in range(2880)))
     one = falling.per_worker(K8S.gamma)
     for policy in (ADAPTIVE, Follows(one)):
@@ -329,14 +329,14 @@ def test_a_missing_metric_never_lowers_the_size(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["missing", "nan", "stale", "frozen", "doubled@lag"])
-def test_readings_that_fail_for_a_while_cost_the_default_policy_little_delay(text: str) -> None:
+def test_readings_that_fail_for_a_while_delay_the_default_policy_little(text: str) -> None:
     assert _violation(text) <= _violation("") + 0.02
 
 
 # Scale calls
 
 
-def test_a_call_that_fails_leaves_the_size_as_it_was_until_it_is_asked_for_again() -> None:
+def test_a_failed_call_leaves_the_size_unchanged_until_it_is_repeated() -> None:
     jump, _ = staircase([(0.5, 0.2), (0.5, 0.8)])
     offered = Load("jump", tuple(jump))
     policy = Follows(offered.per_worker(K8S.gamma))
@@ -349,21 +349,21 @@ def test_a_call_that_fails_leaves_the_size_as_it_was_until_it_is_asked_for_again
     assert done.track.billed[-1] > done.track.billed[0]
 
 
-def test_when_every_call_fails_nothing_is_ever_done() -> None:
+def test_when_every_call_fails_the_size_never_changes() -> None:
     done, records = _ran("refused:100%")
     assert done.track.requests == []
     assert sum(record.decision.rescale for record in records) > 10
 
 
-def test_a_call_that_is_done_without_an_answer_is_found_to_be_done() -> None:
+def test_a_call_that_succeeds_without_an_answer_is_detected() -> None:
     lost, records = _ran("unanswered:100%")
     usual, _ = _ran("")
-    # Confirmed by what the target shows, so that nothing is asked for twice.
+    # The observed size confirms it, so that nothing is requested twice.
     assert lost.track == usual.track
     assert any(record.failed for record in records)
 
 
-def test_half_of_a_change_is_taken_for_another_controllers_and_corrected() -> None:
+def test_a_half_applied_change_counts_as_external_and_is_corrected() -> None:
     done, records = _ran("half:100%", offered=Load("jump", tuple(staircase([(0.5, 0.2), (1, 0.9)])[0])))
     first = next(record.decision for record in records if record.decision.desired > record.decision.current + 1)
     assert done.track.requests[0][1] == first.current + (first.desired - first.current) // 2
@@ -372,14 +372,14 @@ def test_half_of_a_change_is_taken_for_another_controllers_and_corrected() -> No
     assert done.track.billed[-1] >= 16 * 0.9
 
 
-def test_a_call_that_is_delayed_takes_effect_so_much_later() -> None:
+def test_a_delayed_call_takes_effect_that_much_later() -> None:
     class Twenty:
         def evaluate(self, _: View) -> Recommendation:
             return Recommendation(20, Reason.STEADY)
 
     level = Load("level", tuple(constant(0.5)))
     done, _ = _ran("delayed:62s", Twenty(), level)
-    # Asked for at 15 s: in the first step that begins 77 s or later.
+    # Requested at 15 s: in the first step that begins at 77 s or later.
     assert done.track.requests == [(16, 20)]
     assert done.track.billed[15:17] == [16, 20]
 
@@ -387,7 +387,7 @@ def test_a_call_that_is_delayed_takes_effect_so_much_later() -> None:
 # Workers
 
 
-def test_workers_that_never_come_up_are_billed_until_they_are_called_off() -> None:
+def test_workers_that_never_start_are_billed_until_they_are_cancelled() -> None:
     plant = Plant(replace(K8S, never=1.0), 10.0, 1, 2)
     plant.scale(5)
     for _ in range(1000):
@@ -399,7 +399,7 @@ def test_workers_that_never_come_up_are_billed_until_they_are_called_off() -> No
     assert (plant.track.billed[-1], plant.track.restarts) == (2, 0)
 
 
-def test_so_many_workers_never_come_up_or_are_slow_as_configured() -> None:
+def test_the_configured_share_of_workers_never_starts_or_is_slow() -> None:
     plant = Plant(replace(K8S, never=0.3, slow=0.2, gamma=1.0, sigma=0.0, cold=1.0), 10.0, 1, 1)
     plant.scale(2001)
     for _ in range(100):
@@ -411,7 +411,7 @@ def test_so_many_workers_never_come_up_or_are_slow_as_configured() -> None:
     assert done / (10 * STEP * ready) == pytest.approx(0.8 + 0.2 * 0.7, abs=0.01)
 
 
-def test_a_slow_worker_goes_as_it_came() -> None:
+def test_a_removed_slow_worker_takes_its_own_capacity_with_it() -> None:
     plant = Plant(replace(K8S, slow=1.0, sigma=0.0, gamma=1.0), 10.0, 1, 2)
     done = []
     for size in (2, 3, 2):
@@ -422,7 +422,7 @@ def test_a_slow_worker_goes_as_it_came() -> None:
     assert done == pytest.approx([20, 27, 20])
 
 
-def test_crashes_are_those_of_the_plant_unless_given() -> None:
+def test_a_fault_replaces_the_crash_settings_of_the_plant_only_if_given() -> None:
     assert NONE.applied_to(K8S) == K8S
     crashing = replace(K8S, crash_every=60.0, slow=0.5, never=0.1)
     assert NONE.applied_to(crashing) == crashing
@@ -433,7 +433,7 @@ def test_crashes_are_those_of_the_plant_unless_given() -> None:
 
 
 @pytest.mark.parametrize("text", ["refused", "unanswered", "half", "delayed:30s", "slow", "restart"])
-def test_calls_and_workers_that_fail_cost_the_default_policy_a_bounded_delay(text: str) -> None:
+def test_failing_calls_and_workers_delay_the_default_policy_by_a_bounded_time(text: str) -> None:
     assert _violation(text) <= _violation("") + 0.03
 
 
@@ -462,7 +462,7 @@ def test_a_daemon_is_restarted_as_often_as_configured(monkeypatch: pytest.Monkey
     assert hours == [0, 1, 2, 3]
 
 
-def test_what_a_daemon_does_not_know_after_a_restart_is_whether_its_call_arrived() -> None:
+def test_after_a_restart_the_daemon_only_does_not_know_whether_its_call_arrived() -> None:
     spec = _spec(Follows(10.0))
     at = START + timedelta(seconds=15)
     metrics = {name: Reading(100.0, at) for name in METRICS}
@@ -482,11 +482,11 @@ def test_what_a_daemon_does_not_know_after_a_restart_is_whether_its_call_arrived
 # Together
 
 
-def test_without_faults_nothing_is_drawn_and_nothing_is_changed() -> None:
+def test_without_faults_no_random_number_is_drawn_and_nothing_is_changed() -> None:
     assert _ran("")[0].track == run(_spec(), K8S, RAMPS, 1).track
 
 
-def test_a_plant_does_the_same_while_only_readings_are_wrong() -> None:
+def test_faults_of_readings_do_not_change_the_plant() -> None:
     class Stays:
         def evaluate(self, _: View) -> Recommendation:
             return Recommendation(12, Reason.STEADY)
@@ -501,7 +501,7 @@ def test_a_plant_does_the_same_while_only_readings_are_wrong() -> None:
     st.integers(1, 4),
     st.integers(8, 24),
 )
-def test_whatever_goes_wrong_no_size_beyond_the_limits_is_asked_for(
+def test_whatever_goes_wrong_no_size_beyond_the_limits_is_requested(
     names: Sequence[str], seed: int, least: int, most: int
 ) -> None:
     offered = Load("short", RAMPS.rates[:360])

@@ -88,7 +88,7 @@ def test_the_first_hour_and_the_rest_make_up_a_load() -> None:
     assert first.rate_per_worker == rest.rate_per_worker == 7.0
 
 
-def test_the_first_hour_is_scored_apart() -> None:
+def test_the_first_hour_has_a_separate_score() -> None:
     sample = draw("shifts", 1, 1, 1.5, kept=True)
     found = judge(Contender("fixed", FIXED, step), sample, (2.5, 5.0))
     assert (found.policy, found.family, found.number, found.kept) == ("fixed", "shifts", 1, True)
@@ -101,7 +101,7 @@ def test_the_first_hour_is_scored_apart() -> None:
 
 
 @pytest.mark.parametrize("only_cpu", [False, True])
-def test_a_source_that_has_the_cpu_only_shows_it_as_utilization(only_cpu: bool) -> None:
+def test_a_source_with_only_the_cpu_shows_it_as_utilization(only_cpu: bool) -> None:
     seen: list[Observation] = []
 
     def decide(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
@@ -114,7 +114,7 @@ def test_a_source_that_has_the_cpu_only_shows_it_as_utilization(only_cpu: bool) 
     assert all(cpu == utilization for cpu, utilization in both) == only_cpu
 
 
-def test_where_the_cpu_is_missing_its_shares_are() -> None:
+def test_if_the_cpu_is_missing_the_shares_derived_from_it_are_missing_too() -> None:
     seen: list[Observation] = []
 
     def decide(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
@@ -133,7 +133,7 @@ def test_where_the_cpu_is_missing_its_shares_are() -> None:
 # figures
 
 
-def test_the_worst_tenth_is_a_mean_of_the_greatest() -> None:
+def test_the_worst_tenth_is_the_mean_of_the_greatest_values() -> None:
     values = [float(n) for n in range(1, 21)]
     assert spread(values) == Spread(10.5, 19.5, 20.0)
     assert spread(reversed(values)) == spread(values)
@@ -142,7 +142,7 @@ def test_the_worst_tenth_is_a_mean_of_the_greatest() -> None:
     assert spread([1.0, 4.0], max) == Spread(4.0, 4.0, 4.0)
 
 
-def test_without_an_optimum_the_cost_is_that_to_the_demand() -> None:
+def test_without_an_optimum_the_cost_is_relative_to_the_demand() -> None:
     assert cost(SCORE) == 2.0
     assert cost(replace(SCORE, optimum=None)) == 1.25
 
@@ -165,7 +165,7 @@ def test_the_figures_of_a_policy_are_over_all_its_loads() -> None:
     assert found.first_violation == 0.0
 
 
-def test_a_policy_is_compared_with_the_best_of_the_others() -> None:
+def test_a_policy_is_compared_with_the_best_other_one() -> None:
     rows = [
         *(_row(j=j, number=n) for n, j in enumerate((1.0, 2.0))),
         *(_row("ds2", j, number=n) for n, j in enumerate((1.2, 1.6))),
@@ -177,7 +177,7 @@ def test_a_policy_is_compared_with_the_best_of_the_others() -> None:
     assert found.by == pytest.approx(0.1)
 
 
-def test_losses_are_those_beyond_the_margin_the_greatest_first() -> None:
+def test_losses_beyond_the_margin_are_listed_greatest_first() -> None:
     pairs = {0: (2.0, 1.9), 1: (2.0, 1.94), 2: (2.0, 1.96), 3: (1.0, 1.5), 4: (3.0, 1.0)}
     rows = [
         row
@@ -209,7 +209,7 @@ def test_the_overview_has_mean_worst_tenth_and_worst() -> None:
     assert [len(row) for row in table.rows] == [len(table.head)] * 2
 
 
-def test_places_are_families_and_kinds_of_plants_in_order() -> None:
+def test_combinations_of_family_and_kind_of_plant_are_listed_in_order() -> None:
     rows = [
         _row(j=2.0),
         _row("ds2", 1.5),
@@ -228,7 +228,7 @@ def test_places_are_families_and_kinds_of_plants_in_order() -> None:
     )
 
 
-def test_each_split_compares_what_was_developed_on_with_what_was_kept() -> None:
+def test_each_split_compares_development_families_with_held_out_ones() -> None:
     rows = [
         row
         for number, family in enumerate(name for kept in FOLDS for name in kept)
@@ -240,20 +240,20 @@ def test_each_split_compares_what_was_developed_on_with_what_was_kept() -> None:
     ]
     table = cross_validation(rows, "adaptive")
     assert len(table.rows) == len(FOLDS)
-    # kept families 0 and 1, developed on 2 to 7
+    # held-out families 0 and 1, developed on 2 to 7
     assert table.rows[0] == (f"1: {', '.join(FOLDS[0])}", "5.50", "11.50", "0.00", "0.50")
     assert table.rows[3] == (f"4: {', '.join(FOLDS[3])}", "3.50", "17.50", "0.00", "6.50")
 
 
-def test_an_ablation_shows_by_how_much_j_changes() -> None:
+def test_an_ablation_shows_the_change_of_j() -> None:
     rows = [_row("no slack", 2.25), _row(j=2.0), _row("no guards", 1.875), _row("ds2", 1.0)]
     table = ablation(rows, "adaptive", {"no slack": None, "no guards": None})
     assert [row[:2] for row in table.rows] == [("adaptive", ""), ("no slack", "+0.250"), ("no guards", "-0.125")]
     assert [len(row) for row in table.rows] == [len(table.head)] * 3
 
 
-def test_the_change_of_j_is_of_the_same_samples_and_has_a_standard_error() -> None:
-    # Off by 0, 0.25 and 0.5: their standard deviation is 0.25.
+def test_the_change_of_j_compares_the_same_samples_and_has_a_standard_error() -> None:
+    # Differences of 0, 0.25 and 0.5: their standard deviation is 0.25.
     rows = [_row(j=2.0 + number, number=number) for number in range(3)]
     rows += [_row("no slack", 2.0 + 1.25 * number, number=number) for number in reversed(range(3))]
     table = ablation(rows, "adaptive", {"no slack": None})

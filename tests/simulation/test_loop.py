@@ -28,7 +28,7 @@ K8S = PLANTS["k8s"]
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Always the same size."""
+    """Always requests the same size."""
 
     size: int
 
@@ -57,7 +57,7 @@ def test_it_decides_every_interval_from_the_first_on() -> None:
     assert len(found.track.arrivals) == 72
 
 
-def test_what_is_decided_is_what_the_plant_is_asked_for() -> None:
+def test_the_plant_receives_the_decided_size() -> None:
     found = run(_spec(Wants(20)), K8S, _level(0.5), 1, size=16)
     assert found.track.requests == [(3, 20)]
     assert found.track.billed[2] == 16
@@ -65,7 +65,7 @@ def test_what_is_decided_is_what_the_plant_is_asked_for() -> None:
     assert found.track.running[-1] == 20
 
 
-def test_the_peak_is_what_sixteen_workers_process() -> None:
+def test_the_peak_needs_sixteen_workers() -> None:
     calm = replace(K8S, sigma=0.0, cold=1.0)
     enough = run(_spec(limits=Limits(16, 16)), calm, _level(1), 1)
     assert enough.track.position[-1] == pytest.approx(sum(enough.track.arrivals))
@@ -73,7 +73,7 @@ def test_the_peak_is_what_sixteen_workers_process() -> None:
     assert short.track.position[-1] == pytest.approx(sum(short.track.arrivals) * (15 / 16) ** 0.9)
 
 
-def test_it_begins_with_what_the_first_step_needs_within_the_limits() -> None:
+def test_it_starts_with_the_size_for_the_first_step_within_the_limits() -> None:
     quiet = Load("rise", (100.0 / 16**0.9,) * 100 + (100.0,))
     assert run(_spec(), K8S, quiet, 1).track.running[0] == 1
     assert run(_spec(limits=Limits(3, 24)), K8S, quiet, 1).track.running[0] == 3
@@ -81,7 +81,7 @@ def test_it_begins_with_what_the_first_step_needs_within_the_limits() -> None:
     assert run(_spec(limits=Limits(1, 12)), K8S, _level(0.1), 1).track.running[0] == 12
 
 
-def test_a_seed_gives_one_run_to_the_digit_and_another_seed_another() -> None:
+def test_equal_seeds_give_equal_runs_to_the_last_digit_and_others_differ() -> None:
     steps = load_by_name("steps6h")
     tracks: list[Track] = [run(_drain(), PLANTS["ec2"], steps, seed).track for seed in (5, 5, 6)]
     assert tracks[0] == tracks[1]
@@ -100,7 +100,7 @@ def test_the_decisions_are_those_of_step_on_the_same_observations() -> None:
     assert len(found.track.requests) == sum(record.decision.rescale for record in recorded) > 5
 
 
-def test_a_run_may_begin_at_any_time() -> None:
+def test_a_run_may_start_at_any_time() -> None:
     start = datetime(2024, 2, 29, 23, tzinfo=UTC)
     usual: list[Record] = []
     moved: list[Record] = []
@@ -114,12 +114,12 @@ def test_a_run_may_begin_at_any_time() -> None:
     assert [one.decision.desired for one in moved] == [one.decision.desired for one in usual]
 
 
-def test_an_interval_that_is_no_multiple_of_the_plants_step_is_refused() -> None:
+def test_an_interval_that_is_not_a_multiple_of_the_plants_step_is_refused() -> None:
     with pytest.raises(ValueError, match="interval: is 7s, expected a multiple of 5s"):
         run(replace(_spec(), interval=timedelta(seconds=7)), K8S, _level(0.1), 1)
 
 
-def test_the_score_knows_the_plants_objective_and_the_loads_jumps() -> None:
+def test_the_score_uses_the_plants_objective_and_the_loads_jumps() -> None:
     found = run(_drain(), K8S, load_by_name("steps6h"), 1)
     usual, strict = found.score(40.0), replace(found, plant=replace(K8S, slo=5.0)).score()
     assert usual.hours == 6

@@ -1,4 +1,4 @@
-"""Equal seeds give equal results on every machine, though `exp`, `log` and `pow` differ there in their last digit."""
+"""Equal seeds give equal results on every machine, although `exp`, `log` and `pow` differ there in their last digit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoscaler_policies.adaptive.policy import Adaptive
 
 
 def lived(load: str, name: str) -> tuple[object, ...]:
-    """All that was decided and that came of it, to the last digit."""
+    """All decisions and their results, to the last digit."""
     plant = PLANTS[name]
     policy = Adaptive(objective=timedelta(seconds=plant.slo))
     policies = (NamedPolicy("adaptive", policy),)
@@ -44,7 +44,7 @@ def lived(load: str, name: str) -> tuple[object, ...]:
     ("load", "name"),
     [("steps6h", "k8s"), *(pytest.param("bursts12h", name, marks=pytest.mark.e2e) for name in ("ec2", "redeploy"))],
 )
-def test_the_last_digit_of_another_machine_changes_no_decision(
+def test_a_different_last_digit_on_another_machine_changes_no_decision(
     load: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = lived(load, name)

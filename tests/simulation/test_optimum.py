@@ -14,7 +14,7 @@ from autoscaler.simulation.plant import PLANTS, PlantSpec
 
 
 def _brute_force(given: Problem) -> int | None:
-    """Every sequence of sizes."""
+    """The minimum over every sequence of sizes."""
     best: int | None = None
     for sequence in itertools.product(range(len(given.capacity)), repeat=len(given.arrivals)):
         backlog, cost, before = 0.0, 0, sequence[0]
@@ -36,7 +36,7 @@ def _problems(draw: st.DrawFn) -> Problem:
     steps = draw(st.integers(1, 6 if sizes < 4 else 5))
     records = st.integers(0, 12 * sizes)
     capacity = sorted(draw(st.lists(st.integers(5, 12 * sizes), min_size=sizes, max_size=sizes)))
-    # Eighths, so that sums are exact and both ways agree on what is just allowed.
+    # Eighths, so that sums are exact and both methods agree on what is just allowed.
     lost = st.integers(0, 14).map(lambda eighths: eighths / 8)
     return Problem(
         arrivals=tuple(map(float, draw(st.lists(records, min_size=steps, max_size=steps)))),
@@ -58,13 +58,13 @@ def test_it_is_the_least_of_all_sequences_of_sizes(given: Problem) -> None:
         assert solve(given) == expected
 
 
-def test_a_constant_load_costs_the_size_that_carries_it() -> None:
+def test_a_constant_load_costs_the_size_that_can_process_it() -> None:
     given = Problem(arrivals=(19.0,) * 50, capacity=(10.0, 20.0, 30.0), lost_up=0.4, lost_down=0.3, most=(0.0,) * 50)
     assert solve(given) == 100
 
 
-def test_a_backlog_is_used_where_the_objective_allows_it() -> None:
-    # 21 records a step: two workers leave one each time, which is allowed up to 5.
+def test_a_backlog_is_used_if_the_objective_allows_it() -> None:
+    # 21 records a step: two workers leave one each time; up to 5 are allowed.
     given = Problem(arrivals=(21.0,) * 5, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(5.0,) * 5)
     assert solve(given) == 10
     assert (
@@ -73,7 +73,7 @@ def test_a_backlog_is_used_where_the_objective_allows_it() -> None:
     )
 
 
-def test_a_short_crowd_is_not_worth_two_changes_where_they_cost_more_than_they_save() -> None:
+def test_a_short_peak_is_not_worth_two_changes_that_cost_more_than_they_save() -> None:
     busy, quiet = 30.0, 5.0
     arrivals = (busy, busy, quiet, busy, busy)
     cheap = Problem(arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(0.0,) * 5)
@@ -82,7 +82,7 @@ def test_a_short_crowd_is_not_worth_two_changes_where_they_cost_more_than_they_s
     assert solve(dear) == 15
 
 
-def test_workers_that_start_are_billed() -> None:
+def test_starting_workers_are_billed() -> None:
     arrivals = (10.0, 30.0, 30.0)
     assert (
         solve(Problem(arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(0.0,) * 3)) == 7
@@ -97,7 +97,7 @@ def test_workers_that_start_are_billed() -> None:
     )
 
 
-def test_a_load_beyond_the_greatest_size_has_no_optimum() -> None:
+def test_a_load_beyond_the_largest_size_has_no_optimum() -> None:
     with pytest.raises(OptimumError, match="step 1: not even 2 workers keep the objective"):
         solve(Problem(arrivals=(5.0, 50.0), capacity=(10.0, 20.0), lost_up=0.0, lost_down=0.0, most=(0.0, 10.0)))
 
@@ -110,29 +110,29 @@ def test_a_plant_and_a_load_make_a_problem() -> None:
     assert given.capacity == pytest.approx((9 / 4 * 30, 9 / 4 * 2**0.5 * 30))
     assert given.lost_up == pytest.approx((12 + 6) / 30)
     assert given.lost_down == pytest.approx((9 + 6 + 6) / 30)
-    # All that came in 47 s: 30 s of 4/s and 17 s of 1/s.
+    # All arrivals of 47 s: 30 s of 4/s and 17 s of 1/s.
     assert given.most == pytest.approx((30, 120 + 17))
     assert given.startup == 3
 
 
-def test_the_hours_of_a_load_that_does_not_end_with_a_step_are_all_counted() -> None:
+def test_all_hours_of_a_load_count_even_if_it_does_not_end_with_a_step() -> None:
     whole = optimum(Load("x", (10.0,) * 720), PLANTS["k8s"])
     assert 15.5 < whole < 16
     assert optimum(Load("x", (10.0,) * (720 + 3)), PLANTS["k8s"]) == pytest.approx(whole * 723 / 720)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0, 32.0])
-def test_a_step_is_some_of_the_plants(seconds: float) -> None:
+def test_a_step_is_a_multiple_of_the_plants_step(seconds: float) -> None:
     with pytest.raises(ValueError, match="expected a multiple of 5"):
         problem(Load("x", (1.0,) * 100), PLANTS["k8s"], seconds=seconds)
 
 
-def test_without_numpy_it_names_the_extra_to_install() -> None:
+def test_without_numpy_the_error_names_the_extra_to_install() -> None:
     code = "import sys; sys.modules['numpy'] = None; import autoscaler.simulation.optimum"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "the optimum needs numpy: pip install '.[simulate]'" in found.stderr
 
 
-def test_simulating_needs_no_numpy() -> None:
+def test_a_simulation_needs_no_numpy() -> None:
     code = "import sys; sys.modules['numpy'] = None; import autoscaler.simulation.loop"
     subprocess.run([sys.executable, "-c", code], check=True)

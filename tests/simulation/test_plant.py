@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.simulation.plant import PLANTS, START, STEP, Plant, PlantSpec
 
-# Nothing is left to chance, n workers do n times the work, and nothing happens exactly at the end of a step.
+# No randomness, n workers process n times as much as one, and nothing happens exactly at the end of a step.
 CALM = PlantSpec(startup=28, startup_sd=0, restart_up=12, restart_down=8, restart_sd=0, gamma=1, sigma=0, cold=1)
 ONE = 10.0
 FLOOD = 1e9
@@ -37,7 +37,7 @@ def _processed(plant: Plant) -> list[float]:
 
 
 def _stopped(plant: Plant) -> list[float]:
-    """Seconds of each step in which the job stood still."""
+    """Seconds of each step in which the job was stopped."""
     return [share * STEP for share in plant.track.stopped]
 
 
@@ -57,10 +57,10 @@ def _time(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-# What workers process
+# Capacity
 
 
-def test_a_new_plant_is_running_and_not_cold() -> None:
+def test_a_new_plant_is_running_and_warm() -> None:
     plant = _plant(4, cold=0.5, cold_for=7200.0)
     _run(plant, 5, FLOOD)
     assert plant.track.position == [4 * ONE * STEP]
@@ -72,13 +72,13 @@ def test_a_new_plant_is_running_and_not_cold() -> None:
 
 
 @pytest.mark.parametrize(("size", "gamma"), [(1, 0.9), (16, 0.9), (24, 0.8), (3, 1.0)])
-def test_so_many_workers_do_the_work_of_one_times_their_number_to_the_power_of_gamma(size: int, gamma: float) -> None:
+def test_n_workers_process_as_much_as_one_times_n_to_the_power_of_gamma(size: int, gamma: float) -> None:
     plant = _plant(size, gamma=gamma)
     _run(plant, 5, FLOOD)
     assert plant.track.position[0] == pytest.approx(ONE * size**gamma * STEP)
 
 
-def test_what_arrives_is_processed_in_its_step_while_capacity_lasts() -> None:
+def test_arrivals_are_processed_in_their_step_while_capacity_suffices() -> None:
     plant = _plant(4)
     _run(plant, 10, 39.0)
     _run(plant, 5, 50.0)
@@ -86,14 +86,14 @@ def test_what_arrives_is_processed_in_its_step_while_capacity_lasts() -> None:
     assert _processed(plant) == [195, 195, 200, 200, 150]
 
 
-def test_a_job_that_keeps_up_has_processed_what_has_come_to_the_digit() -> None:
+def test_a_job_that_keeps_up_has_processed_all_arrivals_to_the_last_digit() -> None:
     plant = Plant(CALM, 1e30, 1, 4)
     for step in range(50):
         plant.advance(math.pi**step)
     assert plant.track.position == list(accumulate(plant.track.arrivals))
 
 
-def test_records_may_come_to_cost_more() -> None:
+def test_the_cost_per_record_may_rise() -> None:
     plant = _plant(4)
     _run(plant, 10, FLOOD)
     plant.rate_per_worker /= 2
@@ -110,7 +110,7 @@ def test_without_workers_nothing_is_processed() -> None:
     assert (_value(plant, "lag"), _value(plant, "utilization")) == (32.5, 0)
 
 
-def test_the_capacitys_noise_has_its_spread_and_its_memory() -> None:
+def test_the_noise_of_the_capacity_has_its_deviation_and_time_constant() -> None:
     plant = Plant(PlantSpec(sigma=0.04, tau=300, gamma=1), ONE, 5, 1)
     _run(plant, 100_000 * STEP, FLOOD)
     noise = [math.log(done / (ONE * STEP)) for done in _processed(plant)]
@@ -120,7 +120,7 @@ def test_the_capacitys_noise_has_its_spread_and_its_memory() -> None:
         assert correlation(noise[:-steps], noise[steps:]) == pytest.approx(math.exp(-steps * STEP / 300), abs=0.06)
 
 
-def test_the_noise_has_its_spread_from_the_first_step_on() -> None:
+def test_the_noise_has_its_full_deviation_from_the_first_step_on() -> None:
     noise = []
     for seed in range(1000):
         plant = Plant(PlantSpec(sigma=0.04), ONE, seed, 1)
@@ -129,7 +129,7 @@ def test_the_noise_has_its_spread_from_the_first_step_on() -> None:
     assert pstdev(noise) == pytest.approx(0.04, rel=0.1)
 
 
-def test_a_job_is_cold_for_its_time_after_a_restart() -> None:
+def test_a_job_is_cold_for_the_configured_time_after_a_restart() -> None:
     plant = _plant(5, cold=0.5, cold_for=30.0)
     plant.scale(4)
     _run(plant, 50, FLOOD)
@@ -149,7 +149,7 @@ def test_new_workers_are_billed_from_the_request_ready_after_their_start_up_and_
     for _ in range(12):
         _run(plant, 5)
         ready.append(plant.observe().ready)
-    # Requested at 5 s, up at 33 s, and 10 s later for all that may come: the step from 45 s on.
+    # Requested at 5 s, ready at 33 s; the merge window ends 10 s later: the step from 45 s on.
     assert ready == [4] * 5 + [6] * 7
     assert plant.track.billed == [4] + [6] * 12
     assert plant.track.running == [4] * 9 + [6] * 4
@@ -158,7 +158,7 @@ def test_new_workers_are_billed_from_the_request_ready_after_their_start_up_and_
     assert plant.track.requests == [(1, 6)]
 
 
-def test_each_worker_takes_its_own_time_to_start() -> None:
+def test_each_worker_has_its_own_start_up_time() -> None:
     plant = Plant(PlantSpec(startup=30, startup_sd=0.25), ONE, 3, 1)
     plant.scale(4001)
     spread = NormalDist(math.log(30), 0.25)
@@ -175,7 +175,7 @@ def test_registrations_within_the_merge_window_share_one_restart() -> None:
     _run(plant, 5)
     plant.scale(6)
     _run(plant, 95)
-    # Up at 28 s and at 33 s; the first one's window ends at 38 s.
+    # Ready at 28 s and at 33 s; the window of the first ends at 38 s.
     assert plant.track.restarts == 1
     assert plant.track.running == [4] * 8 + [6] * 12
 
@@ -184,7 +184,7 @@ def test_the_merge_window_begins_with_the_first_registration() -> None:
     plant = _plant(4, startup_sd=0.02, merge=3.2)
     plant.scale(204)
     _run(plant, 60)
-    # All come up between 25 and 30 s, the first before 26.8 s and the last after 29 s.
+    # All get ready between 25 and 30 s, the first before 26.8 s and the last after 29 s.
     assert plant.track.running == [4] * 6 + [204] * 6
 
 
@@ -194,20 +194,20 @@ def test_a_registration_after_the_merge_window_restarts_the_job_again() -> None:
     _run(plant, 15)
     plant.scale(6)
     _run(plant, 85)
-    # Up at 28 s and at 43 s.
+    # Ready at 28 s and at 43 s.
     assert plant.track.restarts == 2
     assert plant.track.running == [4] * 8 + [5] * 3 + [6] * 9
     # From 40 s on for 12 s, and for another 12 s from 55 s on.
     assert _stopped(plant) == pytest.approx([0] * 8 + [5, 5, 2, 5, 5, 2] + [0] * 6)
 
 
-def test_a_restart_during_a_stall_begins_it_anew() -> None:
+def test_a_restart_during_a_stall_restarts_the_stall() -> None:
     plant = _plant(4, merge=0, restart_up=30)
     plant.scale(5)
     _run(plant, 15)
     plant.scale(6)
     _run(plant, 85)
-    # At 30 s, and at 45 s while it still stands still.
+    # At 30 s, and at 45 s while the job is still stopped.
     assert plant.track.restarts == 2
     assert sum(_stopped(plant)) == pytest.approx(45)
     assert _engine(plant).running_since == _time(75)
@@ -223,13 +223,13 @@ def test_a_restart_during_a_longer_stall_does_not_shorten_it() -> None:
     assert sum(_stopped(plant)) == pytest.approx(58)
 
 
-def test_a_worker_that_comes_up_after_the_restart_began_is_not_in_it() -> None:
+def test_a_worker_that_gets_ready_after_the_start_of_a_restart_is_not_part_of_it() -> None:
     plant = _plant(4, merge=1, startup=28.5)
     plant.scale(5)
     _run(plant, 5)
     plant.scale(6)
     _run(plant, 60)
-    # Up at 28.5 s and at 33.5 s; the restart at 30 s cannot know of the second.
+    # Ready at 28.5 s and at 33.5 s; the restart at 30 s cannot include the second.
     assert plant.track.running == [4] * 6 + [5] + [6] * 6
     assert plant.track.restarts == 2
 
@@ -245,13 +245,13 @@ def _stalls(sizes: tuple[int, int], seeds: int = 600) -> list[float]:
 
 
 @pytest.mark.parametrize(("sizes", "middle"), [((4, 6), 12), ((6, 4), 8)])
-def test_how_long_a_restart_takes_is_lognormal(sizes: tuple[int, int], middle: float) -> None:
+def test_the_duration_of_a_restart_is_lognormal(sizes: tuple[int, int], middle: float) -> None:
     stalls = _stalls(sizes)
     assert median(stalls) == pytest.approx(middle, rel=0.05)
     assert stdev(map(math.log, stalls)) == pytest.approx(0.3, rel=0.1)
 
 
-def test_start_ups_that_are_called_off_stop_nothing() -> None:
+def test_cancelled_start_ups_do_not_stop_the_job() -> None:
     plant = _plant(4)
     plant.scale(8)
     _run(plant, 10)
@@ -264,7 +264,7 @@ def test_start_ups_that_are_called_off_stop_nothing() -> None:
     assert plant.track.requests == [(0, 8), (2, 4)]
 
 
-def test_the_latest_start_up_is_called_off_first() -> None:
+def test_the_latest_start_up_is_cancelled_first() -> None:
     plant = _plant(4)
     plant.scale(5)
     _run(plant, 10)
@@ -276,7 +276,7 @@ def test_the_latest_start_up_is_called_off_first() -> None:
     assert plant.observe().ready == 5
 
 
-def test_the_size_that_there_is_can_be_asked_for_again() -> None:
+def test_requesting_the_present_size_changes_nothing() -> None:
     plant = _plant(4)
     plant.scale(4)
     _run(plant, 5)
@@ -287,7 +287,7 @@ def test_the_size_that_there_is_can_be_asked_for_again() -> None:
 # Scale-in
 
 
-def test_a_scale_in_is_done_at_once_and_stops_the_job() -> None:
+def test_a_scale_in_takes_effect_at_once_and_stops_the_job() -> None:
     plant = _plant(6)
     _run(plant, 10)
     plant.scale(4)
@@ -299,7 +299,7 @@ def test_a_scale_in_is_done_at_once_and_stops_the_job() -> None:
     assert plant.track.restarts == 1
 
 
-def test_workers_that_are_not_stopped_gracefully_add_their_heartbeat_time_out() -> None:
+def test_workers_that_are_not_stopped_gracefully_add_their_heartbeat_timeout() -> None:
     plant = _plant(6, heartbeat=50)
     plant.scale(4)
     _run(plant, 100)
@@ -310,7 +310,7 @@ def test_workers_that_are_not_stopped_gracefully_add_their_heartbeat_time_out() 
     assert sum(_stopped(up)) == pytest.approx(12)
 
 
-def test_start_ups_are_called_off_before_workers_are_stopped() -> None:
+def test_start_ups_are_cancelled_before_workers_are_stopped() -> None:
     plant = _plant(4)
     plant.scale(6)
     _run(plant, 10)
@@ -321,7 +321,7 @@ def test_start_ups_are_called_off_before_workers_are_stopped() -> None:
     assert plant.track.restarts == 1
 
 
-def test_the_restart_of_a_scale_in_takes_in_the_workers_that_wait_for_one() -> None:
+def test_the_restart_of_a_scale_in_includes_registered_workers_that_wait_for_one() -> None:
     plant = _plant(4)
     plant.scale(7)
     _run(plant, 30)
@@ -345,7 +345,7 @@ def test_a_restart_goes_back_to_the_last_checkpoint() -> None:
     assert plant.track.position[15:] == pytest.approx([800, 600, 660, 810])
 
 
-def test_before_the_first_checkpoint_it_goes_back_to_the_beginning() -> None:
+def test_before_the_first_checkpoint_a_restart_goes_back_to_the_beginning() -> None:
     plant = _plant(4, checkpoint=60)
     _run(plant, 55, 10.0)
     plant.scale(3)
@@ -353,7 +353,7 @@ def test_before_the_first_checkpoint_it_goes_back_to_the_beginning() -> None:
     assert plant.track.position[-2:] == [550, 0]
 
 
-def test_a_checkpoint_in_the_middle_of_a_step_has_what_was_processed_until_then() -> None:
+def test_a_checkpoint_in_the_middle_of_a_step_has_the_records_processed_until_then() -> None:
     plant = _plant(4, checkpoint=13)
     _run(plant, 20, 10.0)
     assert _engine(plant).last_checkpoint == _time(13)
@@ -386,14 +386,14 @@ def test_checkpoints_complete_only_while_the_job_runs() -> None:
 # Crashes
 
 
-def test_a_crash_takes_a_worker_which_is_replaced_and_stops_the_job_twice() -> None:
+def test_a_crash_removes_a_worker_that_is_replaced_and_stops_the_job_twice() -> None:
     plant = _plant(4, crash_every=3600, crash_noticed=10)
     seen: list[int | None] = []
     while 3 not in seen or plant.track.running[-1] < 4:
         _run(plant, 5)
         seen.append(plant.observe().ready)
     first = seen.index(3)
-    # Noticed after 10 s, restarted for 8 s; the new one is up 28 s after the crash and 12 s later it is in use.
+    # Noticed after 10 s, restarted for 8 s; the new worker is ready 28 s after the crash and in use 12 s later.
     assert seen[first:] == [3] * 5 + [4] * 4
     assert plant.track.running[first:] == [3] * 8 + [4]
     assert plant.track.billed == [4] * (first + 9)
@@ -402,10 +402,10 @@ def test_a_crash_takes_a_worker_which_is_replaced_and_stops_the_job_twice() -> N
     assert plant.track.restarts == 2
 
 
-def test_crashes_come_as_often_as_configured() -> None:
+def test_crashes_have_the_configured_frequency() -> None:
     plant = _plant(4, crash_every=1800)
     _run(plant, 500 * 1800)
-    # Each is followed by the restart for the new worker, unless the next one comes sooner.
+    # Each is followed by the restart for the new worker, unless the next crash comes sooner.
     assert plant.track.restarts / 2 == pytest.approx(500, rel=0.1)
     assert set(plant.track.billed) == {4}
 
@@ -416,16 +416,16 @@ def test_the_only_worker_does_not_crash() -> None:
     assert plant.track.restarts == 0
 
 
-def test_without_a_time_between_crashes_there_are_none() -> None:
+def test_without_a_configured_frequency_there_are_no_crashes() -> None:
     plant = Plant(PLANTS["k8s"], ONE, 1, 4)
     _run(plant, 24 * 3600)
     assert plant.track.restarts == 0
 
 
-# What is seen
+# Observations
 
 
-def test_what_is_seen_are_the_means_of_the_last_minute() -> None:
+def test_observations_are_means_over_the_last_minute() -> None:
     plant = _plant(4, idle=0.1)
     _run(plant, 60, 1000.0)
     _run(plant, 30, 20.0)
@@ -450,7 +450,7 @@ def test_what_is_seen_are_the_means_of_the_last_minute() -> None:
     )
 
 
-def test_before_a_minute_has_passed_it_is_the_mean_of_what_there_was() -> None:
+def test_in_the_first_minute_observations_are_means_since_the_start() -> None:
     plant = _plant(4)
     _run(plant, 5, 10.0)
     _run(plant, 5, 20.0)
@@ -458,14 +458,14 @@ def test_before_a_minute_has_passed_it_is_the_mean_of_what_there_was() -> None:
     assert _value(plant, "lag") == 0
 
 
-def test_utilization_is_the_share_of_capacity_that_is_used_and_cpu_adds_what_is_never_idle() -> None:
+def test_utilization_is_the_used_share_of_capacity_and_cpu_adds_an_idle_share() -> None:
     plant = _plant(4, idle=0.1)
     _run(plant, 60, 10.0)
     assert _value(plant, "utilization") == _value(plant, "saturation") == pytest.approx(0.25)
     assert _value(plant, "cpu") == pytest.approx(0.1 + 0.9 * 0.25)
 
 
-def test_a_job_that_stands_still_uses_nothing_and_shows_the_lag() -> None:
+def test_a_stopped_job_uses_nothing_and_shows_its_lag() -> None:
     plant = _plant(5, heartbeat=52)
     plant.scale(4)
     _run(plant, 60, 10.0)
@@ -474,14 +474,14 @@ def test_a_job_that_stands_still_uses_nothing_and_shows_the_lag() -> None:
     assert _value(plant, "lag") == 10 * fmean(range(5, 65, 5))
 
 
-def test_utilization_is_of_the_whole_time_also_where_the_job_ran_for_a_part_of_it() -> None:
+def test_utilization_is_over_the_whole_time_even_if_the_job_ran_for_a_part_of_it() -> None:
     plant = _plant(5)
     plant.scale(4)
     _run(plant, 10, FLOOD)
     assert _value(plant, "utilization") == pytest.approx(2 / 10)
 
 
-def test_what_is_processed_again_shows_in_the_throughput() -> None:
+def test_replayed_records_count_as_throughput() -> None:
     plant = _plant(4, checkpoint=100, restart_down=0.1)
     _run(plant, 60, 10.0)
     plant.scale(3)
@@ -518,7 +518,7 @@ def test_the_first_day_is_a_monday_in_a_known_time_zone() -> None:
     assert START.utcoffset() == timedelta(0)
 
 
-# Whatever happens
+# Invariants
 
 Steps = Sequence[tuple[float, int | None]]
 _STEPS = st.lists(st.tuples(st.floats(0, 400), st.one_of(st.none(), st.integers(1, 24))), min_size=1, max_size=80)
@@ -545,19 +545,19 @@ def _ran(spec: PlantSpec, seed: int, steps: Steps) -> Plant:
 
 
 @given(_SPECS, st.integers(0, 100), _STEPS)
-def test_no_record_is_processed_before_it_comes_and_none_is_lost(spec: PlantSpec, seed: int, steps: Steps) -> None:
+def test_no_record_is_processed_before_it_arrives_and_none_is_lost(spec: PlantSpec, seed: int, steps: Steps) -> None:
     plant = _ran(spec, seed, steps)
     track = plant.track
     assert track.arrivals == [records for records, _ in steps]
     assert all(0 <= done <= come for done, come in zip(track.position, accumulate(track.arrivals), strict=True))
-    # Left alone and with nothing more to do, it ends with everything done.
+    # Without further changes and arrivals, all records are processed at the end.
     while plant.track.position[-1] < sum(track.arrivals) * (1 - 1e-9) and len(track.arrivals) < 5000:
         plant.advance(0.0)
     assert track.position[-1] == pytest.approx(sum(track.arrivals))
 
 
 @given(_SPECS, st.integers(0, 100), _STEPS)
-def test_what_was_asked_for_is_billed_and_only_what_is_up_is_used(spec: PlantSpec, seed: int, steps: Steps) -> None:
+def test_requested_workers_are_billed_and_only_ready_ones_are_used(spec: PlantSpec, seed: int, steps: Steps) -> None:
     track = _ran(spec, seed, steps).track
     wanted, asked = 4, []
     for _, size in steps:
@@ -569,7 +569,7 @@ def test_what_was_asked_for_is_billed_and_only_what_is_up_is_used(spec: PlantSpe
 
 
 @given(_SPECS, st.integers(0, 100), _STEPS)
-def test_no_more_is_processed_than_the_workers_can_and_only_a_restart_goes_back(
+def test_throughput_never_exceeds_the_capacity_and_only_a_restart_goes_back(
     spec: PlantSpec, seed: int, steps: Steps
 ) -> None:
     plant = Plant(replace(spec, sigma=0.0), ONE, seed, 4)
@@ -588,7 +588,7 @@ def test_no_more_is_processed_than_the_workers_can_and_only_a_restart_goes_back(
 
 
 @given(_SPECS, st.integers(0, 100), _STEPS)
-def test_what_is_seen_makes_sense(spec: PlantSpec, seed: int, steps: Steps) -> None:
+def test_observations_are_plausible(spec: PlantSpec, seed: int, steps: Steps) -> None:
     plant = _ran(spec, seed, steps)
     seen = plant.observe()
     assert all(reading.finite() for reading in seen.metrics.values())
@@ -639,7 +639,7 @@ def test_the_plants_of_the_benchmark() -> None:
 
 @pytest.mark.parametrize("name", ["startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_what_cannot_be_nothing_is_above_it(name: str, value: float) -> None:
+def test_parameters_that_must_be_positive_are_checked(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: is .*, expected above 0"):
         changed(name, value)
 
@@ -649,7 +649,7 @@ def test_what_cannot_be_nothing_is_above_it(name: str, value: float) -> None:
     ["startup_sd", "restart_sd", "heartbeat", "sigma", "merge", "cold_for", "crash_every", "crash_noticed"],
 )
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
-def test_what_can_be_nothing_is_not_below_it(name: str, value: float) -> None:
+def test_parameters_that_must_not_be_negative_are_checked(name: str, value: float) -> None:
     assert getattr(changed(name, 0.0), name) == 0
     with pytest.raises(ValueError, match=f"{name}: is .*, expected 0 or more"):
         changed(name, value)
@@ -657,23 +657,23 @@ def test_what_can_be_nothing_is_not_below_it(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("name", ["slow", "never"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
-def test_a_share_of_the_workers_is_one(name: str, value: float) -> None:
+def test_shares_of_workers_are_from_0_to_1(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: is .*, expected a share from 0 to 1"):
         changed(name, value)
 
 
-def test_a_source_has_a_partition_at_least() -> None:
+def test_a_source_has_at_least_one_partition() -> None:
     with pytest.raises(ValueError, match="partitions: is 0, expected 1 or more"):
         replace(CALM, partitions=0)
 
 
 @pytest.mark.parametrize("cold", [0.0, -0.1, 1.1, math.nan])
-def test_a_cold_job_does_some_of_its_work(cold: float) -> None:
+def test_a_cold_job_has_some_capacity(cold: float) -> None:
     with pytest.raises(ValueError, match=r"cold: is .*, expected above 0 and at most 1"):
         replace(CALM, cold=cold)
 
 
 @pytest.mark.parametrize("idle", [1.0, -0.1, math.nan])
-def test_an_idle_job_leaves_some_cpu(idle: float) -> None:
+def test_an_idle_job_leaves_some_cpu_free(idle: float) -> None:
     with pytest.raises(ValueError, match=r"idle: is .*, expected from 0 to below 1"):
         replace(CALM, idle=idle)

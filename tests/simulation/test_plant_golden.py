@@ -1,4 +1,4 @@
-"""The plants of the benchmark, to the last digit: figures that were published stay what they were."""
+"""The plants of the benchmark, to the last digit, so that published figures stay valid."""
 
 import hashlib
 import math
@@ -19,8 +19,8 @@ TRACK = ("arrivals", "position", "billed", "running", "stopped", "requests", "re
 
 
 def _digest(spec: PlantSpec, seed: int) -> str:
-    """What happens, and what is seen of it, under a load and sizes that are drawn."""
-    dice = Random(seed)  # noqa: S311 - a load, nothing secret
+    """A digest of the events and observations under a drawn load and drawn sizes."""
+    dice = Random(seed)  # noqa: S311 - a load, not a secret
     plant = Plant(spec, 100.0, seed, 4)
     found = hashlib.sha256()
     rate = 500.0
@@ -67,22 +67,22 @@ LOADS = {3: "0927da93bbf7a8f5"}
 
 
 @pytest.mark.parametrize(("name", "seed"), GOLDEN)
-def test_a_seed_gives_the_run_that_it_gave_before(name: str, seed: int) -> None:
+def test_a_seed_gives_the_recorded_run(name: str, seed: int) -> None:
     assert _digest(SPECS[name], seed) == GOLDEN[name, seed]
 
 
-def test_a_load_that_is_made_is_the_one_that_was_made_before() -> None:
+def test_a_synthetic_load_equals_the_recorded_one() -> None:
     assert {seed: _load(seed) for seed in LOADS} == LOADS
 
 
 @pytest.mark.parametrize("beyond", [-math.inf, math.inf])
-def test_another_machines_logarithms_and_powers_give_the_same_run(
+def test_other_logarithms_and_powers_of_another_machine_give_the_same_run(
     beyond: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def off(function: Callable[..., float]) -> Callable[..., float]:
         return lambda *numbers: math.nextafter(function(*numbers), beyond)
 
-    # What `random` draws with, and what the plant itself computes with: their last digit is another one.
+    # The functions that `random` and the plant use, with another last digit.
     for name in ("_exp", "_log", "_sqrt", "_cos", "_sin"):
         monkeypatch.setattr(random, name, off(getattr(random, name)))
     for name in ("exp", "log", "pow"):

@@ -14,7 +14,7 @@ from autoscaler.simulation.scoring import Score, ages, convergence, delays, need
 # Workers needed
 
 
-def test_the_peak_needs_exactly_the_workers_it_was_made_for() -> None:
+def test_the_peak_needs_exactly_the_intended_number_of_workers() -> None:
     one = 1000 / 16**0.9
     assert needed([1000 * STEP, 1001 * STEP, 0.0, one * STEP, one * STEP * 1.01], one, 0.9) == [16, 17, 1, 1, 2]
 
@@ -28,7 +28,7 @@ def test_it_is_the_smallest_size_that_carries_the_arrivals(rate: float, one: flo
 
 
 @pytest.mark.parametrize(("one", "exponent"), [(0.0, 0.9), (-1.0, 0.9), (math.nan, 0.9), (10.0, 0.0)])
-def test_workers_that_process_nothing_are_refused(one: float, exponent: float) -> None:
+def test_workers_with_a_rate_of_zero_are_refused(one: float, exponent: float) -> None:
     with pytest.raises(ValueError, match="expected above 0"):
         needed([1.0], one, exponent)
 
@@ -46,19 +46,19 @@ def test_records_that_wait_grow_older() -> None:
     assert ages([10, 10, 10, 10], [10, 10, 10, 40]) == [0, 5, 10, 0]
 
 
-def test_within_a_step_records_come_evenly() -> None:
+def test_within_a_step_records_arrive_evenly() -> None:
     assert ages([10, 10], [7.5, 12]) == pytest.approx([1.25, 4])
 
 
-def test_a_record_is_as_old_as_itself_not_as_the_quiet_time_before_it() -> None:
+def test_the_age_of_a_record_does_not_include_the_quiet_time_before_it() -> None:
     assert ages([10, 0, 0, 10], [10, 10, 10, 10]) == [0, 0, 0, 5]
 
 
-def test_what_a_restart_goes_back_over_is_unprocessed_again() -> None:
+def test_records_that_a_restart_replays_are_unprocessed_again() -> None:
     assert ages([10, 10, 10], [10, 20, 5]) == [0, 0, 12.5]
 
 
-def test_rounding_is_not_a_record_that_waits() -> None:
+def test_a_rounding_error_is_not_a_waiting_record() -> None:
     assert ages([1e6, 1e6], [1e6 - 1e-4, 2e6 + 1e-4]) == [0, 0]
 
 
@@ -78,26 +78,26 @@ def test_a_job_that_keeps_up_has_no_delay() -> None:
     assert delays([10, 10], [10, 20]) == [(0, 10), (0, 10)]
 
 
-def test_a_stall_delays_what_came_in_it() -> None:
-    # What came from 0 to 5 s is done evenly from 10 to 15 s.
+def test_a_stall_delays_the_records_that_arrive_in_it() -> None:
+    # The arrivals from 0 to 5 s are processed evenly from 10 to 15 s.
     assert delays([10, 0, 0], [0, 0, 10]) == [(10, 10)]
 
 
-def test_records_that_waited_and_those_that_have_just_come_are_distinguished() -> None:
-    # From 5 to 10 s 20 are done: first those that came from 0 to 5 s, then those that come meanwhile.
+def test_old_and_new_records_have_separate_delays() -> None:
+    # From 5 to 10 s 20 are processed: first the arrivals from 0 to 5 s, then those that arrive meanwhile.
     assert _flat(delays([10, 10], [0, 20])) == pytest.approx([3.75, 10, 1.25, 10])
 
 
-def test_what_is_processed_again_counts_once_and_when_it_was_done_for_good() -> None:
+def test_a_replayed_record_counts_once_at_its_final_processing() -> None:
     found = delays([10, 10, 0, 0], [10, 5, 5, 20])
     assert sum(records for _, records in found) == 20
-    # The first five stay done. The restart puts the others off until they are done from 15 to 20 s.
+    # The first five stay processed. The restart delays the others until they are processed from 15 to 20 s.
     assert _flat(found[:1]) == pytest.approx([1.25, 5])
     assert _flat(found[1:]) == pytest.approx([(12.5 + 11 + 2 / 3) / 2, 5, (11 + 2 / 3 + 10) / 2, 10])
 
 
-def test_records_of_one_step_that_are_done_in_one_count_together() -> None:
-    # After a stall all is done at once, and still the first have waited longer than the last.
+def test_records_that_arrive_in_one_step_and_are_processed_in_one_count_together() -> None:
+    # After a stall all are processed at once, and still the first have waited longer than the last.
     assert _flat(delays([10, 10, 10, 0], [0, 0, 0, 30])) == pytest.approx([40 / 3, 10, 10, 10, 20 / 3, 10])
     assert _flat(delays([10, 0, 0, 20], [0, 0, 0, 0])) == pytest.approx([17.5, 10, 2.5, 20])
 
@@ -114,21 +114,21 @@ def test_all_delays_together_are_the_records_that_wait_summed_over_time(steps: l
     assert together == pytest.approx(area, rel=1e-6, abs=1e-6 * come[-1])
 
 
-def test_what_still_waits_at_the_end_counts_with_its_age() -> None:
+def test_records_that_wait_at_the_end_count_with_their_age() -> None:
     assert delays([10, 0, 0], [0, 0, 0]) == [(12.5, 10)]
 
 
-def test_so_few_records_that_none_can_be_distinguished_have_a_delay() -> None:
+def test_extremely_few_records_still_have_a_delay() -> None:
     assert _flat(delays([2e-308], [1e-308])) == pytest.approx([1.25, 1e-308, 1.25, 1e-308])
 
 
-def test_nothing_has_no_delay() -> None:
+def test_without_records_there_is_no_delay() -> None:
     assert delays([], []) == []
     assert delays([0, 0], [0, 0]) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1.2)), min_size=1, max_size=50))
-def test_every_record_is_counted_once_and_none_is_done_before_it_came(steps: list[tuple[float, float]]) -> None:
+def test_every_record_is_counted_once_and_none_is_processed_before_it_arrives(steps: list[tuple[float, float]]) -> None:
     arrivals = [records for records, _ in steps]
     position, come = [], 0.0
     for records, share in steps:
@@ -142,7 +142,7 @@ def test_every_record_is_counted_once_and_none_is_done_before_it_came(steps: lis
 # Quantiles
 
 
-def test_a_quantile_is_by_weight() -> None:
+def test_a_quantile_is_weighted() -> None:
     weighted = [(30.0, 1.0), (0.0, 98.0), (7.0, 1.0)]
     assert quantiles(weighted, (0.5, 0.98, 0.99, 1.0)) == (0, 0, 7, 30)
     assert quantiles([], (0.5, 0.99)) == (0, 0)
@@ -160,7 +160,7 @@ def test_it_converges_when_the_size_fits_and_continues_to_fit() -> None:
     assert _converged([4] * 160) == [0]
 
 
-def test_a_size_that_is_left_again_within_ten_minutes_did_not_fit() -> None:
+def test_a_size_that_changes_again_within_ten_minutes_did_not_fit() -> None:
     assert _converged([1] * 30 + [4] * 60 + [3] * 10 + [4] * 130) == [400]
     assert _converged([1] * 30 + [4] * 121 + [3] * 10) == [50]
 
@@ -170,17 +170,17 @@ def test_up_to_half_as_much_again_fits() -> None:
     assert _converged([3] * 30 + [2] * 130, need=1) == [50]
 
 
-def test_a_backlog_is_to_be_gone_too() -> None:
+def test_convergence_also_requires_that_the_backlog_is_gone() -> None:
     assert _converged([4] * 160, [10.0] * 30 + [9.9] * 130) == [50]
 
 
-def test_what_never_fits_counts_until_the_next_jump_or_the_end() -> None:
+def test_a_size_that_never_fits_counts_until_the_next_jump_or_the_end() -> None:
     assert convergence([4] * 300, [1] * 300, [0.0] * 300, [100.0, 600.0]) == [500, 900]
     assert convergence([4] * 100, [4] * 100, [0.0] * 100, [100.0]) == [400]
     assert convergence([4] * 100, [4] * 100, [0.0] * 100, []) == []
 
 
-# All of it
+# The whole score
 
 
 def stalled(position: list[float]) -> Track:
@@ -202,7 +202,7 @@ def two_workers() -> Track:
 
 
 def test_the_numbers_of_a_run() -> None:
-    # Two minutes of 20 records/s, one worker does 10: stopped for half a minute, then three of them catch up.
+    # Two minutes of 20 records/s, one worker processes 10: stopped for half a minute, then three of them catch up.
     position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
     track = stalled(position)
     found = score(track, 10, 1.0, slo=20, optimum=0.08)
@@ -228,13 +228,13 @@ NOTHING: dict[str, Any] = dict.fromkeys((field.name for field in fields(Score)),
 BASE = Score(**{**NOTHING, "hours": 1.0, "cost": 10.0, "demand": 8.0, "optimum": 10.0})
 
 
-def test_ten_percent_of_cost_weigh_as_one_percent_too_late_and_as_five_rescales_an_hour() -> None:
+def test_ten_percent_of_cost_count_like_one_percent_too_late_and_five_rescales_an_hour() -> None:
     assert BASE.j == 1
     worse = (replace(BASE, cost=11.0), replace(BASE, violation=0.01), replace(BASE, rescales=5))
     assert [each.j for each in worse] == pytest.approx([1.1] * 3)
 
 
-def test_without_the_optimum_cost_is_ranked_by_the_demand() -> None:
+def test_without_the_optimum_cost_is_relative_to_the_demand() -> None:
     unknown = replace(BASE, optimum=None)
     assert unknown.to_optimum is None
     assert unknown.j == 1.25
@@ -245,8 +245,8 @@ def test_a_jump_of_the_load_gives_a_time_to_converge() -> None:
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0]).converged == pytest.approx((0 + 595) / 2)
 
 
-def test_what_is_left_out_at_the_beginning_does_not_count_but_what_still_waits_then_does() -> None:
-    # As above: the half minute of the stall is left out, and what piled up in it is 30 s old when it ends.
+def test_a_skipped_beginning_does_not_count_but_its_backlog_does() -> None:
+    # As above: the half minute of the stall is skipped, and its backlog is 30 s old when it ends.
     position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
     track = stalled(position)
     found = score(track, 10, 1.0, slo=20, begin=6)
@@ -263,13 +263,13 @@ def test_what_is_left_out_at_the_beginning_does_not_count_but_what_still_waits_t
         score(track, 10, 1.0, 20, begin=24)
 
 
-def test_a_jump_that_is_left_out_does_not_count() -> None:
+def test_a_skipped_jump_does_not_count() -> None:
     track = two_workers()
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0], begin=20).converged == pytest.approx(595)
 
 
-def test_what_comes_after_the_end_does_not_count_and_what_waits_then_counts_with_its_age() -> None:
-    # As above: at the end of the stall 30 s of records wait, of which nothing has been processed.
+def test_time_after_the_end_does_not_count_and_records_waiting_then_count_with_their_age() -> None:
+    # As above: at the end of the stall the records of 30 s wait, none of which has been processed.
     position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
     track = stalled(position)
     found = score(track, 10, 1.0, slo=20, end=6)
@@ -293,6 +293,6 @@ def test_a_jump_after_the_end_does_not_count() -> None:
     assert early == score(track, 10, 1.0, 20, changes=[50.0], end=181).converged
 
 
-def test_a_run_of_nothing_has_no_score() -> None:
+def test_an_empty_run_has_no_score() -> None:
     with pytest.raises(ValueError, match="expected at least one"):
         score(Track(), 10, 1.0, 20)

@@ -1,4 +1,4 @@
-"""A day of a history tried again, without Spark."""
+"""A recorded day simulated again, without Spark."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _level(rate: float = 250.0) -> Any:
     return day_load("x", range(-BEFORE, SLOTS), [rate] * (BEFORE + SLOTS), 100.0)
 
 
-def test_a_day_comes_after_the_evening_before() -> None:
+def test_a_day_follows_the_evening_before() -> None:
     rates = [10.0] * BEFORE + [20.0] * SLOTS
     found = day_load("x", range(-BEFORE, SLOTS), rates, 1.0)
     assert found.seconds == 86400 + WARM_UP.total_seconds()
@@ -69,20 +69,20 @@ def test_a_day_comes_after_the_evening_before() -> None:
     assert set(found.rates[begin:]) == {20.0}
 
 
-def test_what_was_not_recorded_lies_on_a_straight_line() -> None:
+def test_unrecorded_times_are_interpolated_linearly() -> None:
     found = day_load("x", [-BEFORE, 0, 4, SLOTS - 1], [5.0, 10.0, 18.0, 18.0], 1.0)
     begin = round(WARM_UP.total_seconds() / STEP)
     assert found.rates[begin : begin + 15] == (10.0,) * 3 + (12.0,) * 3 + (14.0,) * 3 + (16.0,) * 3 + (18.0,) * 3
 
 
-def test_before_the_first_and_after_the_last_that_is_known_it_stays_the_same() -> None:
+def test_before_the_first_and_after_the_last_known_value_it_is_constant() -> None:
     found = day_load("x", [NOON, NOON + 1], [7.0, 9.0], 1.0)
     assert len(found.rates) == (BEFORE + SLOTS) * 3
     assert set(found.rates[: (BEFORE + NOON) * 3]) == {7.0}
     assert set(found.rates[(BEFORE + NOON + 1) * 3 :]) == {9.0}
 
 
-def test_what_is_not_of_the_day_is_left_out() -> None:
+def test_records_outside_the_day_are_ignored() -> None:
     assert day_load("x", [-BEFORE - 1, 0, SLOTS], [99.0, 7.0, 99.0], 1.0).peak == 7.0
 
 
@@ -90,7 +90,7 @@ def _profile(**fields: Any) -> Profile:
     return Profile(cluster="x", made_at=DAY, begin=DAY - timedelta(days=7), end=DAY, observations=1000, **fields)
 
 
-def test_a_plant_behaves_as_the_profile_says() -> None:
+def test_a_plant_behaves_like_the_profile() -> None:
     spread = Spread(40.0, 20.0, 80.0, 9)
     output = _profile(
         capacity=Curve(rate=500.0, exponent=0.8, rate_error=0.01, exponent_error=0.01),
@@ -106,13 +106,13 @@ def test_a_plant_behaves_as_the_profile_says() -> None:
     assert found.slo == PLANTS["ungraceful"].slo
 
 
-def test_what_a_profile_does_not_know_stays_as_it_is() -> None:
+def test_values_that_a_profile_lacks_keep_their_default() -> None:
     assert plant_from_profile(PLANTS["ec2"], _profile()) == PLANTS["ec2"]
     never = _profile(times={Direction.UP: {"stall": Spread(0.0, 0.0, 0.0, 3)}})
     assert 0 < plant_from_profile(PLANTS["ec2"], never).restart_up < 1
 
 
-def test_no_more_is_seen_than_the_configuration_asks_for() -> None:
+def test_only_the_configured_metrics_are_observed() -> None:
     plant = Plant(PLANTS["k8s"], 100.0, 1, 2)
     plant.advance(1000.0)
     spec = ClusterSpec(name="x", limits=Limits(1, 9), policies=(), metrics=("waiting",))
@@ -123,7 +123,7 @@ def test_no_more_is_seen_than_the_configuration_asks_for() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Says how many it is shown by a metric."""
+    """Reports the number of values of a metric in its view."""
 
     name: str
     lookback: ClassVar[timedelta] = timedelta(0)
@@ -133,7 +133,7 @@ class Looks:
         return Recommendation(int(value[0] if isinstance(value, tuple) else value), Reason.STEADY)
 
 
-def test_a_policy_is_shown_what_the_profile_says_of_that_moment() -> None:
+def test_a_policy_sees_the_profile_of_that_moment() -> None:
     slots = tuple(float(hour + 1) for hour in range(168))
     profile = _profile(season=Season(slots, slots, slots))
     shown: list[Observation] = []
@@ -161,8 +161,8 @@ def test_a_trial_has_the_date_of_its_day_and_the_profile_of_its_time() -> None:
     assert thursday.track.billed[-1] == 5
 
 
-def test_only_the_day_is_judged() -> None:
-    # Far too little in the evening before, and from midnight on enough.
+def test_only_the_day_itself_is_scored() -> None:
+    # Far too few workers in the evening before, and enough from midnight on.
     rates = [2000.0] * (BEFORE - 100) + [100.0] * (100 + SLOTS)
     late = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
     variant = Variant(policy="none", spec=_spec(limits=Limits(6, 6)))
@@ -179,7 +179,7 @@ def test_the_static_variant_has_the_static_size() -> None:
 
 
 @pytest.mark.e2e
-def test_an_oracle_sees_what_comes() -> None:
+def test_an_oracle_sees_the_future() -> None:
     adaptive = load(Kind.POLICY, "adaptive")
     rates = [100.0] * (BEFORE + NOON) + [900.0] * NOON
     jump = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
@@ -189,7 +189,7 @@ def test_an_oracle_sees_what_comes() -> None:
     assert early.violation < late.violation
 
 
-def test_equal_trials_have_one_digest_and_others_another() -> None:
+def test_equal_trials_have_the_same_digest_and_others_differ() -> None:
     variant = Variant(policy="drain", spec=_spec(load(Kind.POLICY, "backlog-drain")()))
     first, again, other = (run_trial(_case(variant), variant, _level(), DAY, seed) for seed in (1, 1, 2))
     assert first == again
@@ -207,7 +207,7 @@ def test_a_case_can_be_sent_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(case)) == case  # noqa: S301 - our own
 
 
-def test_metrics_are_found_under_the_names_that_the_configuration_has() -> None:
+def test_metrics_have_the_names_of_the_configuration() -> None:
     spec = replace(_spec(), metrics=("behind",))
     named = decider(
         Variant(policy="x", spec=spec, names={"behind": "lag"}, oracle=True), Load("flat", (5.0,) * 12), None, START
@@ -215,4 +215,4 @@ def test_metrics_are_found_under_the_names_that_the_configuration_has() -> None:
     plant = Plant(PLANTS["k8s"], 100.0, 1, 4)
     plant.advance(1000.0)
     state, _ = named(spec, ClusterState(), plant.observe())
-    assert set(state.past[-1].metrics) == {"behind", "forecast"}  # and what the oracle adds
+    assert set(state.past[-1].metrics) == {"behind", "forecast"}  # and those that the oracle adds

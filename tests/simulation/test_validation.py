@@ -39,7 +39,7 @@ def fake(replicas: int) -> Measured:
 
 
 class Pods:
-    """Shows what a decider is shown of the pods."""
+    """Records the readings of the pods that a decider receives."""
 
     def __init__(self) -> None:
         self.seen: list[Mapping[str, Mapping[str, float]]] = []
@@ -53,7 +53,7 @@ class Pods:
         )
 
     def show(self, seconds: float, ready: int | None, cpu: float | tuple[float, ...]) -> list[tuple[float, float]]:
-        """Usage, and whether it is ready, of each pod, the oldest first."""
+        """Usage and readiness of each pod, the oldest first."""
         at = START + timedelta(seconds=seconds)
         observation = Observation(
             at=at, desired=ready, ready=ready, metrics={"cpu": Reading(cpu, at)}, missing={}, engine=None
@@ -78,14 +78,14 @@ def test_the_cpu_of_a_new_pod_counts_once_it_was_ready_for_a_whole_reading() -> 
     assert [ready for _, ready in pods.show(135, 2, 0.4)] == [1, 1]
 
 
-def test_the_cpu_of_a_pod_counts_after_five_minutes_whatever_was_read() -> None:
+def test_the_cpu_of_a_pod_counts_after_five_minutes_in_any_case() -> None:
     pods = Pods()
     pods.show(15, 1, 0.4)
     pods.show(30, 2, 0.4)
     assert [ready for _, ready in pods.show(330, 2, 0.4)] == [1, 1]
 
 
-def test_the_youngest_pods_go_first() -> None:
+def test_the_youngest_pods_are_removed_first() -> None:
     pods = Pods()
     pods.show(15, 2, 0.4)
     pods.show(30, 4, 0.4)
@@ -99,34 +99,34 @@ def test_the_cpu_of_all_replicas_is_their_mean() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0.9, 1.0])
-def test_the_static_workers_have_the_cpu_that_was_measured(exponent: float) -> None:
+def test_the_static_workers_have_the_measured_cpu(exponent: float) -> None:
     plant = replace(PLANT, gamma=exponent)
     for measured in MEASURED:
         capacity = measured.rate_per_worker(plant) * work(STATIC, exponent)
         assert plant.idle + (1 - plant.idle) * measured.rate / capacity == pytest.approx(measured.cpu)
 
 
-def test_a_size_that_stays_costs_what_it_is_and_is_late_only_for_failures() -> None:
-    # nothing asks for anything: the size with which it began stays
+def test_a_constant_size_costs_its_size_and_is_late_only_after_failures() -> None:
+    # no policy requests anything: the initial size stays
     load = Load("fake", (500.0,) * 1440)
     calm = simulated(SPEC, fake(24), load, Setup("calm", replace(PLANT, crash_every=0.0)), (1,))
     assert calm == type(calm)(1.0, 0.0, 0.0, 0.0, 0.0)
     failing = simulated(SPEC, fake(24), load, Setup("failing", replace(PLANT, crash_every=900.0)), (1, 2))
     assert failing.workers == pytest.approx(1.0)
-    # The job stands still for 20 s and more before it is seen that it does, and shows no latency meanwhile.
+    # The job is stopped for 20 s and more before Flink notices it, and shows no latency meanwhile.
     assert failing.late > failing.shown > 0
     assert failing.restarts > 4
     assert failing.rescales == 0
 
 
-def test_a_worker_is_sized_by_the_load_where_that_is_asked_for() -> None:
-    load = Load("fake", (500.0,) * 360, rate_per_worker=1.0)  # 24 workers cannot carry it
+def test_a_worker_is_sized_by_the_load_if_configured() -> None:
+    load = Load("fake", (500.0,) * 360, rate_per_worker=1.0)  # 24 workers cannot process it
     plant = replace(PLANT, crash_every=0.0)
     assert simulated(SPEC, fake(24), load, Setup("so", plant, sized=False), (1,)).late > 0.9
     assert simulated(SPEC, fake(24), load, Setup("so", plant, pods=False), (1,)).late == 0
 
 
-def test_the_first_setup_is_what_is_known_and_the_others_differ_from_it() -> None:
+def test_the_first_setup_is_the_known_one_and_the_others_are_variants() -> None:
     first, *others = SETUPS
     assert first == Setup("as published")
     assert all((each.plant, each.pods, each.sized) != (first.plant, first.pods, first.sized) for each in others)
@@ -134,7 +134,7 @@ def test_the_first_setup_is_what_is_known_and_the_others_differ_from_it() -> Non
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not os.environ.get("AUTOSCALER_TRACES"), reason="AUTOSCALER_TRACES names no folder of traces")
-def test_the_hpa_costs_about_what_was_measured() -> None:
+def test_the_hpa_costs_about_as_much_as_was_measured() -> None:
     spec = cluster("hpa", HPA, PLANT.slo, 1.0)
     folder = Path(os.environ["AUTOSCALER_TRACES"])
     for measured in MEASURED:

@@ -1,6 +1,6 @@
-"""Real Kafka brokers (KRaft) on loopback, from Maven Central: `running()` gives one, `cluster()` two.
+"""Real Kafka brokers (KRaft) on loopback, from Maven Central: `running()` starts one, `cluster()` two.
 
-The jars are kept outside the repository, in ~/.cache/reactive-autoscaler, and fetched once by Maven.
+The jars are kept outside the repository, in ~/.cache/reactive-autoscaler, and Maven downloads them once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JARS = {
 }
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 START_WITHIN = 90.0
-LOST_AFTER = 3.0  # seconds without a sign of life after which others lead what a broker led
+LOST_AFTER = 3.0  # seconds without a heartbeat after which other brokers take over its partitions
 USERS = {"ann": "ann-secret", "ben": "ben-secret"}
 """Users of the listeners with SASL and their passwords: ann may describe `allowed` and its group, ben nothing."""
 
@@ -53,14 +53,14 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 def missing(what: str) -> None:
-    """Skip, unless everything has to be there."""
+    """Skip the test, or fail if everything has to be installed."""
     if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail(what)
     pytest.skip(what)
 
 
 def jars(name: str, wanted: Mapping[str, str], *, alone: bool = False) -> Path:
-    """A directory with jars (`group:artifact` -> version) and, unless `alone`, what they need; fetched once."""
+    """A directory with jars (`group:artifact` -> version) and, unless `alone`, their dependencies; downloaded once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reactive-autoscaler"
     directory = cache / name
     if directory.exists():
@@ -86,7 +86,7 @@ def jars(name: str, wanted: Mapping[str, str], *, alone: bool = False) -> Path:
             "mvn",
             "-q",
             "-B",
-            # Not ~/.m2: Spark looks there first, and fails where there is a pom without its jar.
+            # Not ~/.m2: Spark looks there first, and fails if it finds a pom without its jar.
             f"-Dmaven.repo.local={cache / 'maven'}",
             "dependency:copy-dependencies",
             "-DincludeScope=runtime",
@@ -114,7 +114,7 @@ class Broker:
     """A broker process.
 
     Attributes:
-        directory: what it keeps on disk, and its log.
+        directory: its data on disk, and its log.
         ports: listener -> port.
         properties: its configuration.
     """
@@ -132,14 +132,14 @@ class Broker:
         return f"127.0.0.1:{self.ports[listener]}"
 
     def tool(self, *words: str, seconds: float = 60) -> str:
-        """Run a class of Kafka's with these words."""
+        """Run a class of Kafka's with these arguments."""
         command = [java(), *JVM, "-cp", f"{jars(f'kafka-{VERSION}', JARS)}/*", *words]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return answer.stdout
 
     def format(self) -> None:
-        """Make its disk ready."""
+        """Format its disk."""
         self.directory.mkdir(parents=True)
         file = self.directory / "server.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in self.properties.items()))
@@ -174,13 +174,13 @@ class Broker:
             return probe.connect_ex(("127.0.0.1", self.ports["PLAINTEXT"])) == 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it, let it go on, or kill it."""
+        """Suspend, resume or kill it."""
         self.process.send_signal(number)
         if number is signal.SIGKILL:
             self.process.wait(30)
 
     def stop(self) -> None:
-        """End it, come what may."""
+        """Stop it in any case."""
         if self.process.poll() is None:
             self.process.kill()  # its disk is not needed any more
         self.process.wait(30)
@@ -195,7 +195,7 @@ def broker(
     secure: Authority | None = None,
     lost_after: float = LOST_AFTER,
 ) -> Broker:
-    """A broker that is not started yet; node 1 is the controller of all, at that port."""
+    """A broker that is not started yet; node 1, at that port, is the controller of all."""
     names = ["PLAINTEXT", *(("SSL", "SASL", "SASL_SSL") if secure else ())]
     ports = {name: free_port() for name in names}
     listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
@@ -249,7 +249,7 @@ def broker(
 
 @contextmanager
 def running(directory: Path, *, secure: Authority | None = None) -> Iterator[Broker]:
-    """One broker; with an authority it has listeners with TLS and SASL as well, and asks for permissions."""
+    """One broker; with an authority it also has listeners with TLS and SASL, and checks permissions."""
     one = broker(directory, 1, free_port(), secure=secure)
     one.format()
     one.start()
@@ -283,7 +283,7 @@ def cluster(directory: Path, *, lost_after: float = LOST_AFTER) -> Iterator[tupl
 async def make_topic(
     address: str, name: str, partitions: int = 1, assigned: Mapping[int, Sequence[int]] | None = None
 ) -> None:
-    """Make a topic, with its partitions on these nodes if that matters."""
+    """Create a topic, optionally with its partitions on these nodes."""
     admin = AIOKafkaAdminClient(bootstrap_servers=address)
     await admin.start()
     try:
@@ -304,7 +304,7 @@ async def delete_topic(address: str, name: str) -> None:
 
 
 async def grow_topic(address: str, name: str, partitions: int) -> None:
-    """Give a topic so many partitions."""
+    """Raise the number of partitions of a topic."""
     admin = AIOKafkaAdminClient(bootstrap_servers=address)
     await admin.start()
     try:
@@ -333,14 +333,14 @@ async def produce(address: str, topic: str, counts: Mapping[int, int]) -> None:
 
 
 async def commit(address: str, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-    """Commit offsets as a consumer of the group does."""
+    """Commit offsets like a consumer of the group."""
     async with AIOKafkaConsumer(bootstrap_servers=address, group_id=group, enable_auto_commit=False) as consumer:
         consumer.assign([TopicPartition(topic, partition) for partition in offsets])
         await consumer.commit({TopicPartition(topic, p): OffsetAndMetadata(o, "") for p, o in offsets.items()})
 
 
 async def delete_records(address: str, topic: str, before: Mapping[int, int]) -> None:
-    """Delete the records before these offsets, as retention does."""
+    """Delete the records before these offsets, like retention does."""
     admin = AIOKafkaAdminClient(bootstrap_servers=address)
     await admin.start()
     try:

@@ -1,4 +1,4 @@
-"""A server that implements as much of Kafka's protocol as the source needs, and answers with the errors it is given."""
+"""A server with the part of Kafka's protocol that the source needs; it answers with the errors that a test sets."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Stub:
 
     Attributes:
         ends: topic -> end offsets by partition.
-        starts: topic -> first offsets, where they are not 0.
+        starts: topic -> first offsets, if they are not 0.
         commits: (group, topic) -> committed offsets by partition.
-        faults: what is asked -> error codes of the next answers, one after the other.
-        leaderless: partitions (of any topic) that have no leader.
-        silent: what is not answered at all.
+        faults: request -> error codes of the next answers, one after the other.
+        leaderless: partitions (of any topic) without a leader.
+        silent: requests that get no answer at all.
         coordinator: port of the broker that coordinates all groups, if it is not this one.
-        asked: what was asked, in order, with the topics or the group.
+        asked: the requests, in order, with the topics or the group.
         connections: how many were opened.
     """
 
@@ -54,7 +54,7 @@ class Stub:
         return f"127.0.0.1:{self.port}"
 
     def count(self, kind: int) -> int:
-        """How often that was asked."""
+        """The number of requests of this kind."""
         return sum(each == kind for each, _ in self.asked)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ class Stub:
                 requests = {each.API_VERSION: each for each in SPOKEN[kind][1]._CLASSES}
                 request = requests[version].decode(frame)
                 if kind in self.silent:
-                    await reader.read()  # nor is anything that comes after it, as a connection is answered in order
+                    await reader.read()  # nor are later requests, as a connection is answered in order
                     return
                 fields = self.answer(kind, request)
                 answer = struct.pack(">i", number) + request.RESPONSE_TYPE(*fields).encode()
@@ -79,11 +79,11 @@ class Stub:
             writer.close()
 
     def fault(self, kind: int) -> int:
-        """The error code of the next answer."""
+        """Return the error code of the next answer."""
         return self.faults[kind].pop(0) if self.faults.get(kind) else 0
 
     def answer(self, kind: int, request: Any) -> tuple[Any, ...]:
-        """The fields of an answer."""
+        """Return the fields of an answer."""
         if kind == VERSIONS:
             return 0, [(key, 0, version) for key, (version, _) in SPOKEN.items()]
         code = self.fault(kind)
@@ -99,7 +99,7 @@ class Stub:
         topics = [(topic, partitions) for topic, partitions in request.topics]
         if kind == COMMITS:
             self.asked.append((kind, (request.consumer_group, topics)))
-            # A group's error comes alone; with 100 added it is one of the partitions.
+            # A code is the group's error; with 100 added it is the error of one of the partitions.
             part = code - 100 if code > 100 else 0
             if code and not part:
                 return 0, [], code

@@ -36,7 +36,7 @@ def vector(*samples: tuple[dict[str, str], str], at: float = EVALUATED) -> dict[
 
 @dataclass
 class Stub:
-    """A server whose answers are set by the test: PromQL expression -> JSON, or whatever `respond` gives."""
+    """A server whose answers the test sets: PromQL expression -> JSON, or the result of `respond`."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     respond: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
@@ -77,7 +77,7 @@ async def raw(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """A server below HTTP: `handle` gets every connection once the request's head has been read."""
+    """A server below HTTP: `handle` gets every connection once the head of the request has been read."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -96,7 +96,7 @@ async def raw(
 
 
 async def read(plugin: Prometheus, query: Query | str, now: dt.datetime = NOW) -> Reading:
-    """One metric, read by a source opened for it alone."""
+    """Read one metric with a source opened for it alone."""
     async with LocalShared() as shared, plugin.connect(shared) as source:
         return await source.collect(Query(query=query) if isinstance(query, str) else query, now)
 
@@ -107,12 +107,12 @@ def at(seconds: float) -> dt.datetime:
 
 @dataclass
 class Authority:
-    """A certificate authority that lives for one test.
+    """A certificate authority for one test.
 
     Attributes:
         ca: PEM file with its certificate.
         certificate: PEM file with the certificate of 127.0.0.1 and localhost.
-        key: PEM file with the key to it.
+        key: PEM file with its key.
     """
 
     ca: Path
@@ -147,7 +147,7 @@ class Authority:
         return made
 
     def context(self) -> ssl.SSLContext:
-        """What a server needs to show the certificate."""
+        """The TLS context of a server with the certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.key)
         return context

@@ -35,7 +35,7 @@ pytest_plugins = ("tests.clients.aws_fixtures",)
 GET = "GetMetricData"
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-START = NOW.replace(second=0) - MINUTE  # of the last period that is over
+START = NOW.replace(second=0) - MINUTE  # of the last complete period
 LAG = Query(metric="Lag", namespace="Test", stat="Maximum")
 Result = dict[str, Any]
 
@@ -57,7 +57,7 @@ async def collected(plugin: CloudWatch, query: Query, now: datetime = NOW) -> Re
 
 
 def answer(proxy: Proxy, make: Callable[[Result], list[Result] | Result], **rest: Any) -> None:
-    """GetMetricData answers, for each query, what `make` makes of it."""
+    """GetMetricData answers each query with the result of `make`."""
 
     async def spoil(request: web.Request, _: Forward) -> web.Response:
         results = []
@@ -84,7 +84,7 @@ def points(query: Result, *values: tuple[datetime, float], status: str = "Comple
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what a reading is
+# readings
 
 
 async def test_a_metric_is_read_from_moto_and_dated_to_the_end_of_its_period(proxy: Proxy, plugin: CloudWatch) -> None:
@@ -104,12 +104,12 @@ async def test_a_metric_is_read_from_moto_and_dated_to_the_end_of_its_period(pro
         assert await source.collect(query, NOW) == Reading(8.0, START + MINUTE)
 
 
-async def test_the_current_period_is_left_out(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_the_current_period_is_ignored(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START + MINUTE, 1.0), (START, 5.0), (START - MINUTE, 4.0)))
     assert await collected(plugin, LAG) == Reading(5.0, START + MINUTE)
 
 
-async def test_a_delay_leaves_out_the_period_that_may_still_get_late_values(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_delay_skips_the_period_that_may_still_get_late_values(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0), (START - MINUTE, 4.0)))
     query = Query(metric="Lag", namespace="Test", stat="Maximum", delay=MINUTE)
     assert await collected(plugin, query) == Reading(4.0, START)
@@ -151,7 +151,7 @@ async def test_an_expression_is_sent_unchanged(proxy: Proxy, plugin: CloudWatch)
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what is missing
+# missing values
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_an_expression_is_sent_unchanged(proxy: Proxy, plugin: CloudWatch)
         (lambda query: points(query, status="Forbidden"), RefusedError, "access is denied"),
     ],
 )
-async def test_what_cannot_be_read_is_an_error_and_never_zero(
+async def test_an_unreadable_metric_is_an_error_and_never_zero(
     proxy: Proxy,
     plugin: CloudWatch,
     results: Callable[[Result], list[Result] | Result],
@@ -216,7 +216,7 @@ async def test_throttling_is_retried(proxy: Proxy, plugin: CloudWatch) -> None:
     assert (await collected(plugin, LAG)).value == 5.0
 
 
-async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy) -> None:
+async def test_a_server_that_does_not_answer_times_out(proxy: Proxy) -> None:
     proxy.stall(GET, 30, times=None)
     plugin = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=0.5))
     with pytest.raises(EdgeTimeoutError):
@@ -233,10 +233,10 @@ async def test_a_caller_waiting_when_the_source_is_closed_gets_an_error(proxy: P
 
 
 # ----------------------------------------------------------------------------------------------------------
-# how often it is asked
+# number of requests
 
 
-async def test_metrics_read_together_are_one_request_for_each_five_hundred(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_metrics_read_together_need_one_request_per_five_hundred(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         queries = [Query(metric=f"m{number}", namespace="Test") for number in range(1200)]
@@ -245,7 +245,7 @@ async def test_metrics_read_together_are_one_request_for_each_five_hundred(proxy
     assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [200, 500, 500]
 
 
-async def test_a_query_is_sent_once_a_period_whoever_reads_it(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_query_is_sent_once_per_period_whoever_reads_it(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         for scale in (1.0, 1.0, 0.001):
@@ -265,7 +265,7 @@ async def test_after_its_period_a_query_is_sent_again_together_with_others(proxy
 
 
 async def test_periods_are_requested_separately(proxy: Proxy, plugin: CloudWatch) -> None:
-    """The time that is asked for is one for the whole question."""
+    """The requested time is the same for the whole request."""
     answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
     async with connected(plugin) as source:
         queries = [Query(metric="Lag", namespace="Test", period=timedelta(minutes=minutes)) for minutes in (1, 5)]
@@ -298,10 +298,10 @@ async def test_one_bad_query_does_not_affect_the_others(proxy: Proxy, plugin: Cl
 
 
 async def test_metrics_insights_queries_are_sent_one_by_one(proxy: Proxy, plugin: CloudWatch) -> None:
-    """More than one in a question are refused."""
+    """CloudWatch refuses a request with more than one."""
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
-        queries = [Query(expression=f" select MAX({name}) FROM Test") for name in "abc"]  # noqa: S608 - no database
+        queries = [Query(expression=f" select MAX({name}) FROM Test") for name in "abc"]  # noqa: S608 - not a database
         await asyncio.gather(
             *(source.collect(query, NOW) for query in [LAG, Query(metric="Other", namespace="Test"), *queries])
         )
@@ -327,7 +327,7 @@ async def test_a_failed_query_is_retried_before_a_long_period_is_over(
     assert len(proxy.made(GET)) == 2
 
 
-async def test_after_a_failure_it_is_retried_soon(
+async def test_it_is_retried_soon_after_a_failure(
     proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloudwatch, "ERROR_REUSE", 0.0)
@@ -355,17 +355,17 @@ async def test_after_a_failure_it_is_retried_soon(
         ({"metric": "Lag", "namespace": "N", "delay": timedelta(seconds=-1)}, "delay"),
     ],
 )
-def test_a_wrong_query_is_refused(parameters: dict[str, Any], message: str) -> None:
+def test_an_invalid_query_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Query(**parameters)
 
 
 @pytest.mark.parametrize("stat", ["Average", "p99", "p99.9", "tm90", "IQM", "TM(2%:98%)", "SampleCount"])
-def test_statistics_of_cloudwatch_are_accepted(stat: str) -> None:
+def test_all_statistics_of_cloudwatch_are_accepted(stat: str) -> None:
     assert Query(metric="Lag", namespace="N", stat=stat).stat == stat
 
 
-def test_a_max_age_below_the_age_of_every_value_is_refused_with_one_that_is_not(tmp_path: Path) -> None:
+def test_a_max_age_below_the_age_of_every_value_is_refused_with_a_possible_one(tmp_path: Path) -> None:
     file = tmp_path / "autoscaler.yaml"
     for max_age, period, delay, good in (
         ("1m", "1m", "0s", "5m"),

@@ -1,4 +1,4 @@
-"""The source `flink` on recorded answers of Flink 1.18, 1.20 and 2.3, and on what a test makes of them."""
+"""The source `flink` on recorded answers of Flink 1.18, 1.20 and 2.3, and on modified ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rig:
         return self.source
 
     def tick(self) -> None:
-        """The next observation asks anew."""
+        """Make the next observation send new requests."""
         self.now += timedelta(seconds=15)
         self.shared.forget()
 
@@ -59,7 +59,7 @@ class Rig:
         await self.collect("busy", vertex=WORK)
 
     async def steady(self, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
-        """Look twice at a job that goes on like this."""
+        """Poll twice a job that continues like this."""
         await self.poll(10, rates, shares)
         await self.poll(10, rates, shares)
 
@@ -109,19 +109,19 @@ async def test_at_the_first_poll_flinks_own_mean_over_a_minute_is_used(rig: Rig)
         await rig.collect("arrivals")
 
 
-async def test_a_source_that_is_not_busy_reads_all_arrivals_also_at_the_first_poll(rig: Rig) -> None:
+async def test_a_source_that_is_not_busy_reads_all_arrivals_even_at_the_first_poll(rig: Rig) -> None:
     rig.flink.pass_time(10, all_of(500), {SOURCE: (0.3, 0.1)})
     reported = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
     assert await rig.value("arrivals") == pytest.approx(reported)
 
 
-async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
+async def test_flinks_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
     async for rig in _rig("1.18"):
         with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two polls of its counters"):
             await rig.collect("throughput")
 
 
-async def test_arrivals_are_what_is_read_and_what_the_lag_grows_by(rig: Rig) -> None:
+async def test_arrivals_are_the_read_records_plus_the_growth_of_the_lag(rig: Rig) -> None:
     await rig.poll(10, all_of(500), {})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5001)
     await rig.poll(10, all_of(500), {})
@@ -129,22 +129,22 @@ async def test_arrivals_are_what_is_read_and_what_the_lag_grows_by(rig: Rig) -> 
     assert await rig.value("arrivals") == pytest.approx(500 + 300)
 
 
-async def test_arrivals_are_never_below_nothing(rig: Rig) -> None:
-    """The log was cut while nothing was read."""
+async def test_arrivals_are_never_negative(rig: Rig) -> None:
+    """The log was truncated while nothing was read."""
     await rig.poll(10, all_of(0), {})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.poll(10, all_of(0), {})
     assert await rig.value("arrivals") == 0
 
 
-async def test_a_rate_has_the_subtasks_own_clock(rig: Rig) -> None:
-    """It does not matter that the second poll comes a moment later on ours."""
+async def test_a_rate_uses_the_clock_of_the_subtasks(rig: Rig) -> None:
+    """A second poll that comes a moment later on our clock makes no difference."""
     await rig.steady(all_of(300), {})
     await rig.poll(0.0001, {}, {})
     assert await rig.value("throughput") == pytest.approx(300, rel=0.001)
 
 
-async def test_a_rate_has_the_span_of_its_mean(rig: Rig) -> None:
+async def test_a_rate_covers_the_span_of_its_mean(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     first = (await rig.collect("throughput")).over
     await asyncio.sleep(0.3)
@@ -154,7 +154,7 @@ async def test_a_rate_has_the_span_of_its_mean(rig: Rig) -> None:
     assert (await rig.collect("lag")).over == timedelta(0)
 
 
-async def test_metrics_that_were_not_gathered_again_are_not_a_new_sample(rig: Rig) -> None:
+async def test_metrics_that_flink_did_not_update_are_not_a_new_sample(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     before = await rig.collect("throughput")
     await asyncio.sleep(0.3)
@@ -164,7 +164,7 @@ async def test_metrics_that_were_not_gathered_again_are_not_a_new_sample(rig: Ri
     assert rig.now - after.at >= timedelta(seconds=0.3), "it is as old as when it was gathered"
 
 
-async def test_a_reading_is_dated_when_flink_gathered_it(rig: Rig) -> None:
+async def test_a_reading_has_the_time_at_which_flink_gathered_it(rig: Rig) -> None:
     rig.flink.ages.clear()
     rig.flink.ages.append(4_000)
     rig.flink.unset("metrics.fetcher.update-interval")
@@ -200,11 +200,11 @@ async def test_a_gap_in_the_polls_gives_no_rate(rig: Rig, monkeypatch: pytest.Mo
     assert await rig.value("throughput") == pytest.approx(700)
 
 
-# what is missing is missing
+# missing metrics
 
 
 @pytest.mark.parametrize("state", ["CREATED", "RESTARTING", "FAILING", "INITIALIZING", "FAILED", "FINISHED"])
-async def test_a_job_that_does_not_run_has_no_metrics(rig: Rig, state: str) -> None:
+async def test_a_job_that_is_not_running_has_no_metrics(rig: Rig, state: str) -> None:
     await rig.steady(all_of(500), {})
     rig.flink.line["state"] = state
     rig.tick()
@@ -213,13 +213,13 @@ async def test_a_job_that_does_not_run_has_no_metrics(rig: Rig, state: str) -> N
             await rig.collect(metric)
 
 
-async def test_a_job_that_is_shown_with_its_state_of_before_has_no_metrics(rig: Rig) -> None:
+async def test_a_job_shown_with_an_outdated_state_has_no_metrics(rig: Rig) -> None:
     rig.flink.job["state"] = "RESTARTING"
     with pytest.raises(AnswerError, match="is RESTARTING"):
         await rig.collect("lag")
 
 
-async def test_no_job_is_named(rig: Rig) -> None:
+async def test_metrics_of_an_unknown_job_name_are_an_error(rig: Rig) -> None:
     await rig.open(job="other")
     with pytest.raises(AnswerError, match="runs no job named 'other'"):
         await rig.collect("lag")
@@ -238,14 +238,14 @@ async def test_a_restarted_job_is_measured_from_its_restart(rig: Rig) -> None:
     assert await rig.value("throughput") == pytest.approx(200)
 
 
-async def test_metrics_of_the_run_before_are_not_taken(rig: Rig) -> None:
+async def test_metrics_of_the_previous_run_are_not_used(rig: Rig) -> None:
     rig.flink.ages.clear()
     rig.flink.ages.append(-3600_000)
     with pytest.raises(AnswerError, match="has just started: Flink has no metrics of this run yet"):
         await rig.collect("lag")
 
 
-async def test_a_vertex_of_which_a_subtask_does_not_report_is_missing(rig: Rig) -> None:
+async def test_a_vertex_with_a_silent_subtask_is_missing(rig: Rig) -> None:
     await rig.steady(all_of(500), {WORK: (0.5, 0.0)})
     for one in rig.flink.metrics[SUM].values():
         one["sum"] = one["avg"]  # one of two
@@ -269,12 +269,12 @@ async def test_a_vertex_without_metrics_is_missing(rig: Rig) -> None:
     rig.flink.metrics[WORK] = known
     rig.tick()
     assert await rig.value("saturation") == pytest.approx(1.0), "names are asked for again"
-    del known["numRecordsInPerSecond"]  # a name that has gone makes Flink answer nothing at all
+    del known["numRecordsInPerSecond"]  # an unknown name makes Flink answer nothing at all
     rig.tick()
     assert await rig.value("saturation") == pytest.approx(1.0)
 
 
-async def test_a_counter_that_went_back_starts_a_new_window(rig: Rig) -> None:
+async def test_a_counter_that_decreases_starts_a_new_window(rig: Rig) -> None:
     await rig.steady(all_of(500), {})
     rig.flink.report(WORK, "numRecordsIn", 7)
     await rig.poll(10, all_of(500), {})
@@ -301,7 +301,7 @@ async def test_a_lag_that_is_not_a_number_of_records_is_an_error(rig: Rig, pendi
         await rig.collect("lag")
 
 
-async def test_a_job_manager_that_is_gone_is_unavailable(rig: Rig) -> None:
+async def test_a_job_manager_that_does_not_answer_is_unavailable(rig: Rig) -> None:
     async def gone(_: web.Request) -> web.Response:
         return web.json_response({"errors": ["leader election"]}, status=503)
 
@@ -325,8 +325,8 @@ async def test_a_reading_ends_in_time(rig: Rig) -> None:
 # saturation
 
 
-async def test_a_source_that_is_held_up_counts_as_saturated(rig: Rig) -> None:
-    """A hot key: one subtask of two works all the time, and holds up the source."""
+async def test_a_backpressured_source_counts_as_saturated(rig: Rig) -> None:
+    """A hot key: one subtask of two is always busy, and holds up the source."""
     await rig.steady(all_of(500), {SOURCE: (0.1, 0.9), WORK: (0.5, 0.0)})
     assert await rig.value("saturation") == pytest.approx(1.0)
     assert await rig.value("utilization") == pytest.approx(0.5)
@@ -336,7 +336,7 @@ async def test_a_source_that_is_held_up_counts_as_saturated(rig: Rig) -> None:
     assert await rig.value("busy", vertex=WORK, aggregate="max") == pytest.approx(0.5, abs=0.2)
 
 
-async def test_a_busy_time_that_is_not_measured_is_left_out(rig: Rig) -> None:
+async def test_an_unmeasured_busy_time_is_ignored(rig: Rig) -> None:
     """Legacy sources have none: their tasks do not know when they wait."""
     for name in (BUSY, "busyTimeMsPerSecond"):
         rig.flink.report(SOURCE, name, math.nan)
@@ -354,7 +354,7 @@ async def test_a_busy_time_that_is_not_measured_is_left_out(rig: Rig) -> None:
         await rig.collect("busy", vertex="numbers")
 
 
-async def test_a_vertex_that_has_come_to_its_end_is_left_out(rig: Rig) -> None:
+async def test_a_finished_vertex_is_ignored(rig: Rig) -> None:
     rig.flink.vertex(SOURCE)["tasks"] = {"FINISHED": 2}
     rig.flink.metrics[SOURCE] = {}
     assert await rig.value("utilization") > 0
@@ -369,14 +369,14 @@ HOT = (1.0, 0.2, 0.4, 0.4)
 
 
 def mean_alone(reading: Reading) -> float:
-    """The value of a reading without numbers of workers."""
+    """The value of a reading without values per worker."""
     assert reading.mean is None
     assert isinstance(reading.value, float)
     return reading.value
 
 
 async def show_work(rig: Rig, *taskmanagers: str, shares: Sequence[float] = HOT, polls: int = 3) -> None:
-    """Have so many subtasks of `WORK` as there are shares, shown on these TaskManagers if any, and poll."""
+    """Show a subtask of `WORK` per share, on these TaskManagers if any, and poll."""
     known = rig.flink.vertex(WORK)
     known["tasks"]["RUNNING"] = known["parallelism"] = len(shares)
     for name, reported in rig.flink.metrics[WORK].items():
@@ -388,7 +388,7 @@ async def show_work(rig: Rig, *taskmanagers: str, shares: Sequence[float] = HOT,
 
 
 class Clock:
-    """The source's clock: nothing passes but what `work_on` lets pass."""
+    """The source's clock: only `work_on` advances it."""
 
     now = 1000.0
 
@@ -430,7 +430,7 @@ async def test_utilization_is_that_of_the_busiest_subtask_of_each_taskmanager(re
         assert await rig.value("busy", vertex=WORK) == pytest.approx(0.5)
 
 
-async def test_a_hot_subtask_shows_where_another_vertex_is_busier_on_the_mean(rig: Rig, clock: Clock) -> None:
+async def test_a_hot_subtask_is_visible_if_another_vertex_is_busier_on_average(rig: Rig, clock: Clock) -> None:
     await show_work(rig, "a", "b", "c", "d")
     rig.flink.place(SOURCE, "a", "b")
     for _ in range(4):
@@ -439,7 +439,7 @@ async def test_a_hot_subtask_shows_where_another_vertex_is_busier_on_the_mean(ri
     assert found.mean == pytest.approx(0.75), "of the busiest vertex, as without the subtasks"
 
 
-async def test_the_shares_of_workers_are_of_the_window(rig: Rig, clock: Clock) -> None:
+async def test_the_shares_of_workers_are_those_of_the_window(rig: Rig, clock: Clock) -> None:
     await rig.open(window=timedelta(seconds=35))  # polls 10 s apart span 40 s
     await show_work(rig, "a", "b", "c", "d", shares=[0.2] * 4, polls=1)
     for _ in range(6):
@@ -457,7 +457,7 @@ async def test_before_two_polls_of_subtasks_utilization_is_the_mean(rig: Rig) ->
     assert found[2].value == pytest.approx(HOT)
 
 
-async def test_where_subtasks_are_not_shown_utilization_is_the_mean_and_they_are_requested_once(rig: Rig) -> None:
+async def test_if_subtasks_are_not_shown_utilization_is_the_mean_and_they_are_requested_once(rig: Rig) -> None:
     await show_work(rig, polls=1)
     rig.flink.asked.clear()
     for _ in range(3):
@@ -466,7 +466,7 @@ async def test_where_subtasks_are_not_shown_utilization_is_the_mean_and_they_are
     assert rig.flink.asked.count(f"/jobs/{rig.flink.jid}/vertices/{WORK}") == 1
 
 
-async def test_subtasks_cost_one_request_a_poll_and_none_where_utilization_is_not_read(rig: Rig) -> None:
+async def test_subtasks_cost_one_request_per_poll_and_none_if_utilization_is_not_read(rig: Rig) -> None:
     path = f"/jobs/{rig.flink.jid}/vertices/{WORK}"
     await show_work(rig, "a", "b", polls=0, shares=(0.5, 0.5))
     for metrics, expected in ((["lag", "busy"], 0), (["lag", "utilization", "saturation"], 1)):
@@ -479,7 +479,7 @@ async def test_subtasks_cost_one_request_a_poll_and_none_where_utilization_is_no
         assert len(rig.flink.asked) <= 4 + 3 + expected
 
 
-async def test_a_restarted_subtask_starts_the_window_of_workers_anew(rig: Rig) -> None:
+async def test_a_restarted_subtask_restarts_the_window_of_workers(rig: Rig) -> None:
     await show_work(rig, "a", "b", "c", "d")
     rig.flink.shown[WORK][1] |= {"attempt": 1, "taskmanager-id": "e"}
     assert (await work_on(rig)).mean is None
@@ -491,9 +491,7 @@ async def test_a_restarted_subtask_starts_the_window_of_workers_anew(rig: Rig) -
     [(503, {"errors": ["busy"]}), (429, {"errors": ["busy"]}), (200, {"subtasks": [{"subtask": "no number"}]})],
     ids=["unavailable", "too many requests", "not an answer"],
 )
-async def test_subtasks_that_cannot_be_read_now_leave_the_mean_and_all_other_metrics(
-    rig: Rig, status: int, answer: object
-) -> None:
+async def test_unreadable_subtasks_leave_the_mean_and_all_other_metrics(rig: Rig, status: int, answer: object) -> None:
     async def unavailable(_: web.Request) -> web.StreamResponse:
         return web.json_response(answer, status=status)
 
@@ -516,7 +514,7 @@ async def test_subtasks_that_cannot_be_read_now_leave_the_mean_and_all_other_met
     ],
     ids=["not measured", "not gathered yet", "not reported"],
 )
-async def test_a_subtask_without_times_leaves_the_mean(rig: Rig, metrics: dict[str, Any]) -> None:
+async def test_with_a_subtask_without_times_utilization_is_the_mean(rig: Rig, metrics: dict[str, Any]) -> None:
     await show_work(rig, "a", "b", "c", "d")
     rig.flink.work_unevenly = lambda *_: None  # type: ignore[method-assign]
     rig.flink.shown[WORK][2]["metrics"] = metrics
@@ -524,7 +522,7 @@ async def test_a_subtask_without_times_leaves_the_mean(rig: Rig, metrics: dict[s
     assert mean_alone(found) == pytest.approx(0.5)
 
 
-async def test_subtasks_that_have_finished_do_not_count(rig: Rig) -> None:
+async def test_finished_subtasks_do_not_count(rig: Rig) -> None:
     await show_work(rig, "a", "b", "c", "d")
     rig.flink.shown[WORK][3]["status"] = "FINISHED"
     for _ in range(2):
@@ -532,7 +530,7 @@ async def test_subtasks_that_have_finished_do_not_count(rig: Rig) -> None:
     assert found.value == pytest.approx(HOT[:3])
 
 
-async def test_no_subtask_that_runs_leaves_the_mean(rig: Rig) -> None:
+async def test_without_a_running_subtask_utilization_is_the_mean(rig: Rig) -> None:
     await show_work(rig, "a", "b", "c", "d")
     for one in rig.flink.shown[WORK]:
         one["status"] = "INITIALIZING"
@@ -540,8 +538,8 @@ async def test_no_subtask_that_runs_leaves_the_mean(rig: Rig) -> None:
     assert mean_alone(found) == pytest.approx(0.5)
 
 
-async def test_counters_that_stand_still_are_not_a_new_sample_and_then_leave_the_mean(rig: Rig, clock: Clock) -> None:
-    """A TaskManager hangs: how busy its subtasks are is not known."""
+async def test_unchanged_counters_are_not_a_new_sample_and_later_leave_the_mean(rig: Rig, clock: Clock) -> None:
+    """A TaskManager hangs: the busy time of its subtasks is unknown."""
     await show_work(rig, "a", "b", "c", "d")
     kept = {**rig.flink.shown[WORK][0]["metrics"]}
     rig.tick()
@@ -556,16 +554,14 @@ async def test_counters_that_stand_still_are_not_a_new_sample_and_then_leave_the
     assert mean_alone(found) == pytest.approx(0.5)
 
 
-async def test_the_subtasks_of_a_vertex_that_was_the_hottest_do_not_hide_the_one_that_is(
-    rig: Rig, clock: Clock
-) -> None:
+async def test_subtasks_of_the_formerly_hottest_vertex_do_not_hide_the_present_one(rig: Rig, clock: Clock) -> None:
     await show_work(rig, "a", "b", "c", "d", shares=[0.2] * 4)
     for _ in range(4):
         found = await clock.work_on(rig, shares=[0.2] * 4, others={SUM: 0.95})
     assert mean_alone(found) == pytest.approx(0.95), "it shows no subtasks"
 
 
-async def test_a_vertex_that_was_not_the_hottest_for_long_starts_a_new_window(rig: Rig, clock: Clock) -> None:
+async def test_a_vertex_that_was_not_the_hottest_for_a_long_time_starts_a_new_window(rig: Rig, clock: Clock) -> None:
     await show_work(rig, "a", "b", "c", "d", polls=2)
     rig.flink.place(SUM, *["e"] * rig.flink.subtasks(SUM))
     for seconds in (10, 10, 10, 150):
@@ -583,7 +579,7 @@ RATES = all_of(400)
 SHARES = {SOURCE: (0.1, 0.5), WORK: (0.8, 0.0), SUM: (0.2, 0.0)}
 
 
-async def test_the_capacity_is_that_of_the_vertex_that_limits_it(rig: Rig) -> None:
+async def test_the_capacity_is_that_of_the_limiting_vertex(rig: Rig) -> None:
     await rig.steady(RATES, SHARES)
     assert await rig.value("true_rate", vertex="work") == pytest.approx(400 / 0.8)
     assert await rig.value("true_rate", vertex="sum") == pytest.approx(400 / 0.2)
@@ -591,14 +587,14 @@ async def test_the_capacity_is_that_of_the_vertex_that_limits_it(rig: Rig) -> No
     assert await rig.value("capacity") == pytest.approx(500)
 
 
-async def test_a_source_with_a_backlog_is_measured_by_what_it_does(rig: Rig) -> None:
+async def test_the_capacity_of_a_source_with_a_backlog_is_its_throughput(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 1_000_000)
     await rig.steady(RATES, SHARES)
     assert await rig.value("true_rate", vertex="numbers") == pytest.approx(400 / (1 - 0.5))
 
 
-async def test_a_vertex_that_multiplies_records_limits_by_what_it_gets(rig: Rig) -> None:
-    """The sum gets ten records for each that the source reads."""
+async def test_a_vertex_with_multiplied_input_limits_by_its_own_rate(rig: Rig) -> None:
+    """The sum receives ten records for each one that the source reads."""
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.steady({SOURCE: 40, WORK: 40, SUM: 400}, {SOURCE: (0.1, 0), WORK: (0.2, 0), SUM: (0.8, 0)})
     assert await rig.value("capacity") == pytest.approx(50)
@@ -621,10 +617,12 @@ async def test_the_hottest_subtask_limits_by_default(rig: Rig) -> None:
         ({"utilization": 1.0}, 2),
         ({"utilization": 0.4}, 4),
         ({"catch_up": timedelta(seconds=2)}, 7),  # and 2001 waiting in 2 s
-        ({"catch_up": timedelta(minutes=1), "restart": timedelta(minutes=2)}, 6),  # and 2 minutes of standing still
+        ({"catch_up": timedelta(minutes=1), "restart": timedelta(minutes=2)}, 6),  # and 2 minutes of downtime
     ],
 )
-async def test_the_neediest_vertex_decides_the_slots(rig: Rig, query: dict[str, Any], expected: float) -> None:
+async def test_the_vertex_with_the_highest_demand_determines_the_slots(
+    rig: Rig, query: dict[str, Any], expected: float
+) -> None:
     await rig.steady(RATES, SHARES)
     assert await rig.value("required_parallelism", **query) == expected
 
@@ -637,8 +635,8 @@ async def test_no_more_slots_are_needed_than_the_vertex_can_use(rig: Rig) -> Non
     assert await rig.value("required_parallelism", catch_up=timedelta(seconds=60)) == 3
 
 
-async def test_groups_that_share_no_slots_need_slots_of_their_own(rig: Rig) -> None:
-    """The work needs 3 and the others 1; every group gets as many slots as the next, so a third group costs 3 too."""
+async def test_each_slot_sharing_group_needs_its_own_slots(rig: Rig) -> None:
+    """The work vertex needs 3, the others 1; every group gets the same number of slots: a third group costs 3 too."""
     await rig.steady(RATES, SHARES)
     assert await rig.value("required_slots") == 3
     for vertex, group in ((SOURCE, "a"), (WORK, "b"), (SUM, "b")):
@@ -655,7 +653,7 @@ async def test_groups_that_share_no_slots_need_slots_of_their_own(rig: Rig) -> N
     assert await rig.value("required_slots") == 1 + 3 + 1
 
 
-async def test_a_vertex_that_is_over_still_takes_its_groups_share_of_the_slots(rig: Rig) -> None:
+async def test_a_finished_vertex_still_uses_the_slots_of_its_group(rig: Rig) -> None:
     for vertex, group in ((SOURCE, "a"), (WORK, "a"), (SUM, "b")):
         rig.flink.vertex(vertex)["slotSharingGroupId"] = group
         rig.flink.vertex(vertex)["maxParallelism"] = -1
@@ -667,8 +665,8 @@ async def test_a_vertex_that_is_over_still_takes_its_groups_share_of_the_slots(r
     assert await rig.value("required_slots") == 3 + 3
 
 
-async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer_slots(rig: Rig) -> None:
-    """By Flink's rules a vertex without input could process anything: it would shrink the job that is stuck."""
+async def test_a_source_that_stands_still_while_records_arrive_does_not_need_fewer_slots(rig: Rig) -> None:
+    """By Flink's rules a vertex without input has unlimited capacity: it would shrink the stuck job."""
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.poll(10, all_of(0), {SOURCE: (0.0, 1.0)})
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
@@ -683,14 +681,14 @@ async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer
     assert await rig.value("arrivals") == pytest.approx(500)
 
 
-async def test_a_source_that_stands_still_with_records_before_it_does_not_need_fewer_slots(rig: Rig) -> None:
+async def test_a_source_that_stands_still_with_a_backlog_does_not_need_fewer_slots(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
     await rig.steady(all_of(0), {SOURCE: (0.0, 1.0)})
     with pytest.raises(AnswerError, match=r"it reads no records although records wait for it; the job is stuck"):
         await rig.collect("required_slots", catch_up=timedelta(minutes=1))
 
 
-async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
+async def test_a_job_without_arrivals_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.steady(all_of(0), {})
     with pytest.raises(AnswerError, match="capacity of the job is unknown while no records flow"):
@@ -702,7 +700,7 @@ async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without busy time there is no clock but ours, and rates would need a second of it."""
+    """Without busy time the only clock is ours, and rates would need a second of it."""
     monkeypatch.setattr("autoscaler.sources.flink_samples.MIN_RATE_SPAN", 40.0)
 
 
@@ -782,18 +780,18 @@ async def test_a_vertex_is_found_by_its_id_its_name_or_a_part_of_it(rig: Rig) ->
         await rig.collect("busy", vertex="r")
 
 
-# every vertex at once
+# all vertices at once
 
 
 async def vertices(rig: Rig, **query: Any) -> tuple[float, dict[str, dict[str, float]]]:
-    """Their number, and what is known of each by its name."""
+    """The value, and the parts of each vertex by its name."""
     reading = await rig.collect("vertices", **query)
     assert isinstance(reading.value, float)
     assert reading.finite()
     return reading.value, {name.rpartition(" (")[0]: dict(numbers) for name, numbers in reading.parts.items()}
 
 
-async def test_the_numbers_of_every_vertex_come_at_once(rig: Rig) -> None:
+async def test_the_numbers_of_all_vertices_are_read_at_once(rig: Rig) -> None:
     for vertex, most in ((SOURCE, 90), (WORK, 128), (SUM, 128)):
         rig.flink.vertex(vertex)["maxParallelism"] = most
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 1000)
@@ -820,7 +818,7 @@ async def test_the_numbers_of_every_vertex_come_at_once(rig: Rig) -> None:
     assert found["work"][f"from:{SOURCE}"] == pytest.approx(1)
 
 
-async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
+async def test_a_vertex_is_identified_by_its_name_and_id(rig: Rig) -> None:
     rig.flink.vertex(WORK)["name"] = "select " + "x" * 1000
     await rig.steady(RATES, SHARES)
     names = [*(await rig.collect("vertices")).parts]
@@ -828,7 +826,7 @@ async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
     assert names[1] == f"select {'x' * 73} ({WORK})"
 
 
-async def test_the_hottest_subtask_counts_for_every_vertex_by_default(rig: Rig) -> None:
+async def test_the_hottest_subtask_counts_for_all_vertices_by_default(rig: Rig) -> None:
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
         rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
@@ -838,7 +836,7 @@ async def test_the_hottest_subtask_counts_for_every_vertex_by_default(rig: Rig) 
     assert (await vertices(rig, aggregate="avg"))[1]["work"]["busy"] == pytest.approx(0.8)
 
 
-async def test_slot_sharing_groups_are_numbered_and_a_vertex_that_is_over_keeps_its_own(rig: Rig) -> None:
+async def test_slot_sharing_groups_are_numbered_and_a_finished_vertex_keeps_its_own(rig: Rig) -> None:
     for vertex, group in ((SOURCE, "a"), (WORK, "a"), (SUM, "b")):
         rig.flink.vertex(vertex)["slotSharingGroupId"] = group
         rig.flink.vertex(vertex)["maxParallelism"] = -1
@@ -853,7 +851,7 @@ async def test_slot_sharing_groups_are_numbered_and_a_vertex_that_is_over_keeps_
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_what_a_vertex_does_not_report_is_left_out_of_its_numbers(rig: Rig) -> None:
+async def test_unreported_numbers_of_a_vertex_are_omitted(rig: Rig) -> None:
     del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
@@ -868,7 +866,7 @@ async def test_what_a_vertex_does_not_report_is_left_out_of_its_numbers(rig: Rig
     assert {"records_in", "parallelism", "max_parallelism"} <= found["work"].keys()
 
 
-async def test_a_vertex_that_cannot_be_measured_makes_all_of_them_missing(rig: Rig) -> None:
+async def test_a_vertex_that_cannot_be_measured_makes_the_whole_reading_missing(rig: Rig) -> None:
     await rig.steady(RATES, SHARES)
     rig.flink.pass_time(10, RATES, SHARES)
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", -5)
@@ -885,8 +883,8 @@ async def test_the_partitions_of_a_source_are_counted(rig: Rig) -> None:
     assert (await vertices(rig))[1]["work"]["partitions"] == 0
 
 
-async def test_the_policy_that_judges_every_vertex_reads_these_numbers(rig: Rig) -> None:
-    """The work can do 500 with 2 subtasks; 400 / 0.5 are 4, on 2 workers of 2 slots. It is keyed by nothing."""
+async def test_the_policy_that_scales_each_vertex_reads_these_numbers(rig: Rig) -> None:
+    """The work vertex can process 500 with 2 subtasks; 400 / 0.5 are 4, on 2 workers of 2 slots. It has no keys."""
     policy = FlinkOperator(
         vertices="vertices",
         utilization_target=0.5,
@@ -934,7 +932,7 @@ def test_partitions_are_counted_by_the_names_of_metrics(names: list[str], expect
     assert partitions(names) == expected
 
 
-async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
+async def test_all_metrics_of_one_observation_need_one_poll(rig: Rig) -> None:
     queries = [FlinkQuery(metric=metric, vertex=WORK if metric in NEEDS_VERTEX else None) for metric in Metric]
     source = await rig.open()
 
@@ -945,7 +943,7 @@ async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
         assert not unexpected
         return len(rig.flink.asked)
 
-    # Jobs, the job, the settings, how old the metrics are; two a vertex; checkpoints; three of TaskManagers.
+    # Jobs, the job, the settings, the age of the metrics; two per vertex; checkpoints; three of TaskManagers.
     assert await ask() <= 4 + 2 * 3 + 1 + 3
     for subtasks in (1, 0):  # of the busiest vertex, which this JobManager does not show
         rig.flink.pass_time(10, all_of(5), {})
@@ -975,12 +973,12 @@ async def test_clusters_that_share_a_source_each_poll_at_their_own_time(rig: Rig
         ({"metric": "required_parallelism", "catch_up": timedelta(-1)}, "catch_up: must not be negative"),
     ],
 )
-def test_wrong_queries_are_named(query: dict[str, Any], text: str) -> None:
+def test_invalid_queries_are_named(query: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FlinkQuery(**query)
 
 
-def test_names_that_would_split_a_request_are_left_out() -> None:
+def test_names_that_would_split_a_request_are_omitted() -> None:
     names = {
         "busyTimeMsPerSecond",
         "Source__a.pendingRecords",
@@ -1010,7 +1008,7 @@ def test_subtasks_are_counted_by_their_age(count: int, expected: int, good: bool
         assert found.clock == 1500
 
 
-def test_a_restarted_run_does_not_continue() -> None:
+def test_a_restarted_run_does_not_continue_the_old_one() -> None:
     def at(clock: float | None, records: float, count: int = 2) -> Sample:
         return Sample(0.0, clock, count, {"numRecordsIn": aggregate(records, 2)})
 

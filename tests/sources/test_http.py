@@ -49,11 +49,11 @@ class Server:
     """A server of one document.
 
     Attributes:
-        document: what it shows; bytes as they are.
-        statuses: HTTP statuses of the next answers, before it is 200 again.
+        document: its content; bytes are sent unchanged.
+        statuses: HTTP statuses of the next answers, before 200 again.
         pause: seconds before an answer.
         headers: of each request.
-        queries: likewise.
+        queries: of each request.
     """
 
     document: Any = field(default_factory=lambda: DOCUMENT)
@@ -88,7 +88,7 @@ async def serving(server: Server | None = None, **more: Any) -> AsyncIterator[Se
 
 
 async def read(plugin: Http, *queries: Query) -> list[Any]:
-    """What a source opened for them alone makes of queries that come together: readings or errors."""
+    """The results of concurrent queries of a source opened for them alone: readings or errors."""
     async with LocalShared() as shared, plugin.connect(shared) as source:
         return await asyncio.gather(*(source.collect(query, NOW) for query in queries), return_exceptions=True)
 
@@ -110,7 +110,7 @@ async def reading(plugin: Http, path: str, at: str | None = None) -> Reading:
         ("length(queues)", 2.0),
     ],
 )
-async def test_a_path_picks_a_number_or_several(path: str, value: object) -> None:
+async def test_a_path_selects_one_number_or_several(path: str, value: object) -> None:
     async with serving() as server:
         assert (await reading(Http(url=server.url), path)).value == value
 
@@ -129,14 +129,14 @@ async def test_a_path_picks_a_number_or_several(path: str, value: object) -> Non
         ("sum(queues[].name)", "cannot be applied: In function sum"),
     ],
 )
-async def test_what_is_not_a_number_is_missing(path: str, message: str) -> None:
+async def test_a_value_that_is_not_a_number_is_missing(path: str, message: str) -> None:
     async with serving() as server:
         with pytest.raises(AnswerError, match=rf"{server.url}: path .*{message}"):
             await reading(Http(url=server.url), path)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
-async def test_what_is_not_finite_is_missing(number: str) -> None:
+async def test_a_value_that_is_not_finite_is_missing(number: str) -> None:
     async with serving(Server(f'{{"lag": {number}}}'.encode())) as server:
         with pytest.raises(AnswerError, match=r"path 'lag' gives .*, expected a finite number"):
             await reading(Http(url=server.url), "lag")
@@ -146,7 +146,7 @@ async def test_what_is_not_finite_is_missing(number: str) -> None:
     "path",
     ["ceil(nan)", "floor(endless)", "sum([large, nan])", "avg([large, `1.5`])", "max_by(mixed, &@)", "mixed[::0]"],
 )
-async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
+async def test_an_evaluation_error_of_the_expression_is_missing(path: str) -> None:
     body = f'{{"nan": NaN, "endless": Infinity, "large": 1{"0" * 400}, "mixed": [1, "a"]}}'
     async with serving(Server(body.encode())) as server:
         with pytest.raises(AnswerError, match=rf"{server.url}: path .* cannot be applied: "):
@@ -154,7 +154,7 @@ async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"[" * 100_000, b"\xff\xfe\x00"])
-async def test_what_is_not_json_is_missing(body: bytes) -> None:
+async def test_an_answer_that_is_not_json_is_missing(body: bytes) -> None:
     async with serving(Server(body)) as server:
         with pytest.raises(AnswerError, match=f"{server.url}: expected JSON, got "):
             await reading(Http(url=server.url), "lag")
@@ -163,14 +163,14 @@ async def test_what_is_not_json_is_missing(body: bytes) -> None:
 @pytest.mark.parametrize(
     "stamp", [1_767_225_500, 1_767_225_500.0, 1_767_225_500_000, "2025-12-31T23:58:20Z", "2026-01-01T00:58:20+01:00"]
 )
-async def test_the_document_may_date_its_values(stamp: object) -> None:
+async def test_the_document_may_have_the_time_of_its_values(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
         assert (await reading(Http(url=server.url), "lag", "at")).at == NOW - timedelta(seconds=100)
         assert (await reading(Http(url=server.url), "lag")).at == NOW
 
 
 @pytest.mark.parametrize("stamp", ["2025-12-31T23:58:20", "yesterday", True, [1], 1e300, {}])
-async def test_a_time_that_cannot_be_read_is_an_error(stamp: object) -> None:
+async def test_an_unreadable_time_is_an_error(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
         with pytest.raises(AnswerError, match="path 'at' gives"):
             await reading(Http(url=server.url), "lag", "at")
@@ -189,13 +189,13 @@ async def test_a_document_is_requested_once_for_all_its_metrics() -> None:
             assert NOW - timedelta(seconds=20) < again.at <= NOW - timedelta(seconds=0.05)
 
 
-async def test_the_query_of_the_address_is_sent() -> None:
+async def test_the_query_of_the_url_is_sent() -> None:
     async with serving() as server:
         assert (await reading(Http(url=server.url + "?queue=a%20b"), "busy")).value == (0.25, 1.0, 0.5)
     assert server.queries == ["queue=a%20b"]
 
 
-async def test_the_token_goes_where_it_is_wanted() -> None:
+async def test_the_token_is_sent_in_the_configured_header() -> None:
     async with serving() as server:
         await reading(Http(url=server.url, token=Secret("hunter2")), "busy")
         await reading(Http(url=server.url, token=Secret("hunter2"), token_header="X-Api-Key"), "busy")
@@ -235,7 +235,7 @@ async def test_a_busy_server_is_retried(status: int) -> None:
         assert len(server.headers) == 3
 
 
-async def test_a_server_that_hangs_is_missing_in_time() -> None:
+async def test_a_server_that_hangs_is_missing_within_the_timeout() -> None:
     async with serving(Server(pause=60)) as server:
         begun = time.monotonic()
         with pytest.raises(EdgeTimeoutError, match=f"{server.url} did not answer in full within 0.285 s"):
@@ -280,13 +280,13 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
         ({"fresh": timedelta(-1)}, "fresh: must not be negative"),
     ],
 )
-def test_a_wrong_parameter_is_named(given_: dict[str, Any], message: str) -> None:
+def test_an_invalid_parameter_is_named(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Http(**{"url": "http://host/stats", **given_})
 
 
 @pytest.mark.parametrize(("path", "at"), [("", None), ("queues[", None), ("a..b", None), ("lag", "a b"), ("lag", " ")])
-def test_a_wrong_path_is_refused_when_the_configuration_is_read(path: str, at: str | None) -> None:
+def test_an_invalid_path_is_refused_when_the_configuration_is_read(path: str, at: str | None) -> None:
     with pytest.raises(ValueError, match="JMESPath expression") as caught:
         Query(path, at)
     assert not str(caught.value).endswith(":"), "as if more followed"
@@ -294,7 +294,7 @@ def test_a_wrong_path_is_refused_when_the_configuration_is_read(path: str, at: s
 
 async def test_without_the_package_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jmespath", None)
-    Query("not [ an expression")  # nobody can tell
+    Query("not [ an expression")  # without the package it cannot be checked
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=r"pip install '\.\[http\]'"):
             async with Http(url="http://host/").connect(shared):
@@ -309,7 +309,7 @@ JSON: Any = st.recursive(
 
 
 @given(JSON)
-def test_whatever_is_found_is_finite_numbers_or_an_error(found: Any) -> None:
+def test_any_document_gives_finite_numbers_or_an_error(found: Any) -> None:
     with suppress(AnswerError):
         assert Reading(_numbers(found, "here"), NOW).finite()
     with suppress(AnswerError):

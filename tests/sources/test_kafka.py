@@ -1,4 +1,4 @@
-"""The source `kafka`: its parameters, what it makes of offsets, and what it does when brokers answer with errors."""
+"""The source `kafka`: its parameters, its readings from offsets, and its reaction to errors of brokers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def opened(plugin: Kafka) -> AsyncIterator[Any]:
 
 
 async def read(plugin: Kafka, *queries: Query) -> list[Any]:
-    """What a source opened for them alone makes of queries that come together: readings or errors."""
+    """The results of concurrent queries of a source opened for them alone: readings or errors."""
     async with opened(plugin) as source:
         asked = (source.collect(query, NOW) for query in queries)
         return await asyncio.gather(*asked, return_exceptions=True)
@@ -72,7 +72,7 @@ async def value(plugin: Kafka, query: Query = LAG) -> float:
 
 
 def orders(**more: Any) -> dict[str, Any]:
-    """A topic with two partitions of 10 and 20 records, of which the group has left 5."""
+    """A topic with two partitions of 10 and 20 records; the group has 5 left to process."""
     return {"ends": {"orders": [10, 20]}, "commits": {("group", "orders"): [5, 20]}, **more}
 
 
@@ -81,13 +81,13 @@ class TestParameters:
         "servers",
         ["kafka:9092", "a:1,b:2", " a:9092 , b:9092", "[::1]:9092", "10.0.0.1:65535", "kafka-1.example.org:9"],
     )
-    def test_addresses_are_read(self, servers: str) -> None:
+    def test_addresses_are_parsed(self, servers: str) -> None:
         assert Kafka(bootstrap_servers=servers).addresses()
 
     @pytest.mark.parametrize(
         "servers", ["", "kafka", "kafka:", "kafka:0", "kafka:70000", "http://kafka:9092", "a:1,,b:2"]
     )
-    def test_a_wrong_address_is_reported(self, servers: str) -> None:
+    def test_an_invalid_address_is_reported(self, servers: str) -> None:
         with pytest.raises(ValueError, match="bootstrap_servers: must look like kafka-1:9092,kafka-2:9092"):
             Kafka(bootstrap_servers=servers)
 
@@ -126,7 +126,7 @@ class TestParameters:
             ({"client_id": ""}, "client_id: must not be empty"),
         ],
     )
-    def test_a_wrong_source_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
+    def test_an_invalid_source_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Kafka(bootstrap_servers="kafka:9092", **given_)
 
@@ -144,20 +144,20 @@ class TestParameters:
             ({"window": timedelta(0)}, "window: must be above 0s"),
         ],
     )
-    def test_a_wrong_metric_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
+    def test_an_invalid_metric_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Query(**{"metric": "lag", "topics": ("orders",), "group": "group", **given_})
 
 
 class TestPartitionLags:
-    """What waits for a group in a topic."""
+    """The lag of a group in a topic."""
 
     def snapshot(self, ends: list[int], committed: list[int | None], starts: list[int] | None = None) -> TopicSnapshot:
         numbers = range(len(ends))
         first = dict(zip(numbers, starts or [0] * len(ends), strict=True))
         return TopicSnapshot("orders", 0.0, first, dict(enumerate(ends)), {"group": dict(enumerate(committed))})
 
-    def test_lag_is_what_comes_after_the_commits(self) -> None:
+    def test_lag_is_the_number_of_records_after_the_commits(self) -> None:
         assert partition_lags(self.snapshot([10, 20, 5], [4, 20, 0]), LAG) == {0: 6, 1: 0, 2: 5}
 
     def test_deleted_records_are_not_lag(self) -> None:
@@ -166,7 +166,7 @@ class TestPartitionLags:
     def test_an_empty_partition_has_no_lag_whatever_was_committed(self) -> None:
         assert partition_lags(self.snapshot([10, 7], [4, None], starts=[0, 7]), LAG) == {0: 6, 1: 0}
 
-    def test_many_partitions_without_commits_are_not_all_named(self) -> None:
+    def test_of_many_partitions_without_commits_only_some_are_named(self) -> None:
         with pytest.raises(AnswerError, match=r"nothing committed for partitions 1, 2, 3, 4, 5 and 4 more of 10"):
             partition_lags(self.snapshot([1] * 10, [1] + [None] * 9), LAG)
 
@@ -179,7 +179,7 @@ class TestPartitionLags:
         st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.none() | st.integers(0, 300)), min_size=1),
         st.sampled_from(list(Uncommitted)),
     )
-    def test_it_is_an_error_or_from_none_to_all_records(
+    def test_lag_is_an_error_or_between_zero_and_all_records(
         self, partitions: list[tuple[int, int, int | None]], uncommitted: Uncommitted
     ) -> None:
         starts = [start for start, _, _ in partitions]
@@ -204,11 +204,11 @@ class TestHistory:
             history.add(at, offsets, grows=grows)
         return history.rate(window)
 
-    def test_it_is_the_growth_over_the_window(self) -> None:
+    def test_a_rate_is_the_growth_over_the_window(self) -> None:
         assert self.rate((0, {0: 5, 1: 5}), (10, {0: 25, 1: 15})) == 3.0
         assert self.rate((0, {0: 0}), (5, {0: 1000}), (10, {0: 1100}), (15, {0: 1200})) == 20.0
 
-    def test_a_snapshot_a_little_early_is_enough(self) -> None:
+    def test_a_slightly_early_snapshot_is_enough(self) -> None:
         assert self.rate((0, {0: 0}), (9.6, {0: 96})) == 10.0
 
     def test_one_snapshot_is_not_enough_for_a_rate(self) -> None:
@@ -218,10 +218,10 @@ class TestHistory:
     def test_the_same_snapshot_added_twice_counts_once(self) -> None:
         assert self.rate((0, {0: 0}), (0, {0: 0}), (10, {0: 10}), (10, {0: 10})) == 1.0
 
-    def test_an_added_partition_began_at_zero(self) -> None:
+    def test_an_added_partition_starts_at_zero(self) -> None:
         assert self.rate((0, {0: 100}), (10, {0: 110, 1: 40})) == 5.0
 
-    def test_the_first_commits_of_another_partition_are_no_rate(self) -> None:
+    def test_the_first_commits_of_another_partition_give_no_rate(self) -> None:
         with pytest.raises(AnswerError, match="it is the first snapshot with commits of another partition"):
             self.rate((0, {0: 100}), (10, {0: 110, 1: 4_000_000}), grows=False)
 
@@ -229,14 +229,14 @@ class TestHistory:
         ("after", "message"),
         [({0: 3, 1: 9}, "0 went back from 5 to 3"), ({0: 7}, "a partition has disappeared")],
     )
-    def test_nothing_is_counted_across_offsets_that_went_back(self, after: dict[int, int], message: str) -> None:
+    def test_nothing_is_counted_across_decreasing_offsets(self, after: dict[int, int], message: str) -> None:
         snapshots = ((0.0, {0: 5, 1: 5}), (10.0, after))
         with pytest.raises(AnswerError, match=message):
             self.rate(*snapshots)
         grown = {number: offset + 20 for number, offset in after.items()}
         assert self.rate(*snapshots, (20, grown)) == 2.0 * len(after)
 
-    def test_nothing_is_counted_across_a_long_silence(self) -> None:
+    def test_nothing_is_counted_across_a_long_gap(self) -> None:
         history = OffsetHistory()
         history.add(0, {0: 0}, grows=True)
         history.add(10, {0: 10}, grows=True)
@@ -247,7 +247,7 @@ class TestHistory:
         ):
             history.rate(self.WINDOW)
 
-    def test_it_forgets_what_no_window_needs(self) -> None:
+    def test_it_forgets_snapshots_that_no_window_needs(self) -> None:
         history = OffsetHistory()
         for second in range(10_000):
             history.add(second, {0: second}, grows=True)
@@ -257,9 +257,9 @@ class TestHistory:
 
 
 class TestAnswers:
-    """What is made of the brokers' answers."""
+    """The results from the brokers' answers."""
 
-    async def test_a_tick_of_many_metrics_and_groups_costs_one_request_of_each_kind(self) -> None:
+    async def test_a_tick_of_many_metrics_and_groups_needs_one_request_of_each_kind(self) -> None:
         groups = [f"group-{number}" for number in range(20)]
         commits = {(group, topic): [5, 5] for group in groups for topic in ("orders", "bills")}
         async with stub(ends={"orders": [10, 20], "bills": [7, 7]}, commits=commits) as server:
@@ -300,7 +300,7 @@ class TestAnswers:
             assert await value(plugin(server)) == 5.0
             assert [kind for kind, _ in server.asked] == [METADATA, COORDINATOR, COMMITS, OFFSETS, OFFSETS]
 
-    async def test_answers_are_reused_while_they_are_fresh_and_carry_their_age(self) -> None:
+    async def test_answers_are_reused_while_they_are_fresh_and_have_their_age(self) -> None:
         async with stub(**orders()) as server, opened(plugin(server, fresh=timedelta(seconds=30))) as source:
             first = await source.collect(LAG, NOW)
             await asyncio.sleep(0.05)
@@ -335,7 +335,7 @@ class TestAnswers:
             (COMMITS, 16, "group 'group': its coordinator has changed"),
         ],
     )
-    async def test_an_error_that_lasts_is_missing(self, kind: int, code: int, message: str) -> None:
+    async def test_a_lasting_error_is_missing(self, kind: int, code: int, message: str) -> None:
         async with stub(**orders(faults={kind: [code] * 100})) as server:
             with pytest.raises(UnavailableError, match=message):
                 await value(plugin(server))
@@ -372,7 +372,7 @@ class TestAnswers:
             assert "needs two snapshots" in str(arrivals)
 
     @pytest.mark.parametrize("metric", [Metric.ARRIVALS, Metric.THROUGHPUT])
-    async def test_a_rate_of_the_first_snapshot_is_not_available_yet_and_not_a_failure(self, metric: Metric) -> None:
+    async def test_a_rate_at_the_first_snapshot_is_missing_but_not_a_failure(self, metric: Metric) -> None:
         async with stub(**orders()) as server:
             with pytest.raises(NotYetError, match=f"{metric} of .*orders.* needs two snapshots .*no action is needed"):
                 await value(plugin(server), Query(metric=metric, topics=("orders",), group="group"))
@@ -385,7 +385,7 @@ class TestAnswers:
                 await value(plugin(server, timeout=QUICK))
             assert time.monotonic() - begun < 10  # aiokafka's own time-out is 40 s
 
-    async def test_an_advertised_address_is_reported_as_such(self) -> None:
+    async def test_an_unreachable_advertised_address_is_named(self) -> None:
         async with stub(**orders(coordinator=1)) as server:
             with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 cannot be reached.*advertised\.listeners"):
                 await value(plugin(server))
@@ -418,11 +418,11 @@ class TestAnswers:
         async with stub(**orders(silent={OFFSETS})) as server, opened(plugin(server)) as source:
             impatient, patient = (asyncio.create_task(source.collect(LAG, NOW)) for _ in range(2))
             async with asyncio.timeout(10):
-                while not server.count(COMMITS):  # noqa: ASYNC110 - nothing tells
+                while not server.count(COMMITS):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.01)
             impatient.cancel()
             server.silent.clear()
-            assert (await patient).value == 5.0  # the question is asked again
+            assert (await patient).value == 5.0  # the request is repeated
             assert impatient.cancelled()
 
     async def test_it_closes_while_brokers_are_silent(self) -> None:
@@ -431,7 +431,7 @@ class TestAnswers:
             async with opened(plugin(server, timeout=timedelta(minutes=5))) as source:
                 first = asyncio.create_task(source.collect(LAG, NOW))
                 async with asyncio.timeout(10):
-                    while not server.connections:  # noqa: ASYNC110 - nothing tells
+                    while not server.connections:  # noqa: ASYNC110 - no event
                         await asyncio.sleep(0.01)
                 # Too late for the first snapshot, so that there are two.
                 second = asyncio.create_task(

@@ -1,4 +1,4 @@
-"""What the page on metrics says of `kafka` and `http` is what the code does."""
+"""The statements of the page on metrics about `kafka` and `http` match the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "integrations" / "metrics.md").read_text()
 
 
-def test_every_message_on_the_page_is_in_the_code() -> None:
+def test_every_message_of_the_page_is_in_the_code() -> None:
     sources = Path(str(kafka.__file__)).parent
     code = "".join(file.read_text() for file in (sources / "kafka.py", sources.parent / "clients" / "kafka.py"))
     table = PAGE.split("| message |")[1].partition("\n\n")[0]
@@ -32,6 +32,8 @@ def test_every_message_on_the_page_is_in_the_code() -> None:
         ("queues[?name=='orders'].waiting | [0]", {"queues": [{"name": "orders", "waiting": 3}]}, 3),
     ],
 )
-def test_the_expressions_on_the_page_do_what_it_says(expression: str, document: object, value: object) -> None:
+def test_the_expressions_of_the_page_give_the_documented_results(
+    expression: str, document: object, value: object
+) -> None:
     assert expression in PAGE
     assert jmespath.search(expression, document) == value

@@ -1,4 +1,4 @@
-"""The source `profile`: files that a job writes now and then, read again when they change."""
+"""The source `profile`: files that a job writes from time to time, read again when they change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(directory: Path, made: History, *, seconds: int = 0) -> Path:
     return path
 
 
-async def test_a_metric_is_what_the_profile_says_now(tmp_path: Path) -> None:
+async def test_a_metric_is_the_present_value_of_the_profile(tmp_path: Path) -> None:
     write(tmp_path, MADE)
     now = MONDAY + timedelta(hours=30, minutes=30)
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
@@ -50,7 +50,7 @@ async def test_a_metric_is_what_the_profile_says_now(tmp_path: Path) -> None:
     assert found.parts["up"] == {"start_up": 40.0, "stall": 12.0}
 
 
-async def test_the_whole_profile_can_be_shown_once_it_was_read(tmp_path: Path) -> None:
+async def test_the_whole_profile_is_available_once_it_was_read(tmp_path: Path) -> None:
     write(tmp_path, MADE)
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
         assert source.profile(Query("orders")) is None
@@ -58,7 +58,7 @@ async def test_the_whole_profile_can_be_shown_once_it_was_read(tmp_path: Path) -
         assert source.profile(Query("orders")) == MADE
 
 
-async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_recreated_file_is_read_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     write(tmp_path, MADE)
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
@@ -84,7 +84,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         "x" * (MAX_BYTES + 1),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_logged_once_and_the_last_valid_profile_is_used(
+async def test_an_unreadable_file_is_logged_once_and_the_last_valid_profile_is_used(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, MADE)
@@ -96,7 +96,7 @@ async def test_a_file_that_cannot_be_read_is_logged_once_and_the_last_valid_prof
     assert [record.message for record in caplog.records] == ["profile cannot be read"]
 
 
-async def test_without_a_good_one_the_error_names_the_file_and_what_is_wrong(tmp_path: Path) -> None:
+async def test_without_a_valid_profile_the_error_names_the_file_and_the_problem(tmp_path: Path) -> None:
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
         with pytest.raises(UnavailableError, match=r"orders\.json cannot be read: No such file.*autoscaler profile"):
             await source.collect(Query("orders"), MONDAY)
@@ -105,7 +105,7 @@ async def test_without_a_good_one_the_error_names_the_file_and_what_is_wrong(tmp
             await source.collect(Query("orders"), MONDAY)
 
 
-async def test_a_profile_whose_history_ended_long_ago_does_not_count(tmp_path: Path) -> None:
+async def test_a_profile_whose_history_ended_long_ago_is_not_used(tmp_path: Path) -> None:
     write(tmp_path, MADE)
     async with LocalShared() as shared, Profile(tmp_path, timedelta(days=7)).connect(shared) as source:
         await source.collect(Query("orders"), MONDAY + timedelta(days=7))
@@ -113,7 +113,7 @@ async def test_a_profile_whose_history_ended_long_ago_does_not_count(tmp_path: P
             await source.collect(Query("orders"), MONDAY + timedelta(days=7, seconds=1))
 
 
-async def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+async def test_unknown_parts_are_omitted(tmp_path: Path) -> None:
     write(tmp_path, History(cluster="orders", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1))
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
         found = await source.collect(Query("orders"), MONDAY)
@@ -121,7 +121,7 @@ async def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["a/b", "../x", ".hidden", "ä b", "x" * 40])
-def test_the_file_of_any_cluster_is_a_plain_name(cluster: str) -> None:
+def test_any_cluster_name_gives_a_plain_file_name(cluster: str) -> None:
     name = profile_file.file_name(cluster)
     assert Path(name).name == name
     assert not name.startswith(".")

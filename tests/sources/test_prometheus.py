@@ -1,4 +1,4 @@
-"""The source `prometheus`: what it makes of answers, good and bad, and how it asks."""
+"""The source `prometheus`: its readings from good and bad answers, and its requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.make(tmp_path_factory.mktemp("ca"))
 
 
-async def test_a_key_that_is_there_twice_is_an_error(server: Stub) -> None:
+async def test_a_duplicate_key_is_an_error(server: Stub) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         result = '{"metric": {}, "value": [1767225600, "1"], "value": [1767225600, "1000"]}'
         text = '{"status": "success", "data": {"resultType": "vector", "result": [' + result + "]}}"
@@ -51,7 +51,7 @@ async def test_a_key_that_is_there_twice_is_an_error(server: Stub) -> None:
         await read(Prometheus(url=server.url), "sum(lag)")
 
 
-async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(server: Stub) -> None:
+async def test_a_pause_requested_by_a_server_lasts_over_several_ticks(server: Stub) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=503, text="busy", headers={"Retry-After": "30"})
 
@@ -79,17 +79,17 @@ class TestValues:
             ("avg_over_time(load[ 500ms ])", 0.5),
             ("sum(rate(in_total[2m])) + sum(rate(also_in_total[2m]))", 120),
             ("sum(rate(in_total[1m])) + sum(rate(also_in_total[2m]))", 0),  # which of them?
-            ("sum(irate(records_total[1m]))", 0),  # the last two samples alone
+            ("sum(irate(records_total[1m]))", 0),  # only the last two samples
             ("max_over_time(load[5m])", 0),
             ("avg_over_time(rate(records_total[1m])[5m:15s])", 0),
             ("sum(lag)", 0),
         ],
     )
-    async def test_a_reading_carries_the_time_it_is_a_mean_over(self, server: Stub, query: str, seconds: float) -> None:
+    async def test_a_reading_has_the_span_of_its_mean(self, server: Stub, query: str, seconds: float) -> None:
         server.answers = {query: vector(({}, "12.5"))}
         assert (await read(Prometheus(url=server.url), query)).over == timedelta(seconds=seconds)
 
-    async def test_a_plain_selector_is_as_old_as_its_sample(self, server: Stub) -> None:
+    async def test_a_plain_selector_has_the_age_of_its_sample(self, server: Stub) -> None:
         labels = {"job": "a", "instance": "b"}
         server.answers = {
             'lag{job="a"}': vector(({"__name__": "lag", **labels}, "7")),
@@ -97,12 +97,12 @@ class TestValues:
         }
         reading = await read(Prometheus(url=server.url), 'lag{job="a"}')
         assert (reading.value, reading.at) == (7.0, at(EVALUATED - 40))
-        # at the very instant of the first answer: the pair belongs together whatever comes in meanwhile
+        # at the very instant of the first answer: the two samples belong together whatever arrives in between
         assert [request.get("time") for request in server.requests] == [None, str(EVALUATED)]
 
     @pytest.mark.parametrize("age", [None, "age"])
     @pytest.mark.parametrize("own", [EVALUATED - 7200, EVALUATED + 7200])
-    async def test_an_answer_hours_old_or_ahead_counts_by_its_own_time(
+    async def test_an_answer_hours_old_or_in_the_future_counts_by_its_own_time(
         self, server: Stub, own: float, age: str | None
     ) -> None:
         fresh = vector(({}, str(EVALUATED - 5)))
@@ -119,7 +119,7 @@ class TestValues:
             assert (await source.collect(Query(query="lag", match={"c": "a"}), NOW)).at == at(EVALUATED - 3)
             assert (await source.collect(Query(query="lag", match={"c": "b"}), NOW)).at == at(EVALUATED - 9)
 
-    async def test_age_by_expression_takes_the_oldest_of_the_cluster(self, server: Stub) -> None:
+    async def test_age_by_expression_uses_the_oldest_of_the_cluster(self, server: Stub) -> None:
         server.answers = {
             LAG: vector(({"cluster": "a"}, "1"), ({"cluster": "b"}, "2")),
             "timestamp(lag)": vector(
@@ -138,7 +138,7 @@ class TestValues:
         assert reading.at == at(1_767_225_000)
 
     @pytest.mark.parametrize("age", [vector(), vector(({}, "NaN")), vector(({}, "1e300")), vector(({}, "x"))])
-    async def test_an_age_that_is_not_known_is_an_error(self, server: Stub, age: object) -> None:
+    async def test_an_unknown_age_is_an_error(self, server: Stub, age: object) -> None:
         server.answers = {"sum(lag)": vector(({}, "3")), "age": age}
         with pytest.raises(AnswerError, match="time is"):
             await read(Prometheus(url=server.url), Query(query="sum(lag)", age="age"))
@@ -159,7 +159,7 @@ class TestValues:
         reading = await read(Prometheus(url=server.url), Query(query="busy", many=many))  # type: ignore[arg-type]
         assert (reading.value, reading.at) == (value, at(EVALUATED - 2))
 
-    async def test_each_gives_a_tuple_for_one_sample_too(self, server: Stub) -> None:
+    async def test_each_gives_a_tuple_even_for_one_sample(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1"))}
         assert (await read(Prometheus(url=server.url), Query(query="a + b", many="each"))).value == (1.0,)  # type: ignore[arg-type]
 
@@ -183,13 +183,15 @@ class TestValues:
         reading = await read(Prometheus(url=server.url), Query(query="lag", empty="zero"))  # type: ignore[arg-type]
         assert (reading.value, reading.at) == (0.0, NOW)
 
-    async def test_a_label_the_sample_does_not_have_counts_as_empty(self, server: Stub) -> None:
+    async def test_a_missing_label_counts_as_empty(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"), ({"cluster": "a", "zone": "x"}, "2"))}
         reading = await read(Prometheus(url=server.url), Query(query=LAG, match={"cluster": "a", "zone": ""}))
         assert reading.value == 1.0
 
     @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "Inf", "many", "", None, True, [1], 10**400])
-    async def test_what_is_not_a_finite_number_is_an_error_for_its_cluster_only(self, server: Stub, value: Any) -> None:
+    async def test_a_value_that_is_not_a_finite_number_is_an_error_for_its_cluster_only(
+        self, server: Stub, value: Any
+    ) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, value), ({"cluster": "b"}, "2"))}
         async with LocalShared() as shared, Prometheus(url=server.url).connect(shared) as source:
             with pytest.raises(AnswerError, match="expected a finite number"):
@@ -265,11 +267,11 @@ class TestFanOut:
         async with LocalShared() as shared, plugin.connect(shared) as source, asyncio.timeout(60):
             await source.collect(query, NOW)
             server.answers = {LAG: vector(({"cluster": "a"}, "2"))}
-            while (await source.collect(query, NOW)).value != 2.0:  # noqa: ASYNC110 - only time makes it so
+            while (await source.collect(query, NOW)).value != 2.0:  # noqa: ASYNC110 - it depends on time alone
                 await asyncio.sleep(0.01)
         assert len(server.requests) == 2
 
-    async def test_a_failure_is_shared_as_well(self, server: Stub) -> None:
+    async def test_a_failure_is_shared_too(self, server: Stub) -> None:
         async def broken(_: web.Request) -> web.Response:
             return web.Response(status=503, text="no")
 
@@ -343,7 +345,7 @@ class TestAsking:
         assert (await read(Prometheus(url=server.url), "a + b")).value == 1.0
         assert len(server.requests) == 2
 
-    async def test_there_are_no_more_attempts_than_configured(self, server: Stub) -> None:
+    async def test_the_number_of_attempts_is_limited(self, server: Stub) -> None:
         async def broken(_: web.Request) -> web.Response:
             return web.Response(status=500)
 
@@ -421,7 +423,7 @@ class TestBadAnswers:
             (503, UnavailableError),
         ],
     )
-    async def test_a_status_means(self, server: Stub, status: int, kind: type[EdgeError]) -> None:
+    async def test_the_meaning_of_each_status(self, server: Stub, status: int, kind: type[EdgeError]) -> None:
         async def answer(_: web.Request) -> web.Response:
             response = html(status)
             if status == 301:
@@ -480,7 +482,7 @@ class TestBadAnswers:
         server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["PromQL info: metric might not be a counter"]}}
         assert (await read(Prometheus(url=server.url), "a + b")).value == 1.0
 
-    async def test_100_megabytes_are_not_read(self, server: Stub) -> None:
+    async def test_an_answer_of_100_megabytes_is_not_read(self, server: Stub) -> None:
         sent = 0
 
         async def endless(request: web.Request) -> web.StreamResponse:
@@ -496,9 +498,9 @@ class TestBadAnswers:
         server.respond = endless
         with pytest.raises(AnswerError, match="more than 16,000,000 bytes"):
             await read(Prometheus(url=server.url), "a + b")
-        assert sent < 40_000_000  # what lay in the sockets' buffers
+        assert sent < 40_000_000  # the rest was in the buffers of the sockets
 
-    async def test_compressed_answers_are_not_unpacked(self, server: Stub) -> None:
+    async def test_compressed_answers_are_not_decompressed(self, server: Stub) -> None:
         async def compressed(_: web.Request) -> web.Response:
             response = web.json_response(vector(({}, "1")))
             response.enable_compression(web.ContentCoding.gzip)
@@ -511,7 +513,7 @@ class TestBadAnswers:
 
     @pytest.mark.parametrize("tls", [False, True])
     @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
-    async def test_a_slow_answer_is_cut_off_and_its_thread_freed(
+    async def test_a_slow_answer_is_aborted_and_its_thread_freed(
         self, head: bytes, authority: Authority, *, tls: bool
     ) -> None:
         cut = asyncio.Event()
@@ -536,13 +538,13 @@ class TestBadAnswers:
             async with plugin.connect(shared) as source:
                 with pytest.raises(EdgeTimeoutError, match=r"within 0\.4s"):
                     await source.collect(Query(query="a + b"), NOW)
-                # So much comes in 0.8 s: counted, as a machine that pauses has no time pass for either side.
+                # The number of bytes in 0.8 s: counted, as on a suspended machine no time passes for either side.
                 assert drops < 16
                 async with asyncio.timeout(60):
                     await cut.wait()
                 assert drops < 16 + 20
 
-    async def test_a_silent_server_is_a_time_out_and_is_not_retried(self) -> None:
+    async def test_a_silent_server_times_out_and_is_not_retried(self) -> None:
         connections = 0
 
         async def silence(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -578,7 +580,7 @@ class TestBadAnswers:
         with pytest.raises(UnavailableError, match="Connection refused"):
             await read(Prometheus(url=f"http://127.0.0.1:{unused_port}"), "a + b")
 
-    async def test_a_name_that_does_not_exist_is_unavailable(self) -> None:
+    async def test_an_unknown_host_name_is_unavailable(self) -> None:
         with pytest.raises(UnavailableError, match=r"prometheus http://nowhere\.invalid:9090: query 'a \+ b'"):
             await read(Prometheus(url="http://nowhere.invalid:9090", timeout=timedelta(seconds=1)), "a + b")
 
@@ -596,12 +598,12 @@ class TestTls:
             with pytest.raises(AnswerError, match="trusted by the certifi package"):
                 await read(Prometheus(url=server.url), "a + b")
 
-    async def test_verification_can_be_turned_off(self, authority: Authority) -> None:
+    async def test_verification_can_be_disabled(self, authority: Authority) -> None:
         async with stub(authority.context(), answers={"a + b": vector(({}, "1"))}) as server:
             assert (await read(Prometheus(url=server.url, verify=False), "a + b")).value == 1.0
 
     @pytest.mark.parametrize("content", [None, "no certificate"])
-    async def test_a_ca_file_that_cannot_be_used_is_named(
+    async def test_an_unusable_ca_file_is_named(
         self, authority: Authority, tmp_path: Path, content: str | None
     ) -> None:
         file = tmp_path / "broken.pem"
@@ -611,10 +613,10 @@ class TestTls:
             with pytest.raises(AnswerError, match=r"broken\.pem"):
                 await read(Prometheus(url=server.url, ca_file=file), "a + b")
 
-    async def test_a_handshake_that_is_not_answered_is_a_time_out(self) -> None:
+    async def test_an_unanswered_handshake_times_out(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as mute:
             url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-            # Which of the two limits of time ends it depends on how long the connection took.
+            # Which of the two timeouts ends it depends on how long the connection took.
             with pytest.raises(EdgeTimeoutError, match=r"no (complete )?answer within"):
                 await read(Prometheus(url=url, timeout=timedelta(seconds=0.3)), "a + b")
 
@@ -628,7 +630,7 @@ class TestSecrets:
         "credentials",
         [{"token": Secret("hunter2")}, {"username": "ann", "password": Secret("hunter2")}],
     )
-    async def test_no_error_and_no_repr_shows_them(self, server: Stub, credentials: dict[str, Any]) -> None:
+    async def test_errors_and_repr_show_no_secrets(self, server: Stub, credentials: dict[str, Any]) -> None:
         async def echo(request: web.Request) -> web.Response:
             return web.Response(status=403, text=f"{request.headers['Authorization']} or hunter2 is wrong")
 
@@ -678,7 +680,7 @@ class TestParameters:
             ({"warnings": "perhaps"}, "perhaps"),
         ],
     )
-    def test_of_a_server_are_checked(self, parameters: dict[str, Any], message: str) -> None:
+    def test_invalid_parameters_of_a_server_are_refused(self, parameters: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message) as caught:
             Prometheus(**{"url": "http://host", **parameters})
         assert "hunter2" not in str(caught.value)
@@ -693,11 +695,11 @@ class TestParameters:
             ({"empty": "nothing"}, "nothing"),
         ],
     )
-    def test_of_a_query_are_checked(self, parameters: dict[str, Any], message: str) -> None:
+    def test_invalid_parameters_of_a_query_are_refused(self, parameters: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Query(**{"query": "lag", **parameters})
 
-    def test_equal_ones_are_equal_whatever_the_order(self) -> None:
+    def test_equal_parameters_in_another_order_are_equal(self) -> None:
         assert Query(query="a", match={"x": "1", "y": "2"}) == Query(query="a", match={"y": "2", "x": "1"})
         assert hash(Query(query="a", match={"x": "1", "y": "2"})) == hash(Query(query="a", match={"y": "2", "x": "1"}))
         assert Query(query="a", match={"x": "1"}) != Query(query="a", match={"x": "2"})

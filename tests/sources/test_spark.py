@@ -1,4 +1,4 @@
-"""What is computed from a query's batches, against a simulated query whose truth is known."""
+"""The metrics computed from a query's batches, against a simulated query whose true values are known."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Query:
         return int(self.ticks[int(t * 100)])
 
     def until(self, end: float, hang: tuple[float, float] | None = None) -> tuple[Snapshot, int]:
-        """What is seen at `end`, and the records that truly wait then."""
+        """The snapshot at `end`, and the true lag in records at that time."""
         t, done, number = 0.0, 0, 0
         progress: list[dict[str, Any]] = []
         working = False
@@ -104,7 +104,8 @@ class Query:
             else:
                 t += 0.01
             if self.interval:
-                # Spark waits for the next multiple after the batch began; one that took longer is followed at once.
+                # Spark waits for the next multiple after the batch began; after a longer batch the next one follows at
+                # once.
                 t = max(t, (math.floor(begun / self.interval + 1e-9) + 1) * self.interval)
         trigger = f"ProcessingTimeTrigger({round(self.interval * 1000)})"
         seen = Snapshot(run=run(progress, trigger=trigger, started=T0 - 60), now=T0 + end, window=15.0, working=working)
@@ -121,25 +122,25 @@ def steady(rate: float) -> Callable[[float], float]:
 @pytest.mark.parametrize(
     ("rate", "interval", "most"), [(20, 0, None), (20, 0, 800), (100, 0, None), (100, 0, 800), (100, 2, None)]
 )
-def test_little_load_is_never_taken_for_saturation(rate: float, interval: float, most: int | None) -> None:
+def test_low_load_is_never_taken_for_saturation(rate: float, interval: float, most: int | None) -> None:
     for end in (10.0, 30.3, 61.7):
         seen, _ = Query(steady(rate), interval=interval, most=most).until(end)
         assert saturation(seen).value < 0.6
         assert throughput(seen).value == pytest.approx(rate, rel=0.25)
 
 
-def test_three_hundred_a_second_with_a_trigger_of_two_seconds_fill_it_nearly() -> None:
+def test_three_hundred_per_second_almost_fill_a_trigger_of_two_seconds() -> None:
     seen, _ = Query(steady(300), interval=2).until(60.0)
     assert saturation(seen).value == pytest.approx((0.25 + 600 / 400) / 2, abs=0.05)
     assert saturation(seen).value < 0.95
-    # While it works off what waited, it is full: the row as it was measured.
+    # While it processes the backlog it is saturated: the row as measured.
     seen, _ = Query(lambda t: 900 if t < 20 else 300, interval=2, most=800).until(40.0)
     assert saturation(seen).value >= 0.95
     assert throughput(seen).value == pytest.approx(371, rel=0.15)
 
 
 @pytest.mark.parametrize(("rate", "interval", "most"), [(1000, 0, 800), (450, 0, 800), (1000, 0, None), (600, 2, None)])
-def test_more_load_than_capacity_is_saturation_and_throughput_is_the_capacity(
+def test_a_load_above_capacity_is_saturation_and_throughput_is_the_capacity(
     rate: float, interval: float, most: int | None
 ) -> None:
     seen, _ = Query(steady(rate), interval=interval, most=most).until(58.0)
@@ -147,7 +148,7 @@ def test_more_load_than_capacity_is_saturation_and_throughput_is_the_capacity(
     assert throughput(seen).value == pytest.approx(400, rel=0.15)
 
 
-def test_a_fixed_trigger_is_as_saturated_as_its_interval_is_filled() -> None:
+def test_the_saturation_of_a_fixed_trigger_is_the_used_share_of_its_interval() -> None:
     seen, _ = Query(steady(100), interval=2).until(60.0)
     assert saturation(seen).value == pytest.approx((0.25 + 200 / 400) / 2, rel=0.1)
 
@@ -158,14 +159,14 @@ def test_a_query_that_waits_for_its_trigger_is_not_idle(interval: float, waited:
     seen, _ = Query(steady(50), interval=interval).until((4 + waited) * interval)
     assert throughput(seen).value == pytest.approx(50, rel=0.01)
     assert saturation(seen).value == pytest.approx(50 / 400, rel=0.1)
-    # The next trigger finds nothing.
+    # The next trigger finds no records.
     last = seen.run.progress[-1]
     later = replace(seen, now=last.start + interval + 2)
     for idle in (later, replace(later, working=None, run=replace(seen.run, idle=later.now - 1))):
         assert (throughput(idle).value, saturation(idle).value) == (0, 0)
 
 
-def test_a_trigger_that_found_nothing_before_the_interval_was_over_ends_the_wait() -> None:
+def test_an_empty_trigger_within_the_interval_ends_the_wait() -> None:
     """The first batch begins with the query, and triggers fire at multiples of the interval."""
     seen, _ = Query(steady(50), interval=60.0).until(4.6 * 60)
     idle = replace(seen, working=None, run=replace(seen.run, idle=seen.now - 1))
@@ -174,7 +175,7 @@ def test_a_trigger_that_found_nothing_before_the_interval_was_over_ends_the_wait
 
 @pytest.mark.parametrize("most", [None, 800])
 @pytest.mark.parametrize("rate", [5, 20, 100, 300, 1000])
-def test_arrivals_are_the_offered_rate_not_the_admitted_one(rate: float, most: int | None) -> None:
+def test_arrivals_are_the_offered_rate_and_not_the_admitted_one(rate: float, most: int | None) -> None:
     seen, _ = Query(steady(rate), most=most).until(60.0)
     assert arrivals(seen).value == pytest.approx(rate, rel=0.05)
 
@@ -182,14 +183,14 @@ def test_arrivals_are_the_offered_rate_not_the_admitted_one(rate: float, most: i
 @pytest.mark.parametrize("most", [None, 800])
 @pytest.mark.parametrize("rate", [20, 100, 300, 1000])
 @pytest.mark.parametrize("end", [58.0, 58.6, 59.2])
-def test_lag_is_what_truly_waits_also_in_the_middle_of_a_batch(rate: float, most: int | None, end: float) -> None:
+def test_lag_is_the_true_backlog_even_in_the_middle_of_a_batch(rate: float, most: int | None, end: float) -> None:
     seen, waiting = Query(steady(rate), most=most).until(end)
     assert lag(seen).value == pytest.approx(waiting, rel=0.02, abs=5)
     assert lag(seen).at == seen.now
     assert lag_seconds(seen).value == pytest.approx(waiting / rate, rel=0.1, abs=0.2)
 
 
-def test_a_step_upwards_is_seen_within_two_batches_and_a_second() -> None:
+def test_a_step_up_is_visible_within_two_batches_and_a_second() -> None:
     query = Query(lambda t: 40 if t < 60 else 150, overhead=0.5, speed=100, most=200)
     seen, _ = query.until(66.5)
     assert arrivals(seen).value == pytest.approx(150, rel=0.1)
@@ -206,12 +207,12 @@ def test_a_producer_that_writes_in_bursts_is_averaged() -> None:
         assert growth(points[: newest + 1], 15) == pytest.approx(100, rel=0.35)
 
 
-def test_a_step_downwards_is_averaged_over_the_window() -> None:
+def test_a_step_down_is_averaged_over_the_window() -> None:
     points = [(float(t), 100.0 * min(t, 20) + 10.0 * max(0, t - 20)) for t in range(24)]
     assert growth(points, 15) == pytest.approx((12 * 100 + 3 * 10) / 15)
 
 
-def test_no_progress_of_an_idle_query_is_no_load() -> None:
+def test_no_progress_of_an_idle_query_means_no_load() -> None:
     query = Query(lambda t: 40 if t < 20 else 0)
     seen, _ = query.until(33.0)
     assert lag(seen).value == 0
@@ -225,7 +226,7 @@ def test_no_progress_of_an_idle_query_is_no_load() -> None:
         assert value.at == seen.now
 
 
-def test_no_progress_of_a_working_query_is_growing_lag_and_then_an_error() -> None:
+def test_no_progress_of_a_working_query_means_growing_lag_and_then_an_error() -> None:
     query = Query(steady(200))
     before, _ = query.until(30.0)
     values = []
@@ -239,7 +240,7 @@ def test_no_progress_of_a_working_query_is_growing_lag_and_then_an_error() -> No
         lag(replace(before, now=before.now + 80, working=True))
 
 
-def test_without_jobs_and_without_idle_events_a_silent_query_is_stuck_not_idle() -> None:
+def test_without_jobs_and_idle_events_a_silent_query_is_stuck_and_not_idle() -> None:
     before, _ = Query(steady(200)).until(30.0)
     assert lag(replace(before, now=before.now + 40, working=False)).value > 7000
     with pytest.raises(AnswerError, match="not idle"):
@@ -261,7 +262,7 @@ def test_between_two_triggers_of_a_fixed_interval_records_wait() -> None:
         assert lag(seen).value == pytest.approx(waiting, abs=2)
 
 
-def test_a_hung_batch_is_not_capacity() -> None:
+def test_a_hung_batch_is_not_used_as_capacity() -> None:
     for most in (None, 60):
         query = Query(steady(20), most=most)
         for end in (80.6, 81.0, 82.0, 84.0, 90.0):
@@ -271,14 +272,14 @@ def test_a_hung_batch_is_not_capacity() -> None:
                 assert throughput(seen).value > 140, "a capped batch of 60 takes 0.4 s"
 
 
-def test_throughput_and_saturation_do_not_mix_two_sets_of_slots() -> None:
+def test_throughput_and_saturation_do_not_mix_batches_with_different_numbers_of_slots() -> None:
     slow = [batch(n, T0 + 2 * n, 2.0, 100 * n, 100 * n + 100, 100 * n + 900) for n in range(20)]
     mixed = [batch(20, T0 + 40, 5.0, 2000, 2100, 4000)]
     fast = [batch(21 + n, T0 + 45 + n, 1.0, 2100 + 100 * n, 2200 + 100 * n, 4000 + 50 * n) for n in range(3)]
     change = (T0 + 42.0,)
     for progress, now, rate, at in (
         (slow, T0 + 42.5, 50, T0 + 40),  # the batch of the change is running
-        (slow + mixed, T0 + 45.5, 50, T0 + 40),  # it has ended: cold, and on two sets of slots
+        (slow + mixed, T0 + 45.5, 50, T0 + 40),  # it has ended: cold, and with two numbers of slots
         (slow + mixed + fast, T0 + 48.2, 100, T0 + 48),
     ):
         seen = Snapshot(run=run(progress, started=T0 - 60), now=now, window=15.0, working=True, changes=change)
@@ -313,13 +314,13 @@ def test_offsets_that_do_not_count_records_are_refused() -> None:
         arrivals(Snapshot(run=run(seconds), now=T0 + 10, window=15.0, working=True))
 
 
-def test_throughput_is_of_rows_where_offsets_count_something_else() -> None:
+def test_throughput_counts_rows_if_offsets_count_something_else() -> None:
     seconds = [batch(n, T0 + n, 1.0, n, n + 1, n + 1, rows=50) for n in range(10)]
     assert throughput(Snapshot(run=run(seconds), now=T0 + 10, window=15.0)).value == pytest.approx(50)
 
 
 def files(seconds: list[float], pause: float = 0.0, interval: float = 0.0) -> Snapshot:
-    """A query on files, one a batch, that reads a thousand rows in a tenth of a second."""
+    """A query on files, one per batch, that reads a thousand rows in a tenth of a second."""
     found, at = [], 0.0
     for number, length in enumerate(seconds):
         found.append(batch(number, T0 + at, length, number, number + 1, None, rows=round(10_000 * length)))
@@ -341,13 +342,13 @@ def test_a_query_whose_backlog_is_not_reported_is_not_taken_for_idle_while_its_b
     assert saturation(files([1.0] * 10, interval=2.0)).value == pytest.approx(0.5)
 
 
-def test_a_file_that_comes_while_another_is_read_hides_nothing_of_a_query_that_is_hardly_busy() -> None:
+def test_a_file_that_arrives_during_a_batch_does_not_hide_that_a_query_is_almost_idle() -> None:
     at_once = [batch(n, T0 + at, 1.0, n, n + 1, None, rows=900) for n, at in enumerate((0, 6, 12, 13, 20, 27, 33))]
     seen = Snapshot(run=run(at_once), now=T0 + 36, window=60.0)
     assert 1 / 36 < saturation(seen).value < 1 / 25, "of the one before it some may have been left"
 
 
-def test_a_batch_that_only_moves_the_watermark_shows_that_nothing_was_left() -> None:
+def test_a_batch_that_only_moves_the_watermark_shows_that_the_backlog_was_empty() -> None:
     found = []
     for n in range(8):
         found.append(batch(2 * n, T0 + 5 * n, 1.0, n, n + 1, None, rows=900))
@@ -355,7 +356,7 @@ def test_a_batch_that_only_moves_the_watermark_shows_that_nothing_was_left() -> 
     assert saturation(Snapshot(run=run(found), now=T0 + 38, window=15.0)).value == 0
 
 
-def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
+def test_a_reset_source_gives_no_negative_rate() -> None:
     old = [batch(n, T0 + n, 0.5, 1000 * n, 1000 * n + 1000, 1000 * n + 1000) for n in range(10)]
     new = [batch(10 + n, T0 + 10 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(2)]
     assert arrivals(Snapshot(run=run(old + new), now=T0 + 11.6, window=15.0, working=True)).value == pytest.approx(10)
@@ -368,10 +369,10 @@ def idled(progress: list[dict[str, Any]], idle_at: float) -> list[dict[str, Any]
     return [*progress[:-1], progress[-1] | {"idle": idle_at}]
 
 
-def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_without_lag() -> None:
+def test_a_burst_after_minutes_of_idleness_is_neither_stuck_nor_without_lag() -> None:
     calm = [batch(n, T0 + n, 0.5, 50 * n, 50 * n + 50, 50 * n + 50) for n in range(20)]
     idle_at = T0 + 300.0
-    # The batch of the burst is running: that it was idle 3 s ago is known, how much has come since is not.
+    # The batch of the burst is running: the query was idle 3 s ago, and the arrivals since then are unknown.
     seen = Snapshot(run=run(calm, idle=idle_at), now=idle_at + 3, window=15.0, working=True)
     with pytest.raises(AnswerError, match="was idle 3 s ago and is not idle now; its lag is unknown"):
         lag(seen)
@@ -394,7 +395,7 @@ def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_witho
     assert saturation(seen).value == pytest.approx(1)
 
 
-def test_partitions_that_are_added_bring_positions_but_no_arrivals_and_no_throughput() -> None:
+def test_added_partitions_change_positions_but_give_no_arrivals_and_no_throughput() -> None:
     def wider(number: int, start: float, begin: int, end: int, partitions: tuple[int, int]) -> dict[str, Any]:
         made = batch(number, start, 0.5, begin, end, end, rows=100)
         made["sources"][0] |= {"startPartitions": partitions[0], "partitions": partitions[1]}
@@ -414,8 +415,8 @@ def test_partitions_that_are_added_bring_positions_but_no_arrivals_and_no_throug
 
 
 @pytest.mark.parametrize("trigger", ["AvailableNowTrigger", "OneTimeTrigger"])
-def test_a_query_that_runs_once_does_not_see_what_arrives(trigger: str) -> None:
-    # It fixes at its start up to where it reads; that it does not move says nothing about the load.
+def test_arrivals_are_unknown_for_a_query_that_runs_once(trigger: str) -> None:
+    # It fixes the end of its input at its start; that this end does not move says nothing about the load.
     once = [batch(n, T0 + 2 * n, 1.9, 100 * n, 100 * n + 100, 5000) for n in range(8)]
     seen = Snapshot(run=run(once, trigger=trigger, started=T0 - 60), now=T0 + 16.5, window=15.0, working=True)
     for metric in (arrivals, lag_seconds):
@@ -426,7 +427,7 @@ def test_a_query_that_runs_once_does_not_see_what_arrives(trigger: str) -> None:
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 20.0, -20.0])
-def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -> None:
+def test_an_adjusted_clock_of_the_driver_is_noticed_and_gives_no_rate(jump: float) -> None:
     def steadily(made: dict[str, Any], by: float = 0.0) -> dict[str, Any]:
         steady = made["received"] - T0 + 1000
         return made | {"steady": steady, "start": made["start"] + by, "received": made["received"] + by}
@@ -436,7 +437,7 @@ def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -
     for compute in METRICS.values():
         with pytest.raises(AnswerError, match="clock"):
             compute(seen)
-    # Set between two batches, or while one was running; then it began on the clock as it was.
+    # Adjusted between two batches, or during one, which then began on the old clock.
     for within in (False, True):
         cut = steadily(batch(20, T0 + 20, 0.9, 20_000, 21_000, 21_000), jump)
         if within:
@@ -474,12 +475,12 @@ def test_the_error_of_a_query_that_ended_has_its_exception() -> None:
         lag(Snapshot(run=run([]), now=T0, window=15.0))
 
 
-def test_batch_time_is_the_mean_length() -> None:
+def test_batch_time_is_the_mean_duration() -> None:
     seen, _ = Query(steady(1000), most=300).until(40.0)
     assert batch_time(seen).value == pytest.approx(0.25 + 300 / 400)
 
 
-def test_progress_as_spark_writes_it_is_understood() -> None:
+def test_progress_reports_of_spark_are_parsed() -> None:
     progress = json.loads((DATA / "progress_stateful.json").read_text())
     known = TypeAdapter(Batch).validate_json(json.dumps(trim(progress, T0)))
     assert known.head == 4 * 4189 - 1
@@ -499,17 +500,17 @@ def samples(*rows: tuple[float, int, int]) -> list[BusySample]:
     [
         (samples((0, 1000, 0)), None),
         (samples((0, 1000, 0), (10, 6000, 0)), 0.5),
-        (samples((0, 1000, 0), (10, 26000, 0)), 1.0),  # booked when it ended
+        (samples((0, 1000, 0), (10, 26000, 0)), 1.0),  # counted when it ended
         (samples((0, 1000, 1), (5, 1000, 1), (10, 1000, 1)), 1.0),  # a long task is work, not idleness
         (samples((0, 1000, 0), (5, 6000, 1), (10, 6000, 1)), 1.0),
         (samples((0, 1000, 0), (10, 1000, 0)), 0.0),
-        (samples((0, 5000, 0), (10, 1000, 0)), None),  # a counter that went back is another executor's
+        (samples((0, 5000, 0), (10, 1000, 0)), None),  # a counter that decreased is another executor's
         (
             [BusySample(0, {"0": (9000, 1, 0), "1": (0, 1, 0)}), BusySample(10, {"0": (100, 1, 0), "1": (6000, 1, 0)})],
             0.6,
         ),
         ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"7": (500, 1, 0)})], None),  # no executor in both
-        # one died, with its counter, and one has come: neither a fall nor a rise of what the others did
+        # One died with its counter, and one has come: neither changes the rate of the others.
         ([BusySample(0, {"0": (0, 1, 0), "4": (9000, 1, 0)}), BusySample(10, {"0": (2000, 1, 0)})], 0.2),
         ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"0": (2000, 1, 0), "11": (9000, 1, 0)})], 0.2),
         (
@@ -522,7 +523,7 @@ def test_busy_share_comes_from_the_counters(seen: list[BusySample], share: float
     assert busy_share(seen) == (None if share is None else pytest.approx(share))
 
 
-def test_times_of_the_rest_answers_are_read() -> None:
+def test_times_of_the_rest_api_are_parsed() -> None:
     assert parse_time("1970-01-01T00:00:01.500GMT") == 1.5
     assert parse_time("yesterday") is None
     assert parse_time(None) is None
@@ -544,7 +545,7 @@ def test_times_of_the_rest_answers_are_read() -> None:
         ({"report": "http://driver:4050\n"}, "report: must be an address"),
     ],
 )
-def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         Spark(**{"app": "a", "report": "http://h:1", **changes})
     assert "hunter2" not in str(raised.value)
@@ -601,7 +602,7 @@ def test_growth_lies_between_the_slowest_and_the_fastest_interval(
     assert min(rates) * 0.999 - 1e-6 <= rate <= max(rates) * 1.001 + 1e-6
 
 
-def test_a_query_on_files_whose_job_counts_them_has_all_metrics_in_files() -> None:
+def test_a_query_on_files_with_record_counts_has_all_metrics_in_files() -> None:
     text = json.loads((DATA / "progress_files.json").read_text())
     idle_at = []
     for number in range(4):  # a burst of 40 files, 10 a batch, one batch a second

@@ -40,7 +40,7 @@ def job(number: int = 12, query: int | None = 24, at: str = "2026-11-21T02:12:16
 
 
 def executors(*written: int, **changes: Any) -> list[Executor]:
-    """Executors of one slot, each on a host of its own, by the shuffle bytes that they have written."""
+    """Executors with one slot and their own host, given by the shuffle bytes that they have written."""
     known = {**sample("allexecutors")[0], "totalShuffleRead": 0, "totalTasks": 0, **changes}
     return [
         Executor.model_validate_json(
@@ -64,7 +64,7 @@ def work(
 
 
 def value(metric: str, now: Work, *before: tuple[float, Work], at: float = 100.0) -> float:
-    """A metric of what is done now, after what was done at earlier times."""
+    """A metric of the present work, after the work at earlier times."""
     memory = Memory()
     for when, done in (*before, (at, now)):
         memory = observe(memory, done, when)
@@ -90,7 +90,7 @@ def test_the_samples_of_a_real_spark_are_read() -> None:
 
 
 @pytest.mark.parametrize("metric", BatchMetric)
-def test_everything_is_0_when_nothing_has_run_for_some_seconds(metric: str) -> None:
+def test_everything_is_0_after_some_seconds_without_work(metric: str) -> None:
     before = work(stage(running=2), workers=executors(500, 0))
     quiet = work(workers=executors(500, 0))
     assert value(metric, quiet, (90.0, before), (91.0, quiet), at=91.0 + IDLE_AFTER) == 0
@@ -103,7 +103,7 @@ def test_everything_is_0_when_nothing_has_run_for_some_seconds(metric: str) -> N
         ([stage(tasks=8, finished=3, running=2)], 2, 3, 2),
         ([stage(1, tasks=8, running=2), stage(2, tasks=5, finished=5)], 2, 6, 2),
         ([stage(1, tasks=4, running=1), stage(2, tasks=4, running=1)], 2, 6, 2),
-        ([stage(tasks=8, finished=3, running=4)], 2, 1, 2),  # each counted with the one before it
+        ([stage(tasks=8, finished=3, running=4)], 2, 1, 2),  # each compared with the one before it
         ([stage(tasks=4, finished=4, running=1)], 2, 0, 1),
         ([stage(tasks=4, finished=2, running=2)], 0, 0, 0),  # the executors are gone already
     ],
@@ -113,24 +113,24 @@ def test_tasks_wait_or_run(stages: list[Stage], slots: int, pending: float, runn
     assert (value("pending_tasks", now), value("running_tasks", now)) == (pending, running)
 
 
-def test_slots_of_dead_executors_run_nothing() -> None:
+def test_slots_of_dead_executors_are_not_counted() -> None:
     now = work(stage(tasks=8, running=2), workers=executors(0, 0, isActive=False))
     assert value("running_tasks", now) == 0
 
 
-def test_what_remains_is_the_mean_of_the_finished_tasks_for_each_other_one_and_half_of_those_that_run() -> None:
+def test_remaining_time_is_the_mean_of_finished_tasks_per_pending_one_and_half_of_it_per_running_one() -> None:
     now = work(stage(1, tasks=8, finished=4, running=2, executorRunTime=12_000), stage(2, 9, 9, executorRunTime=9))
     assert value("remaining_task_time", now) == pytest.approx((2 + 2 / 2) * 3.0)
 
 
-def test_tasks_that_are_counted_twice_leave_no_more_to_do() -> None:
+def test_tasks_that_are_counted_twice_add_no_work() -> None:
     """The mean task, remaining time over pending and half of the running tasks, is that of the finished ones."""
     now = work(stage(tasks=8, finished=3, running=4, executorRunTime=6_000))
     remaining, running = value("remaining_task_time", now), value("running_tasks", now)
     assert remaining / (value("pending_tasks", now) + running / 2) == pytest.approx(2.0)
 
 
-def test_before_a_task_has_finished_they_take_twice_as_long_as_the_first_has_run() -> None:
+def test_before_a_task_has_finished_tasks_are_assumed_to_take_twice_as_long_as_the_first_has_run() -> None:
     started: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:13.000GMT"}
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **started))) == pytest.approx((3 + 1) * 14.0)
     later: dict[str, Any] = {"firstTaskLaunchedTime": "2026-11-21T02:12:25.000GMT"}
@@ -139,9 +139,9 @@ def test_before_a_task_has_finished_they_take_twice_as_long_as_the_first_has_run
     assert value("remaining_task_time", work(stage(tasks=5, running=2, **odd))) == 0
 
 
-def test_before_a_task_has_finished_they_take_as_long_as_stages_before_for_their_bytes() -> None:
+def test_before_a_task_has_finished_its_bytes_are_assumed_to_cost_as_much_as_in_earlier_stages() -> None:
     first = work(stage(1, tasks=4, finished=4, executorRunTime=8_000, shuffleReadBytes=1000), workers=executors(1000))
-    # Of what the second one reads, 4000 bytes in 4 tasks, each takes as long as 1000 bytes before: 8 s.
+    # The second stage reads 4000 bytes in 4 tasks; each takes as long as 1000 bytes before: 8 s.
     second = work(stage(2, tasks=4, running=2), workers=executors(5000, totalShuffleRead=1000))
     assert value("remaining_task_time", second) == 0
     assert value("remaining_task_time", second, (90.0, first)) == pytest.approx((2 + 1 / 2) * 8.0)  # one slot
@@ -149,7 +149,7 @@ def test_before_a_task_has_finished_they_take_as_long_as_stages_before_for_their
     assert value("remaining_task_time", second, (90.0, first), (99.0, between)) == pytest.approx(20.0)
 
 
-def test_before_a_task_has_finished_and_bytes_are_known_they_take_as_long_as_tasks_before() -> None:
+def test_without_finished_tasks_and_bytes_tasks_are_assumed_to_take_as_long_as_earlier_ones() -> None:
     scans = work(stage(1, 4, 4, executorRunTime=8_000), stage(2, 16, 12, executorRunTime=16_000), workers=executors(0))
     fresh = work(stage(3, tasks=10), workers=executors(0))
     assert value("remaining_task_time", fresh) == 0
@@ -157,7 +157,7 @@ def test_before_a_task_has_finished_and_bytes_are_known_they_take_as_long_as_tas
 
 
 def test_the_cost_of_bytes_is_that_of_all_stages_that_mainly_read_shuffles() -> None:
-    scan = {"executorRunTime": 90_000, "inputBytes": 10, "shuffleReadBytes": 5}  # of local files next to nothing counts
+    scan = {"executorRunTime": 90_000, "inputBytes": 10, "shuffleReadBytes": 5}  # a tiny part of local files counts
     memory = Memory()
     for at, done in (
         (1.0, work(stage(1, 4, 2, executorRunTime=1_000, shuffleReadBytes=1000), stage(9, 4, 4, **scan))),
@@ -170,12 +170,12 @@ def test_the_cost_of_bytes_is_that_of_all_stages_that_mainly_read_shuffles() -> 
     assert observe(memory, work(again), 4.0).seconds_per_byte == pytest.approx(6 / 12000)
 
 
-def test_bytes_that_can_be_read_are_those_of_the_finished_tasks_for_each_unfinished_one() -> None:
+def test_runnable_bytes_are_those_of_the_finished_tasks_per_unfinished_one() -> None:
     now = work(stage(tasks=8, finished=4, running=2, inputBytes=4000, shuffleReadBytes=400))
     assert value("runnable_bytes", now) == pytest.approx(4 * 1100)
 
 
-def test_bytes_of_stages_without_a_finished_task_are_those_that_wait_and_are_counted_once() -> None:
+def test_bytes_of_stages_without_a_finished_task_are_the_waiting_ones_counted_once() -> None:
     fresh = stage(1, tasks=4), stage(2, tasks=4)
     assert value("runnable_bytes", work(*fresh, workers=executors(600, 400, totalShuffleRead=100))) == 800
     other = stage(3, tasks=4, finished=2, shuffleReadBytes=200)
@@ -185,7 +185,7 @@ def test_bytes_of_stages_without_a_finished_task_are_those_that_wait_and_are_cou
     assert value("runnable_bytes", read_twice) == 0
 
 
-def test_what_was_written_before_the_application_was_idle_waits_for_nobody() -> None:
+def test_files_from_before_an_idle_time_are_not_waited_for() -> None:
     quiet = work(workers=executors(600, 400))
     idle = ((80.0, quiet), (80.0 + IDLE_AFTER, quiet))
     now = work(stage(tasks=4), workers=executors(600, 450, 70))
@@ -194,7 +194,7 @@ def test_what_was_written_before_the_application_was_idle_waits_for_nobody() -> 
     assert value("shuffle_workers", now) == 3, "who has not seen it idle keeps all of them"
 
 
-def test_a_gap_between_the_jobs_of_a_query_is_not_idle() -> None:
+def test_a_gap_between_the_jobs_of_a_query_is_not_idle_time() -> None:
     """Adaptive execution runs each stage as a job of its own; a poll may fall between two."""
     first = work(stage(tasks=4, running=2), workers=executors(600, 400))
     gap = work(workers=executors(600, 400))
@@ -202,7 +202,7 @@ def test_a_gap_between_the_jobs_of_a_query_is_not_idle() -> None:
     assert value("shuffle_workers", first, (98.0, first), (99.0, gap)) == 2
 
 
-def test_gaps_at_every_poll_are_not_idle_while_tasks_run_between_them() -> None:
+def test_gaps_at_every_poll_are_not_idle_time_while_tasks_run_between_them() -> None:
     polls = [(float(at), work(workers=executors(600, 400, totalTasks=at))) for at in range(0, 40, 4)]
     assert value("shuffle_workers", polls[-1][1], *polls[:-1], at=36.0) == 2
     assert value("shuffle_workers", polls[-1][1], *polls, at=36.0 + IDLE_AFTER) == 0
@@ -213,7 +213,7 @@ def test_gaps_at_every_poll_are_not_idle_while_tasks_run_between_them() -> None:
     [
         ({}, 2, 2),
         ({"spark.decommission.enabled": "true"}, 2, 2),
-        (MIGRATES, 1, 2),  # one has to be there to take them
+        (MIGRATES, 1, 2),  # one worker has to be there to take the files
         ({**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "TRUE"}, 1, 2),
         ({**MIGRATES, "spark.storage.decommission.shuffleBlocks.enabled": "false"}, 2, 2),
         ({**MIGRATES, "spark.decommission.enabled": "false"}, 2, 2),
@@ -223,7 +223,7 @@ def test_gaps_at_every_poll_are_not_idle_while_tasks_run_between_them() -> None:
         ({"spark.shuffle.sort.io.plugin.class": "com.example.RemoteDataIO"}, 0, 0),
     ],
 )
-def test_workers_are_kept_for_their_shuffle_files_unless_these_outlive_them(
+def test_workers_are_kept_for_their_shuffle_files_unless_the_files_outlive_them(
     settings: dict[str, str], workers: int, hosts: int
 ) -> None:
     now = work(stage(running=2), workers=executors(600, 0, 400), settings=settings)
@@ -232,7 +232,7 @@ def test_workers_are_kept_for_their_shuffle_files_unless_these_outlive_them(
     assert migrates(settings) == (workers < hosts)
 
 
-def test_of_files_that_were_handed_on_one_worker_is_kept() -> None:
+def test_one_worker_is_kept_for_migrated_files() -> None:
     (dead,), (taker,) = executors(400, isActive=False, hostPort=""), executors(0)
     other = taker.model_copy(update={"id": "7"})
     assert value("shuffle_workers", work(stage(), workers=[dead, other], settings=MIGRATES)) == 1
@@ -241,14 +241,14 @@ def test_of_files_that_were_handed_on_one_worker_is_kept() -> None:
     assert value("shuffle_workers", idle, (1.0, idle), (1.0 + IDLE_AFTER, idle), at=20.0) == 0
 
 
-def test_several_executors_of_a_host_are_one_worker_and_dead_ones_none() -> None:
+def test_several_executors_of_a_host_count_as_one_worker_and_dead_ones_as_none() -> None:
     (here,), (dead,) = executors(600), executors(400, isActive=False, hostPort="")
     other = here.model_copy(update={"id": "7"})
     assert value("shuffle_workers", work(stage(), workers=[here, other])) == 1
     assert value("shuffle_workers", work(stage(), workers=[dead])) == 0
 
 
-def test_the_time_of_a_job_is_that_of_the_oldest_that_runs() -> None:
+def test_the_time_of_a_job_is_that_of_the_oldest_running_one() -> None:
     old, new = job(1, None, "2026-11-21T02:12:00.000GMT"), job(2, None, "2026-11-21T02:12:10.000GMT")
     assert value("job_time", work(jobs=[new, old])) == 20
     assert value("job_time", work(jobs=[new])) == 10
@@ -257,7 +257,7 @@ def test_the_time_of_a_job_is_that_of_the_oldest_that_runs() -> None:
     assert value("job_time", work(jobs=[job(3, None, "soon")])) == 0
 
 
-def test_the_jobs_of_one_sql_query_count_from_the_first_one() -> None:
+def test_the_time_of_the_jobs_of_a_sql_query_counts_from_the_first_one() -> None:
     first, then = job(1, 7, "2026-11-21T02:12:00.000GMT"), job(2, 7, "2026-11-21T02:12:10.000GMT")
     other = job(2, 8, "2026-11-21T02:12:10.000GMT")
     before = (90.0, work(jobs=[first])), (91.0, work(jobs=[]))
@@ -267,7 +267,7 @@ def test_the_jobs_of_one_sql_query_count_from_the_first_one() -> None:
     assert value("job_time", work(jobs=[then]), *before, at=91.5) == 20
 
 
-def test_a_query_is_remembered_over_rare_polls_and_then_forgotten() -> None:
+def test_a_query_is_remembered_across_rare_polls_and_then_forgotten() -> None:
     first, then = job(1, 7, "2026-11-21T02:12:00.000GMT"), job(2, 7, "2026-11-21T02:12:10.000GMT")
     assert value("job_time", work(jobs=[then]), (10.0, work(jobs=[first]))) == 20
     others = tuple((20.0 + at, work(jobs=[job(at, at)])) for at in range(10, 30))
@@ -278,7 +278,7 @@ def test_a_query_is_remembered_over_rare_polls_and_then_forgotten() -> None:
     assert len(memory.queries) <= IDLE_AFTER + 2
 
 
-def test_a_restarted_driver_begins_anew_and_an_older_answer_changes_nothing() -> None:
+def test_a_restarted_driver_starts_anew_and_an_older_answer_changes_nothing() -> None:
     memory = observe(Memory(), work(jobs=[job()], workers=executors(600)), 10.0)
     assert observe(memory, work(jobs=[], workers=executors(900)), 10.0) is memory
     other = observe(memory, work(jobs=[], application="app-2", workers=executors(900)), 5.0)

@@ -1,8 +1,8 @@
-"""Why `utilization` of a Spark query is one number: its busiest executor shows chance, and not a hot worker.
+"""Why `utilization` of a Spark query is one number: its busiest executor is a matter of chance, not a hot worker.
 
-Between two batches tasks move: which executor gets the last task of a batch, or the long one of a hot partition, is
-chance. So its share over a window is above the mean where all is even, and far below 1 where a hot partition keeps
-the query busy. `saturation` shows that.
+Between two batches tasks move: chance decides which executor gets the last task of a batch, or the long one of a hot
+partition. So the busiest executor's share over a window is above the mean if all partitions are even, and far below 1
+if a hot partition keeps the query busy. `saturation` shows the hot partition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES, POLL = 200, 15.0
 
 
 class Query(NamedTuple):
-    """A query with a fixed trigger, and what its batches are made of; times in seconds."""
+    """A query with a fixed trigger, and the tasks of its batches; times in seconds."""
 
     executors: int
     slots: int
@@ -34,7 +34,7 @@ class Query(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Means over all polls: of the busiest executor, of all, and of the time between triggers that batches take."""
+    """Means over all polls: of the busiest executor, of all, and of the share of the trigger interval in batches."""
 
     busiest: float
     mean: float
@@ -42,7 +42,7 @@ class Shares(NamedTuple):
 
 
 class Task(NamedTuple):
-    """When and where one ran."""
+    """The time and the executor of a task."""
 
     begin: float
     end: float
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 
 def run_batch(query: Query, begin: float, dice: Random) -> Iterator[Task]:
-    """Each free slot takes the next task, as without a locality wait; which one of several is chance."""
+    """Each free slot takes the next task, as without a locality wait; a random one if several are free."""
     free = [(begin, dice.random(), executor) for executor in range(query.executors) for _ in range(query.slots)]
     heapq.heapify(free)
     whole = query.tasks * query.cost
@@ -65,7 +65,7 @@ def run_batch(query: Query, begin: float, dice: Random) -> Iterator[Task]:
 
 
 def measure(query: Query, seed: int = 1) -> Shares:
-    dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
+    dice = Random(seed)  # noqa: S311 - noise of a simulation, not a secret
     tasks: list[Task] = []
     taken = []
     for number in range(BATCHES):
@@ -102,7 +102,7 @@ def measure(query: Query, seed: int = 1) -> Shares:
     ],
     ids=["6 tasks for 4 slots", "12 tasks for 8 slots", "24 tasks for 16 slots"],
 )
-def test_without_a_hot_partition_chance_makes_an_executor_look_busier_than_the_others(query: Query) -> None:
+def test_without_a_hot_partition_one_executor_looks_busier_by_chance(query: Query) -> None:
     found = measure(query)
     assert found.busiest > 1.1 * found.mean
 
@@ -115,7 +115,7 @@ def test_without_a_hot_partition_chance_makes_an_executor_look_busier_than_the_o
     ],
     ids=["4 executors", "8 executors"],
 )
-def test_a_hot_partition_shows_in_saturation_and_not_at_the_busiest_executor(query: Query) -> None:
+def test_a_hot_partition_is_visible_in_saturation_but_not_in_the_busiest_executor(query: Query) -> None:
     found = measure(query)
     assert found.saturation > 0.8
     assert found.busiest < 0.6

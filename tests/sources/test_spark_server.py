@@ -46,7 +46,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Shared:
-    """What the daemon would share."""
+    """The shared objects of a daemon."""
 
     def __init__(self) -> None:
         self.live: dict[Hashable, Any] = {}
@@ -59,7 +59,7 @@ class Shared:
 
 
 class FakeSpark:
-    """Master, driver and report on one port, answering the samples taken from Spark 4.3."""
+    """Master, driver and report on one port, answering with samples taken from Spark 4.3."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {
@@ -135,7 +135,7 @@ class Rig:
         return {"app": "lab", "report": self.url, "master": self.url, "driver": self.url, **changes}
 
     def forget(self) -> None:
-        """Let the kept answers be asked for anew at once."""
+        """Expire the cached answers."""
         for live in self.shared.live.values():
             if isinstance(live, JsonClient):
                 live.forget()
@@ -187,7 +187,7 @@ async def test_concurrent_reads_send_one_request_each(rig: Rig) -> None:
     assert sum(isinstance(live, JsonClient) for live in rig.shared.live.values()) == 1, "one address, one client"
 
 
-async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others(rig: Rig) -> None:
+async def test_one_caller_that_is_cancelled_does_not_take_the_answer_from_the_others(rig: Rig) -> None:
     release, arrived = asyncio.Event(), asyncio.Event()
 
     async def slow(_: web.Request) -> web.Response:
@@ -204,25 +204,25 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others
     assert rig.spark.asked.count("/v1/progress") == 1
 
 
-async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
+async def test_utilization_is_the_growth_of_the_counters(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         before = time.monotonic()
         with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
         after = time.monotonic()
-        await asyncio.sleep(1.2 * FRESH)  # until the kept answers are asked for anew
+        await asyncio.sleep(1.2 * FRESH)  # until the cached answers expire
         for executor in rig.spark.answers[f"{APP}/allexecutors"]:
             executor["totalDuration"] += 350
             executor["activeTasks"] = 0
         again = time.monotonic()
         reading = await source.collect(SparkQuery("utilization"), NOW)
         assert isinstance(reading.value, float)
-        # How long it was between the two polls, at most and at least.
+        # The maximum and the minimum time between the two polls.
         assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
 
 
 @pytest.mark.parametrize("metric", Metric)
-async def test_a_query_that_has_ended_is_not_a_cluster_without_load(rig: Rig, metric: str) -> None:
+async def test_a_finished_query_is_not_a_cluster_without_load(rig: Rig, metric: str) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         with suppress(NotYetError):
             await source.collect(SparkQuery("utilization"), NOW)
@@ -232,8 +232,8 @@ async def test_a_query_that_has_ended_is_not_a_cluster_without_load(rig: Rig, me
             await source.collect(SparkQuery(metric), NOW)
 
 
-async def test_an_executor_that_is_excluded_after_failures_is_not_idle(rig: Rig) -> None:
-    """Spark gives it no task, and the others do all they can."""
+async def test_an_executor_excluded_after_failures_is_not_idle(rig: Rig) -> None:
+    """Spark gives it no task, and the others work at their limit."""
     first, second = rig.spark.answers[f"{APP}/allexecutors"][:2]
     second |= {"isExcluded": True, "activeTasks": 0}
     first |= {"activeTasks": 1}
@@ -254,7 +254,7 @@ async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(
         rig.spark.answers["/v1/progress"]["application"]["id"] = again.rpartition("/")[2]
         restarted = rig.spark.sample("allexecutors")
         for executor in restarted:
-            executor["totalDuration"] += 5  # as it happens, a little more than the old one's
+            executor["totalDuration"] += 5  # slightly more than the old one's, by chance
             executor["activeTasks"] = 0
         rig.spark.answers[f"{again}/allexecutors"] = restarted
         with pytest.raises(AnswerError, match="two polls"):
@@ -299,12 +299,12 @@ async def test_the_clocks_of_driver_and_daemon_may_differ_by_an_hour(rig: Rig, h
     assert back.at <= NOW - timedelta(hours=2), "when the daemon's clock goes back, its readings do too"
 
 
-async def test_a_drivers_clock_that_was_set_is_reported(rig: Rig) -> None:
+async def test_an_adjusted_clock_of_the_driver_is_reported(rig: Rig) -> None:
     report = rig.spark.answers["/v1/progress"]
     report["queries"][0]["progress"][-1]["steady"] = 1000.0
     report["steady"] = 1000.0
     report["now"] += 3600
-    report["queries"][0]["trigger"] = "ProcessingTimeTrigger(2000)"  # then utilization falls back on the batches
+    report["queries"][0]["trigger"] = "ProcessingTimeTrigger(2000)"  # then utilization is computed from the batches
     for metric in ("arrivals", "utilization"):
         with pytest.raises(AnswerError, match=r"the clock of its driver was set by \+36\d\d s"):
             await rig.collect(metric)
@@ -358,7 +358,7 @@ async def test_the_state_of_the_job_is_that_of_the_master(rig: Rig, state: str, 
         (None, JobState.STOPPED),
     ],
 )
-async def test_an_application_that_is_gone_is_stopped_or_failed(
+async def test_an_application_that_has_disappeared_is_stopped_or_failed(
     rig: Rig, state: str | None, expected: JobState
 ) -> None:
     master = rig.spark.answers["/json/"]
@@ -369,7 +369,7 @@ async def test_an_application_that_is_gone_is_stopped_or_failed(
 
 
 @pytest.mark.parametrize(("exception", "expected"), [("boom", JobState.FAILED), (None, JobState.STOPPED)])
-async def test_a_query_that_ended_is_failed_or_stopped_and_a_restart_is_counted(
+async def test_a_finished_query_is_failed_or_stopped_and_a_restart_is_counted(
     rig: Rig, exception: str | None, expected: JobState
 ) -> None:
     first = report_query(rig)
@@ -381,18 +381,18 @@ async def test_a_query_that_ended_is_failed_or_stopped_and_a_restart_is_counted(
     status = await rig.describe()
     assert (status.job, status.restarts) == (JobState.RUNNING, 1)
     rig.forget()
-    rig.spark.answers["/v1/progress"]["queries"][-1]["restarts"] = 40  # of which the report has kept one
+    rig.spark.answers["/v1/progress"]["queries"][-1]["restarts"] = 40  # one of which is in the report
     assert (await rig.describe()).restarts == 40
 
 
-async def test_two_applications_of_one_name_are_an_error_that_names_them(rig: Rig) -> None:
+async def test_two_applications_with_one_name_are_an_error_that_names_them(rig: Rig) -> None:
     master = rig.spark.answers["/json/"]
     master["activeapps"].append(master["activeapps"][0] | {"id": "app-2"})
     with pytest.raises(AnswerError, match=r"2 running applications named 'lab' \(app-20261121021131-0000, app-2\)"):
         await rig.describe()
 
 
-async def test_the_report_of_a_former_driver_is_not_believed(rig: Rig) -> None:
+async def test_the_report_of_an_earlier_driver_is_not_used(rig: Rig) -> None:
     rig.spark.answers["/json/"]["activeapps"][0]["id"] = "app-new"
     with pytest.raises(AnswerError, match="the driver was restarted"):
         await rig.describe()
@@ -427,7 +427,7 @@ async def test_when_one_of_two_queries_has_ended_the_other_is_not_taken_for_the_
 
 
 @pytest.mark.parametrize("name", ["q1", "q2"])
-async def test_a_query_that_follows_another_is_the_only_one_although_spark_tells_late_that_that_has_ended(
+async def test_a_query_that_follows_another_is_the_only_one_although_spark_reports_the_end_late(
     rig: Rig, name: str
 ) -> None:
     first = report_query(rig)
@@ -452,7 +452,7 @@ async def test_a_query_that_follows_another_is_the_only_one_although_spark_tells
         ({"now": 5.0}, "clock was set back"),
     ],
 )
-async def test_the_error_of_an_unusable_report_names_what_is_wrong(
+async def test_the_error_of_an_unusable_report_names_the_problem(
     rig: Rig, change: dict[str, Any], message: str
 ) -> None:
     rig.spark.answers["/v1/progress"] = rig.spark.report(**change)
@@ -555,7 +555,7 @@ async def test_bad_answers_are_errors_that_name_the_address(
         assert f"{rig.url}{path}" in str(raised.value)
 
 
-async def test_a_driver_that_drips_delays_no_reading_beyond_its_time(rig: Rig) -> None:
+async def test_a_driver_that_sends_slowly_delays_no_reading_beyond_its_timeout(rig: Rig) -> None:
     for path in list(rig.spark.answers):
         if path.startswith("/api"):
             rig.spark.answers[path] = drip
@@ -576,7 +576,7 @@ async def test_only_an_unavailable_server_is_retried_and_not_forever(rig: Rig) -
         rig.forget()
 
 
-async def test_a_server_that_is_not_there_is_unavailable(rig: Rig, unused_tcp_port: int) -> None:
+async def test_an_unreachable_server_is_unavailable(rig: Rig, unused_tcp_port: int) -> None:
     nobody = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(UnavailableError, match=f"{nobody}/v1/progress cannot be reached"):
         await rig.collect("lag", report=nobody)
@@ -584,7 +584,7 @@ async def test_a_server_that_is_not_there_is_unavailable(rig: Rig, unused_tcp_po
         await rig.describe(master=nobody)
 
 
-async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilization(
+async def test_without_the_drivers_ui_the_report_still_gives_lag_but_no_utilization(
     rig: Rig, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = f"http://127.0.0.1:{unused_tcp_port}"
@@ -632,7 +632,7 @@ async def test_the_doctor_examines_a_live_job(rig: Rig) -> None:
     assert not [path for path in rig.spark.asked if "kill" in path]
 
 
-async def test_the_doctor_reports_what_it_cannot_see(rig: Rig) -> None:
+async def test_the_doctor_reports_missing_information(rig: Rig) -> None:
     rig.spark.answers["/environment/"] = refusing(404)
     async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
         found = {finding.subject: finding for finding in await engine.diagnose()}
@@ -716,7 +716,7 @@ async def test_concurrent_reads_of_a_batch_application_send_one_request_each(bat
 
 
 @pytest.mark.parametrize("state", [None, "FINISHED", "KILLED", "FAILED"])
-async def test_without_an_active_application_nothing_runs_and_no_driver_need_answer(
+async def test_without_an_active_application_nothing_runs_and_no_driver_has_to_answer(
     batch: Rig, state: str | None
 ) -> None:
     master = batch.spark.answers["/json/"]
@@ -736,7 +736,7 @@ async def test_without_an_active_application_nothing_runs_and_no_driver_need_ans
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "WAITING"])
-async def test_an_active_application_runs_also_while_it_waits_for_workers(batch: Rig, state: str) -> None:
+async def test_an_active_application_counts_as_running_even_while_it_waits_for_workers(batch: Rig, state: str) -> None:
     batch.spark.answers["/json/"]["activeapps"][0]["state"] = state
     batch.spark.answers[f"{APP}/allexecutors"] = []
     assert await batch.describe(batch=True) == EngineStatus(job=JobState.RUNNING, slots=0, parallelism=0)
@@ -755,7 +755,7 @@ async def test_without_a_master_the_driver_alone_shows_that_it_runs(batch: Rig) 
 
 
 @pytest.mark.parametrize("path", ["/v1/progress", f"{APP}/jobs?status=running", f"{APP}/allexecutors", "/json/"])
-async def test_what_an_active_application_does_is_never_guessed(batch: Rig, path: str) -> None:
+async def test_the_work_of_an_active_application_is_never_guessed(batch: Rig, path: str) -> None:
     batch.spark.answers[path] = refusing(503)
     with pytest.raises(UnavailableError):
         await batch.collect("pending_tasks", batch=True)
@@ -763,7 +763,7 @@ async def test_what_an_active_application_does_is_never_guessed(batch: Rig, path
         await batch.describe(batch=True)
 
 
-async def test_a_master_on_standby_does_not_say_that_nothing_runs(batch: Rig) -> None:
+async def test_a_standby_master_does_not_mean_that_nothing_runs(batch: Rig) -> None:
     batch.spark.answers["/json/"] |= {"status": "STANDBY", "activeapps": [], "workers": []}
     with pytest.raises(AnswerError, match="the Master is STANDBY"):
         await batch.collect("pending_tasks", batch=True)
@@ -771,13 +771,13 @@ async def test_a_master_on_standby_does_not_say_that_nothing_runs(batch: Rig) ->
         await batch.describe(batch=True)
 
 
-async def test_the_report_of_a_former_batch_application_is_not_believed(batch: Rig) -> None:
+async def test_the_report_of_an_earlier_batch_application_is_not_used(batch: Rig) -> None:
     batch.spark.answers["/json/"]["activeapps"][0]["id"] = "app-new"
     with pytest.raises(AnswerError, match="the driver was restarted"):
         await batch.collect("pending_tasks", batch=True)
 
 
-async def test_the_files_of_an_application_that_ended_are_not_those_of_the_next_one(batch: Rig) -> None:
+async def test_the_files_of_a_finished_application_do_not_count_for_the_next_one(batch: Rig) -> None:
     master = batch.spark.answers["/json/"]
     async with Spark(**batch.parameters(batch=True)).connect(batch.shared) as source:
         assert (await source.collect(SparkQuery("shuffle_workers"), NOW)).value == 2

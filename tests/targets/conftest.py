@@ -1,4 +1,4 @@
-"""A stand-in for a worker: a real process that has a child, and can be drained, stubborn or short-lived."""
+"""A stand-in for a worker: a real process that has a child, and that can drain, ignore signals or end early."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class StandIn:
 
     Attributes:
         mode: good, or how it misbehaves.
-        done: the work of a worker that is drained is done once this file is there; by default it is done.
-        drain_signal: what asks it to finish its work.
-        places: of the workers that were started.
-        starts: when, in seconds of the machine's clock.
+        done: a draining worker has finished its work once this file exists; by default it exists.
+        drain_signal: the signal that asks it to finish its work.
+        places: of the started workers.
+        starts: start times, in seconds of the machine's clock.
     """
 
     mode: str = "good"
@@ -96,12 +96,12 @@ def times(**changes: timedelta) -> Times:
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - processes give no event to wait for
+        while not condition():  # noqa: ASYNC110 - processes have no event to wait for
             await asyncio.sleep(0.02)
 
 
 async def settled(pool: Pool) -> None:
-    """Wait until there are as many processes as requested, and no drain is under way."""
+    """Wait until there are as many processes as requested, and no drain is in progress."""
     while len(pool._serving()) != pool._desired or len(pool._workers) != pool._desired:
         pool._check()
         await asyncio.sleep(pool._poll / 2)

@@ -1,4 +1,4 @@
-"""A JobManager for tests: it keeps the bounds of jobs and answers as Flink 2.3 was seen to answer."""
+"""A JobManager for tests: it keeps the bounds of jobs and answers as a real Flink 2.3 does."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SOURCE, NARROW, SINK = (vertex["id"] for vertex in SEEN["job"]["vertices"])
 
 
 class FakeFlink:
-    """One cluster with one job, of a source and a sink of 128 key groups and a vertex of 2 between them.
+    """One cluster with one job: a source and a sink with 128 key groups and a vertex with 2 between them.
 
     Attributes:
-        slots: how many the cluster has. All vertices share slots.
-        mode: the scheduler: `adaptive`, `reactive`, `default`, or `old` for a Flink that knows no bounds.
-        busy: while true, new bounds are kept but not yet followed.
+        slots: of the cluster. All vertices share slots.
+        mode: the scheduler: `adaptive`, `reactive`, `default`, or `old` for a Flink without bounds.
+        busy: while true, new bounds are kept but not applied yet.
         state: state of the job.
-        jids: ids of the jobs of that name that are there.
-        puts: the bounds that were put, as they came.
-        failing: what every question is answered with instead.
-        refusal: what new bounds are answered with instead.
+        jids: ids of the existing jobs of that name.
+        puts: the bounds that were put, in their order.
+        failing: the answer to every request instead.
+        refusal: the answer to new bounds instead.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FakeFlink:
         }
 
     def put(self, wished: Mapping[str, Any]) -> web.Response:
-        """Check and take bounds as Flink's Dispatcher does."""
+        """Check and store bounds as Flink's Dispatcher does."""
         if self.refusal is not None:
             return self.refusal
         if missing := [vertex for vertex in self.upper if vertex not in wished]:
@@ -119,13 +119,13 @@ class FakeFlink:
 
 
 def answer(document: object, status: int = 200) -> web.Response:
-    """What Flink answers: JSON, also when it says no."""
+    """Flink's answer: JSON, even for errors."""
     return web.json_response(document, status=status)
 
 
 @asynccontextmanager
 async def serving(flink: FakeFlink) -> AsyncIterator[str]:
-    """Its address, for as long as the context is open."""
+    """The address of the server, while the context is open."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", flink.handle)
     async with TestServer(application) as server:

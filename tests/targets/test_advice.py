@@ -1,4 +1,4 @@
-"""The target that only takes advice."""
+"""The target that only gives advice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Nothing:
         raise AssertionError(f"{key} and {factory} are not needed")
 
 
-async def test_advice_counts_as_taken_where_it_is_to() -> None:
+async def test_with_follow_advice_counts_as_applied() -> None:
     assert not Advice(follow=True).advisory
     async with Advice(size=2, follow=True).connect(Nothing()) as target:
         assert ((await target.describe()).desired, (await target.describe()).ready) == (2, 2)
@@ -29,7 +29,7 @@ async def test_advice_counts_as_taken_where_it_is_to() -> None:
     assert "last advice: 5" in status.remarks
 
 
-async def test_without_following_the_size_stays_as_configured() -> None:
+async def test_without_follow_the_size_stays_as_configured() -> None:
     assert Advice().advisory
     async with Advice(size=2).connect(Nothing()) as target:
         await target.scale(5)
@@ -49,7 +49,7 @@ class Staffed:
         raise AssertionError(f"{worker} is not to be drained")
 
 
-async def test_the_size_is_that_of_the_workers_that_the_engine_names() -> None:
+async def test_the_size_is_the_number_of_workers_that_the_engine_lists() -> None:
     engine: Staffed | EdgeError = Staffed(4)
 
     def workforce() -> Workforce:
@@ -71,7 +71,7 @@ async def test_the_size_is_that_of_the_workers_that_the_engine_names() -> None:
             await target.describe()
 
 
-async def test_nonsense_is_refused() -> None:
+async def test_invalid_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="0 or more"):
         Advice(size=-1)
     async with Advice().connect(Nothing()) as target:

@@ -1,4 +1,4 @@
-"""The target `aws-asg` against moto over HTTP, with a proxy between that answers as AWS may."""
+"""The target `aws-asg` against moto over HTTP, with a proxy in between that answers as AWS may."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def connected(plugin: AwsAsg) -> AsyncIterator[Target]:
 
 @pytest.fixture
 def parameters(proxy: Proxy) -> dict[str, Any]:
-    """Each answer of its own, unless a test configures it."""
+    """Every read sends its own request, unless a test configures it."""
     return {"region": REGION, "endpoint_url": proxy.url, "fresh": timedelta(0), "timeout": LONG}
 
 
@@ -98,7 +98,7 @@ def state(instance: int, value: str) -> Callable[[str], str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what there is
+# status
 
 
 async def test_it_counts_instances_in_service(proxy: Proxy, parameters: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ async def test_it_counts_instances_in_service(proxy: Proxy, parameters: dict[str
         ("Terminated", ""),
     ],
 )
-async def test_only_what_is_in_service_is_ready(
+async def test_only_instances_in_service_are_ready(
     proxy: Proxy, parameters: dict[str, Any], shown: str, remark: str
 ) -> None:
     proxy.rewrite(DESCRIBE, state(1, shown))
@@ -204,7 +204,7 @@ ACTIVITY = (
 @pytest.mark.parametrize(
     ("status", "holds"), [("InProgress", True), ("Cancelling", True), ("Successful", False), ("Baking", False)]
 )
-async def test_an_instance_refresh_under_way_holds_the_size(
+async def test_an_instance_refresh_in_progress_holds_the_size(
     proxy: Proxy, parameters: dict[str, Any], status: str, holds: bool
 ) -> None:
     proxy.rewrite(DESCRIBE, state(0, "Terminating"))
@@ -235,7 +235,7 @@ async def test_refreshes_are_requested_at_intervals_for_an_unsettled_group(
     assert len(proxy.made("DescribeInstanceRefreshes")) == 1
 
 
-async def test_why_an_instance_could_not_be_launched_is_remarked(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_the_reason_for_a_failed_launch_is_a_remark(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>2<", "<DesiredCapacity>4<"))
     proxy.answer("DescribeScalingActivities", ACTIVITIES.format(ACTIVITY.format("Failed")))
@@ -258,7 +258,7 @@ async def test_a_missing_read_permission_does_not_stop_scaling(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what cannot be scaled
+# groups that cannot be scaled
 
 
 async def test_an_unknown_group_is_refused(parameters: dict[str, Any]) -> None:
@@ -296,7 +296,9 @@ WEIGHTS = "<MixedInstancesPolicy><LaunchTemplate><Overrides>{}</Overrides></Laun
         ),
     ],
 )
-async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], inside: str, message: str) -> None:
+async def test_weighted_capacity_is_refused(
+    proxy: Proxy, parameters: dict[str, Any], inside: str, message: str
+) -> None:
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<MinSize>", f"{inside}<MinSize>"))
     plugin = AwsAsg(group=proxy.moto.group(), **parameters)
     if not message:
@@ -324,17 +326,17 @@ async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], ins
         ({"scale_in": "gently"}, "gently"),
     ],
 )
-def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(AwsAsg(group="group", region=REGION), **changes)
 
 
 @pytest.mark.parametrize("region", ["cn-northwest-1", "us-gov-west-1", "us-iso-east-1", "eusc-de-east-1", "us-east-1"])
-def test_regions_of_every_partition_are_known(region: str) -> None:
+def test_regions_of_every_partition_are_accepted(region: str) -> None:
     assert AwsAsg(group="group", region=region).place.region == region
 
 
-def test_regions_are_not_checked_at_another_address_nor_without_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_are_not_checked_with_another_endpoint_or_without_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AwsAsg(group="group", region="eu-mars-1", endpoint_url="http://127.0.0.1:4566").place.region
     for cached in (aws.known_regions, aws._loader):
         monkeypatch.setattr(aws, cached.__name__, cache(cached.__wrapped__))
@@ -344,7 +346,7 @@ def test_regions_are_not_checked_at_another_address_nor_without_botocore(monkeyp
 
 @pytest.mark.parametrize(("other", "same"), [("fresh: 9s", True), ("scale_in: drain", True), ("profile: two", False)])
 def test_two_clusters_may_not_scale_one_group(tmp_path: Path, other: str, same: bool) -> None:
-    """Whatever else is said of it."""
+    """Whatever their other parameters are."""
     file = tmp_path / "autoscaler.yaml"
     lines = ["clusters:"]
     for name, rest in (("a", "timeout: 4s"), ("b", other)):
@@ -365,7 +367,7 @@ def test_two_clusters_may_not_scale_one_group(tmp_path: Path, other: str, same: 
 
 
 # ----------------------------------------------------------------------------------------------------------
-# asking for a size
+# requests for a size
 
 
 async def test_the_requested_size_is_the_desired_capacity(proxy: Proxy, parameters: dict[str, Any]) -> None:
@@ -398,7 +400,7 @@ async def test_a_missing_permission_is_named_with_its_resource(proxy: Proxy, par
     assert group in str(caught.value)
 
 
-async def test_a_page_of_a_proxy_is_reported_with_its_status(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_an_html_page_of_a_proxy_is_reported_with_its_status(proxy: Proxy, parameters: dict[str, Any]) -> None:
     async def forbid(_: web.Request, __: Forward) -> web.Response:
         return web.Response(status=403, text="<html>not from here</html>", content_type="text/html")
 
@@ -408,16 +410,18 @@ async def test_a_page_of_a_proxy_is_reported_with_its_status(proxy: Proxy, param
 
 
 @pytest.mark.parametrize(("code", "status"), [("InvalidClientTokenId", 403), ("ExpiredToken", 400)])
-async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str, Any], code: str, status: int) -> None:
+async def test_invalid_credentials_are_refused(
+    proxy: Proxy, parameters: dict[str, Any], code: str, status: int
+) -> None:
     proxy.error(DESCRIBE, code, status=status, times=None)
     with pytest.raises(RefusedError, match=f"{code}.*check the credentials"):
         await described(AwsAsg(group="group", **parameters))
 
 
-async def test_credentials_that_have_expired_are_read_again(
+async def test_expired_credentials_are_read_again(
     proxy: Proxy, parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most once a minute: a thousand groups of an account whose key was deleted do not all read files again."""
+    """At most once a minute: a thousand groups of an account whose key was deleted must not all read files again."""
     passed = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
     monkeypatch.setattr(aws, "time", clock)
@@ -446,7 +450,7 @@ async def test_credentials_that_have_expired_are_read_again(
         write("SECOND")
         valid = "THIRD"
         passed = 60.0
-        await refused("FIRST")  # has the next call read them again
+        await refused("FIRST")  # makes the next call read them again
         await refused("SECOND")
         write("THIRD")
         passed = 119.0
@@ -457,10 +461,10 @@ async def test_credentials_that_have_expired_are_read_again(
         assert (await target.describe()).desired == 2
 
 
-async def test_credentials_that_come_after_the_start_are_found(
+async def test_credentials_that_become_available_after_the_start_are_found(
     proxy: Proxy, parameters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as those of a machine whose metadata did not answer yet when the daemon was started with it."""
+    """For example those of a machine whose metadata service did not answer yet when the daemon started."""
     passed = 0.0
     monkeypatch.setattr(aws, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
     monkeypatch.setattr(groups, "ERROR_REUSE", 0.0)
@@ -477,7 +481,7 @@ async def test_credentials_that_come_after_the_start_are_found(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# faults between
+# transport faults
 
 
 async def test_a_temporary_error_is_retried(proxy: Proxy, parameters: dict[str, Any]) -> None:
@@ -507,7 +511,7 @@ async def test_a_busy_group_is_unavailable(proxy: Proxy, parameters: dict[str, A
             await target.scale(3)
 
 
-async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_server_that_does_not_answer_times_out(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.stall(DESCRIBE, 30, times=None)
     loop = asyncio.get_running_loop()
     async with connected(AwsAsg(group="group", **parameters | {"timeout": timedelta(seconds=1)})) as target:
@@ -518,8 +522,8 @@ async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, paramet
 
 
 @pytest.mark.e2e
-async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    """Or a size asked for once would be set again at some later time."""
+async def test_nothing_is_sent_after_the_timeout(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    """Otherwise an old request might set its size at some later time."""
     proxy.stall("SetDesiredCapacity", 30, times=None)
     async with connected(AwsAsg(group="group", **parameters | {"timeout": timedelta(seconds=0.5)})) as target:
         with pytest.raises(EdgeTimeoutError):
@@ -529,10 +533,10 @@ async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, para
         assert len(proxy.made("SetDesiredCapacity")) == made <= 3
 
 
-async def test_a_service_that_hangs_does_not_hold_up_another(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_service_that_hangs_does_not_delay_another(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.stall("GetMetricData", 30, times=None)
-    queries = [Query(expression=f"SELECT MAX({name}) FROM N") for name in "abcdefgh"]  # noqa: S608 - no database
+    queries = [Query(expression=f"SELECT MAX({name}) FROM N") for name in "abcdefgh"]  # noqa: S608 - not a database
     source = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=LONG)
     async with LocalShared() as shared, AwsAsg(group=group, **parameters).connect(shared) as target:
         async with source.connect(shared) as live:
@@ -553,7 +557,9 @@ async def test_a_connection_cut_before_the_request_arrived_is_retried(proxy: Pro
         assert (await target.describe()).desired == 3
 
 
-async def test_a_size_that_was_set_is_read_though_the_answer_was_lost(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_size_that_was_set_is_read_although_the_answer_was_lost(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
     group = proxy.moto.group(2)
     proxy.drop("SetDesiredCapacity", after=True, times=None)
     async with connected(AwsAsg(group=group, **parameters)) as target:
@@ -570,7 +576,7 @@ async def test_an_answer_that_is_not_awss_is_an_error(proxy: Proxy, parameters: 
         await described(AwsAsg(group="group", **parameters))
 
 
-async def test_a_group_without_its_numbers_is_an_error(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_group_without_its_sizes_is_an_error(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.rewrite(DESCRIBE, lambda text: re.sub("<DesiredCapacity>.*</DesiredCapacity>", "", text))
     with pytest.raises(AnswerError, match="DesiredCapacity"):
         await described(AwsAsg(group=proxy.moto.group(), **parameters))
@@ -580,7 +586,7 @@ async def test_a_group_without_its_numbers_is_an_error(proxy: Proxy, parameters:
 # reading our own writes
 
 
-async def test_an_old_answer_after_our_change_is_not_taken_for_another_users_change(
+async def test_a_stale_answer_after_our_change_is_not_taken_for_an_external_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -596,7 +602,7 @@ async def test_an_old_answer_after_our_change_is_not_taken_for_another_users_cha
         assert (status.desired, status.ready, status.remarks) == (5, 5, ())
 
 
-async def test_our_change_that_aws_shows_half_a_minute_later_is_not_taken_for_another_users(
+async def test_our_change_that_aws_shows_half_a_minute_later_is_not_taken_for_an_external_one(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -607,14 +613,14 @@ async def test_our_change_that_aws_shows_half_a_minute_later_is_not_taken_for_an
         for _ in range(3):
             target._accepted.at -= 10  # seconds
             assert (await target.describe()).desired == 5
-        assert (await target.describe()).desired == 5  # which AWS shows now
+        assert (await target.describe()).desired == 5  # AWS shows it now
         proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>5", "<DesiredCapacity>2"), times=2)
-        assert (await target.describe()).desired == 5  # from a part of AWS that lags still
+        assert (await target.describe()).desired == 5  # from a part of AWS that still lags
         target._accepted.at -= 16
         assert (await target.describe()).desired == 2
 
 
-async def test_an_old_answer_after_the_echo_time_is_another_users_change(
+async def test_a_stale_answer_after_the_echo_time_is_an_external_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -625,7 +631,7 @@ async def test_an_old_answer_after_the_echo_time_is_another_users_change(
         assert (await target.describe()).desired == 2
 
 
-async def test_another_users_change_is_read_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_an_external_change_is_read_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     async with connected(AwsAsg(group=group, **parameters)) as target:
         await target.describe()
@@ -634,7 +640,7 @@ async def test_another_users_change_is_read_at_once(proxy: Proxy, parameters: di
         assert (await target.describe()).desired == 4
 
 
-def test_sizes_of_several_changes_in_a_row_are_echoes() -> None:
+def test_sizes_of_several_consecutive_changes_are_echoes() -> None:
     sizes = AcceptedSize(15)
     sizes.accept(5, 3, 0)
     sizes.accept(7, 5, 4)
@@ -644,7 +650,7 @@ def test_sizes_of_several_changes_in_a_row_are_echoes() -> None:
     assert [sizes.actual(shown, 25) for shown in (3, 5, 7)] == [3, 5, 7]
 
 
-def test_a_size_that_is_never_shown_was_set_back() -> None:
+def test_a_size_that_is_never_shown_was_reverted() -> None:
     sizes = AcceptedSize(15)
     sizes.accept(5, 3, 0)
     assert [sizes.actual(3, at) for at in (1, 30, 60, 61)] == [5, 5, 5, 3]
@@ -665,7 +671,7 @@ async def test_an_answer_requested_before_our_change_does_not_count(proxy: Proxy
         assert len(proxy.made(DESCRIBE)) == 2
 
 
-async def test_an_answer_on_its_way_during_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_an_answer_in_transit_during_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     async with connected(
         AwsAsg(group=group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})
@@ -718,7 +724,7 @@ async def fleet(proxy: Proxy, stack: AsyncExitStack, count: int, parameters: dic
     return targets
 
 
-async def test_groups_read_together_are_one_call_for_each_hundred(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_groups_read_together_need_one_call_per_hundred(proxy: Proxy, parameters: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:
         targets = await fleet(proxy, stack, 250, parameters | {"fresh": timedelta(seconds=30)})
         statuses = await asyncio.gather(*(target.describe() for target in targets))
@@ -729,7 +735,7 @@ async def test_groups_read_together_are_one_call_for_each_hundred(proxy: Proxy, 
 
 @dataclass
 class InMemory:
-    """Answers about any group after a fifth of a second, of the loop's own time."""
+    """Answers for any group after a fifth of a second of the loop's own time."""
 
     place: Place
     names: list[tuple[float, list[str]]] = field(default_factory=list)
@@ -744,7 +750,7 @@ class InMemory:
 
 @pytest.mark.parametrize(("count", "most"), [(1000, 10), (300, 4), (40, 3), (1, 1)])
 def test_spread_ticks_share_calls_and_no_answer_is_older_than_allowed(count: int, most: int) -> None:
-    """1,000 groups that tick every 15 s, each at its own time: ten calls for each round, answers at most 5 s old."""
+    """1,000 groups that tick every 15 s, each at its own time: ten calls per round, answers at most 5 s old."""
     interval, fresh, rounds = 15.0, 5.0, 8
     aws = InMemory(Place(REGION, None, None, None, LONG))
     ages: list[float] = []
@@ -779,7 +785,7 @@ def test_spread_ticks_share_calls_and_no_answer_is_older_than_allowed(count: int
 
 @dataclass
 class AtOnce(InMemory):
-    """It answers before its loop's time goes on, with an error if there is one, and only as often as is needed."""
+    """Answers before the loop's time advances, optionally with an error, and counts the requests."""
 
     error: EdgeError | None = None
 
@@ -792,7 +798,7 @@ class AtOnce(InMemory):
         return [{"AutoScalingGroupName": "g", "MinSize": 0, "MaxSize": 9, "DesiredCapacity": 1}]
 
 
-def test_an_error_ends_a_read_whether_or_not_others_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_a_read_even_if_it_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "ERROR_REUSE", 0.0)
     aws = AtOnce(Place(REGION, None, None, None, LONG), error=UnavailableError("Throttling"))
 
@@ -807,7 +813,7 @@ def test_an_error_ends_a_read_whether_or_not_others_get_it_too(monkeypatch: pyte
     virtual_time.run(main())
 
 
-def test_one_request_shows_a_change_also_where_the_clock_has_not_moved_since() -> None:
+def test_one_request_shows_a_change_even_if_the_clock_has_not_advanced() -> None:
     aws = AtOnce(Place(REGION, None, None, None, LONG))
 
     async def main() -> None:
@@ -852,7 +858,7 @@ async def test_a_failed_request_is_sent_once_for_all_its_groups(proxy: Proxy, pa
     assert len(proxy.made(DESCRIBE)) == 1
 
 
-async def test_a_role_that_may_not_be_assumed_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_role_that_cannot_be_assumed_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
     role = "arn:aws:iam::123456789012:role/scaler"
     proxy.error("AssumeRole", "AccessDenied", "not authorized", 403, times=None)
     with pytest.raises(RefusedError, match=f"allow the action sts:AssumeRole on {role}"):
@@ -883,10 +889,10 @@ def test_every_state_of_an_instance_is_counted_or_reported() -> None:
 
 
 @pytest.mark.parametrize(("echo", "superseded"), [(15, False), (0, True)])
-async def test_an_old_answer_does_not_end_a_rescale(
+async def test_a_stale_answer_does_not_end_a_rescale(
     proxy: Proxy, parameters: dict[str, Any], echo: int, superseded: bool
 ) -> None:
-    """What the core makes of it: with `echo` the rescale goes on, without it another user seems to have set it back."""
+    """The effect on the core: with `echo` the rescale continues, without it another user seems to have reverted it."""
     group = proxy.moto.group(2)
     limits = Limits(1, 9)
     spec = ClusterSpec(
@@ -910,16 +916,14 @@ async def test_an_old_answer_does_not_end_a_rescale(
 
 @dataclass(frozen=True)
 class Five:
-    """Asks for five."""
+    """A policy that requests five."""
 
     def evaluate(self, view: View) -> Recommendation:
         reason = Reason.STEADY if view.current == 5 else Reason.ABOVE if view.current < 5 else Reason.BELOW
         return Recommendation(5, reason, {}, "five")
 
 
-async def test_one_group_that_cannot_be_read_does_not_affect_the_others(
-    proxy: Proxy, parameters: dict[str, Any]
-) -> None:
+async def test_one_unreadable_group_does_not_affect_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
     good, bad = proxy.moto.group(2), proxy.moto.group(3)
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3</DesiredCapacity>", ""))
     async with LocalShared() as shared, AsyncExitStack() as stack:
@@ -949,7 +953,7 @@ async def test_one_name_that_aws_refuses_does_not_affect_the_others(proxy: Proxy
     assert isinstance(seen[2], RefusedError)
 
 
-async def test_questions_about_single_groups_take_turns(
+async def test_requests_for_single_groups_alternate(
     proxy: Proxy, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "DETAIL_INTERVAL", 0.1)
@@ -973,7 +977,9 @@ async def test_questions_about_single_groups_take_turns(
         assert len(made) == len({(call.action, call.parameters["AutoScalingGroupName"]) for call in made})
 
 
-async def test_without_boto3_the_extra_is_named(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_boto3_the_error_names_the_extra(
+    parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(PluginError, match=r"pip install '\.\[aws\]'"):
         async with connected(AwsAsg(group="group", **parameters)):
@@ -990,7 +996,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_others(proxy: Proxy, param
         assert (await second).desired == 2
 
 
-async def test_groups_of_another_identity_are_another_client(parameters: dict[str, Any]) -> None:
+async def test_groups_of_another_identity_use_another_client(parameters: dict[str, Any]) -> None:
     async with LocalShared() as shared:
         one = await shared_groups(shared, (await place(parameters)))
         two = await shared_groups(shared, (await place(parameters)))
@@ -1004,7 +1010,7 @@ async def place(parameters: dict[str, Any]) -> Any:
     return AwsAsg(group="group", **parameters).place
 
 
-def test_a_stopped_cluster_is_not_requested_along_forever() -> None:
+def test_a_stopped_cluster_is_not_requested_forever() -> None:
     member = groups._Member(name="g")
     assert member.due(100, 15) == 100
     member.note_read(100)
@@ -1016,10 +1022,10 @@ def test_a_stopped_cluster_is_not_requested_along_forever() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# who else
+# other controllers
 
 
-async def test_what_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_other_controllers_of_the_size_are_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     autoscaling = proxy.moto.client("autoscaling")
     for name, enabled in (("keep-cpu-at-50", True), ("not-any-more", False)):
@@ -1039,7 +1045,7 @@ async def test_what_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[s
     off = "not-any-more</PolicyName>"
     proxy.rewrite(
         "DescribePolicies", lambda text: text.replace(off, f"{off}<Enabled>false</Enabled>")
-    )  # moto tells not
+    )  # moto does not report it
     policy = "the scaling policy 'keep-cpu-at-50' (TargetTrackingScaling) also sets this group's size"
     action = "the scheduled action 'night' also sets this group's size"
     async with connected(AwsAsg(group=group, **parameters)) as target:
@@ -1068,7 +1074,7 @@ async def test_the_doctor_finds_suspended_processes(proxy: Proxy, parameters: di
     assert f"--auto-scaling-group-name {group}" in found[0].remedy
 
 
-async def test_a_missing_profile_is_refused_at_connecting(parameters: dict[str, Any]) -> None:
+async def test_a_missing_profile_is_refused_when_connecting(parameters: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="profile"):
         async with connected(AwsAsg(group="group", **parameters, profile="nobody")):
             pass

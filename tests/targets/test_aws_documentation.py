@@ -1,4 +1,4 @@
-"""docs/integrations/aws.md and the examples are compared with the code."""
+"""docs/integrations/aws.md and the examples match the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "integrations" / "aws.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["flink-asg", "spark-asg"])
-def test_a_whole_configuration_fits_in_25_lines(name: str) -> None:
+def test_a_complete_configuration_fits_in_25_lines(name: str) -> None:
     path = ROOT / "examples" / f"{name}.yaml"
     assert len(path.read_text().splitlines()) <= 25
     (cluster,) = load(path, {}).clusters.values()
@@ -48,6 +48,6 @@ def test_every_call_to_aws_is_on_the_page() -> None:
         "cannot be terminated:",
     ],
 )
-def test_the_remarks_on_the_page_are_those_of_the_code(remark: str) -> None:
+def test_the_remarks_of_the_page_are_those_of_the_code(remark: str) -> None:
     assert remark.rstrip(":") in PAGE
     assert remark in "".join(map(inspect.getsource, (target, groups)))

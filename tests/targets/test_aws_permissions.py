@@ -1,4 +1,4 @@
-"""The policies in deploy/aws allow what is done, and nothing else."""
+"""The policies in deploy/aws allow the calls of the target, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICIES = Path(__file__).parents[2] / "deploy" / "aws"
 NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 
-# Of the Service Authorization Reference: the actions that may be restricted to Auto Scaling groups.
+# From the Service Authorization Reference: the actions that may be restricted to Auto Scaling groups.
 RESTRICTABLE = {
     "autoscaling:CompleteLifecycleAction",
     "autoscaling:RecordLifecycleActionHeartbeat",
@@ -67,7 +67,7 @@ def unmodelled(proxy: Proxy) -> None:
 
 
 async def scale_by_group(proxy: Proxy, group: str) -> None:
-    """All that `scale_in: group` does: also what is asked only when instances come, go or fail to."""
+    """All calls of `scale_in: group`, including those made only when instances start, stop or fail to launch."""
     async with connected(plugin(proxy, group), None) as target:
         proxy.rewrite(DESCRIBE, lambda text: text.replace(">InService<", ">Pending<", 1), times=1)
         await target.describe()
@@ -142,7 +142,7 @@ async def test_the_calls_of_cloudwatch_are_those_that_its_policy_allows(proxy: P
 
 
 @pytest.mark.parametrize("path", sorted(POLICIES.glob("*.json")), ids=lambda path: path.name)
-def test_changes_are_allowed_on_marked_groups_only(path: Path) -> None:
+def test_changes_are_allowed_on_tagged_groups_only(path: Path) -> None:
     for statement in statements(path.name):
         assert statement["Effect"] == "Allow"
         assert "*" not in "".join(statement["Action"])
@@ -151,16 +151,16 @@ def test_changes_are_allowed_on_marked_groups_only(path: Path) -> None:
             assert statement["Resource"].startswith("arn:aws:autoscaling:")
             assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/autoscaler": "managed"}}
         else:
-            # AWS knows no resource for these.
+            # AWS has no resource for these.
             assert statement["Resource"] == "*"
             assert all(":Describe" in action or ":Get" in action for action in statement["Action"])
 
 
 @contextmanager
 def enforced(moto: Moto, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
-    """Be a user with these policies, and have moto enforce them.
+    """Be a user with these policies, and make moto enforce them.
 
-    Moto judges actions, not resources and conditions, so those are left out; the test above checks them.
+    Moto checks actions, but not resources and conditions, so those are removed; the test above checks them.
     """
     iam = moto.client("iam")
     user = f"user-{secrets.token_hex(4)}"
@@ -169,7 +169,7 @@ def enforced(moto: Moto, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterat
         loose = [{**statement, "Resource": "*"} for statement in statements(name)]
         for statement in loose:
             statement.pop("Condition", None)
-        # Moto calls the service by the name in its address, AWS by its prefix.
+        # Moto identifies the service by the name in its address, AWS by its prefix.
         document = json.dumps({"Version": "2012-10-17", "Statement": loose}).replace("cloudwatch:", "monitoring:")
         iam.put_user_policy(UserName=user, PolicyName=name.removesuffix(".json"), PolicyDocument=document)
     key = iam.create_access_key(UserName=user)["AccessKey"]
@@ -182,7 +182,9 @@ def enforced(moto: Moto, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterat
         moto.post("/moto-api/reset-auth", "inf")
 
 
-async def test_the_policies_are_enough_where_they_are_enforced(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_policies_are_sufficient_when_they_are_enforced(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
     engine.obedient = True

@@ -1,4 +1,4 @@
-"""How instances go with `scale_in: drain` and `scale_in: hook`: with moto's groups and an engine in memory."""
+"""Removing instances with `scale_in: drain` and `scale_in: hook`, with moto's groups and an in-memory engine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def with_workers(proxy: Proxy, group: str) -> tuple[dict[str, str], Engine]:
 # drain
 
 
-async def test_the_cheapest_worker_is_drained_before_its_instance_goes(
+async def test_the_cheapest_worker_is_drained_before_its_instance_is_terminated(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(3)
@@ -119,7 +119,9 @@ async def test_the_cheapest_worker_is_drained_before_its_instance_goes(
     assert not proxy.made("SetDesiredCapacity")
 
 
-async def test_several_are_removed_and_never_more_than_requested(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_several_instances_are_removed_but_never_more_than_requested(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
     group = proxy.moto.group(5)
     instances, engine = with_workers(proxy, group)
     engine.obedient = True
@@ -132,7 +134,7 @@ async def test_several_are_removed_and_never_more_than_requested(proxy: Proxy, p
     assert set(proxy.moto.instances(group)) == set(list(instances)[3:])
 
 
-async def test_old_answers_do_not_make_more_instances_go(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_stale_answers_do_not_terminate_more_instances(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(4)
     _, engine = with_workers(proxy, group)
     engine.obedient = True
@@ -148,7 +150,7 @@ async def test_old_answers_do_not_make_more_instances_go(proxy: Proxy, parameter
     assert proxy.moto.shown(group)["DesiredCapacity"] == 2
 
 
-async def test_a_termination_whose_answer_was_lost_is_not_done_twice(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_termination_whose_answer_was_lost_is_not_repeated(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
     engine.obedient = True
@@ -188,7 +190,7 @@ async def test_a_refused_termination_is_reported_with_the_actual_size(proxy: Pro
     assert any("allow the action autoscaling:TerminateInstance" in remark for remark in status.remarks)
 
 
-async def test_a_worker_that_does_not_let_go_is_terminated_at_the_deadline(
+async def test_a_worker_that_does_not_finish_is_terminated_at_the_deadline(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -213,16 +215,16 @@ async def test_an_engine_that_cannot_drain_does_not_keep_the_instance(proxy: Pro
 
 
 @pytest.mark.parametrize("case", ["no engine", "engine down", "other hosts", "no workers"])
-async def test_without_knowing_the_workers_the_group_chooses(
+async def test_if_the_workers_are_unknown_the_group_chooses(
     proxy: Proxy, parameters: dict[str, Any], case: str
 ) -> None:
-    """A size that is asked for must be reached even so."""
+    """A requested size must be reached all the same."""
     group = proxy.moto.group(3)
     engine = Engine({"10.99.99.99": 1.0})
     if case == "engine down":
         engine.failure = UnavailableError("the Master is gone")
     if case == "no workers":
-        engine.costs.clear()  # as at a Master that was restarted, while its workers work on
+        engine.costs.clear()  # as at a Master that was restarted, while its workers continue to work
     async with connected(AwsAsg(group=group, **parameters), None if case == "no engine" else engine) as target:
         await target.scale(2)
         status = await target.describe()
@@ -246,7 +248,7 @@ async def test_protected_instances_are_not_chosen(proxy: Proxy, parameters: dict
     assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == [second]
 
 
-async def test_an_instance_without_a_worker_goes_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_an_instance_without_a_worker_is_removed_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
     instances, engine = with_workers(proxy, group)
     idle = list(instances)[2]
@@ -268,10 +270,10 @@ async def test_below_the_groups_minimum_nothing_is_drained(proxy: Proxy, paramet
 
 
 @pytest.mark.parametrize(("maximum", "set_to", "decremented"), [(10, "5", "true"), (4, "4", "false")])
-async def test_a_larger_size_while_draining_is_reached_at_once_besides_the_draining(
+async def test_a_larger_size_during_a_drain_is_reached_at_once_without_the_draining_workers(
     proxy: Proxy, parameters: dict[str, Any], maximum: int, set_to: str, decremented: str
 ) -> None:
-    """A worker that drains takes no work any more: its instance cannot be one of those asked for."""
+    """A draining worker takes no more work: its instance cannot be one of the requested ones."""
     group = proxy.moto.group(3, maximum=maximum)
     instances, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
@@ -291,7 +293,7 @@ async def test_a_larger_size_while_draining_is_reached_at_once_besides_the_drain
     assert next(iter(instances)) not in proxy.moto.instances(group)
 
 
-async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_requested(
+async def test_a_partly_reverted_drain_never_leaves_fewer_than_requested(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(5)
@@ -309,7 +311,7 @@ async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_requested(
     assert len(proxy.made(TERMINATE)) == 3
 
 
-async def test_a_smaller_size_while_draining_drains_more(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_smaller_size_during_a_drain_drains_more(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(4)
     instances, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
@@ -324,7 +326,7 @@ async def test_a_smaller_size_while_draining_drains_more(proxy: Proxy, parameter
 
 
 async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    """Or the decision would count on instances that were never requested."""
+    """Otherwise the decision would count on instances that were never requested."""
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
@@ -342,10 +344,10 @@ async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, paramet
 
 
 @pytest.mark.parametrize(("theirs", "shown"), [(6, 5), (2, 2), (1, 1)])
-async def test_another_users_change_during_a_drain_is_read(
+async def test_an_external_change_during_a_drain_is_read(
     proxy: Proxy, parameters: dict[str, Any], theirs: int, shown: int
 ) -> None:
-    """Less those that still leave, down to what we asked for."""
+    """Minus those that are still leaving, down to the requested size."""
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
@@ -356,10 +358,10 @@ async def test_another_users_change_during_a_drain_is_read(
         assert (await target.describe()).desired == shown
 
 
-async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_gone(
+async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_removed(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
-    """The group replaces it: the size that AWS shows is the one there is."""
+    """The group replaces it: the size that AWS shows is the actual one."""
     group = proxy.moto.group(3)
     instances, engine = with_workers(proxy, group)
     dead = Hooked(group, next(iter(instances)), completed=True)
@@ -376,7 +378,7 @@ async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_gone(
 
 
 @pytest.mark.parametrize(("size", "set_to", "drained"), [(4, "4", 0), (3, "3", 0), (2, "3", 1)])
-async def test_instances_that_were_never_launched_go_before_those_that_work(
+async def test_instances_that_were_never_launched_are_removed_before_working_ones(
     proxy: Proxy, parameters: dict[str, Any], size: int, set_to: str, drained: int
 ) -> None:
     group = proxy.moto.group(3)
@@ -394,7 +396,7 @@ async def test_instances_that_were_never_launched_go_before_those_that_work(
     assert len(engine.drained) == drained
 
 
-async def test_a_pending_instance_without_a_worker_goes_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_pending_instance_without_a_worker_is_removed_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
     instances, engine = with_workers(proxy, group)
     pending = list(instances)[2]
@@ -412,7 +414,7 @@ async def test_a_pending_instance_without_a_worker_goes_first(proxy: Proxy, para
     assert engine.drained == []
 
 
-async def test_an_instance_is_terminated_once_however_old_the_answers_are(
+async def test_an_instance_is_terminated_once_however_stale_the_answers_are(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(4)
@@ -428,7 +430,7 @@ async def test_an_instance_is_terminated_once_however_old_the_answers_are(
     assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == list(instances)[:2]
 
 
-async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_closing_the_connection_ends_the_drain(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
@@ -436,7 +438,7 @@ async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters
         await until(lambda: engine.drained)
         tasks = list(target._leaving.values())
     assert all(task.cancelled() for task in tasks)
-    # The next connection sees what holds; there the rest is decided anew.
+    # The next connection reads the actual state and decides the rest again.
     async with connected(AwsAsg(group=group, **parameters), engine) as target:
         assert (await target.describe()).desired == 2
     assert not proxy.made(TERMINATE)
@@ -478,7 +480,7 @@ def test_a_worker_is_found_by_its_host(host: str, found: bool) -> None:
     assert (_on(names, [worker]) == [worker]) == found
 
 
-def test_an_instance_is_known_by_all_its_names() -> None:
+def test_an_instance_is_found_by_all_its_names() -> None:
     names = names_of(
         {
             "InstanceId": "i-0abc",
@@ -505,7 +507,7 @@ def test_an_instance_is_known_by_all_its_names() -> None:
 
 @dataclass
 class Hooked:
-    """A group whose lifecycle hook keeps one instance waiting, as moto cannot."""
+    """A group whose lifecycle hook keeps one instance waiting, which moto cannot do."""
 
     group: str
     instance: str
@@ -575,7 +577,7 @@ async def test_the_hook_is_completed_once_the_worker_has_gone(
     }
 
 
-async def test_a_size_goes_straight_to_the_group_with_a_hook(
+async def test_with_a_hook_a_size_is_sent_directly_to_the_group(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
     _, engine = with_workers(proxy, hooked.group)
@@ -585,7 +587,7 @@ async def test_a_size_goes_straight_to_the_group_with_a_hook(
     assert len(proxy.made("SetDesiredCapacity")) == 1
 
 
-async def test_a_long_drain_has_heartbeats(
+async def test_a_long_drain_sends_heartbeats(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.targets.aws_asg.target.MAX_HEARTBEAT_INTERVAL", 0.2)
@@ -599,8 +601,10 @@ async def test_a_long_drain_has_heartbeats(
     assert proxy.made("RecordLifecycleActionHeartbeat")[0].parameters["LifecycleHookName"] == "drain"
 
 
-async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
-    """Nobody knows how much of the time-out was over before."""
+async def test_a_restarted_daemon_sends_a_heartbeat_at_once(
+    proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
+) -> None:
+    """It is unknown how much of the timeout is already over."""
     _, engine = with_workers(proxy, hooked.group)
     async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
@@ -608,9 +612,7 @@ async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[s
     assert not hooked.completed
 
 
-async def test_a_hook_that_was_replaced_is_found_again(
-    proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
-) -> None:
+async def test_a_replaced_hook_is_found_again(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
     _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
     proxy.error("CompleteLifecycleAction", "ValidationError", "No Lifecycle Hook found")
@@ -631,7 +633,7 @@ async def test_a_hook_that_was_replaced_is_found_again(
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_dry_run_answers_no_hook(
+async def test_a_dry_run_completes_no_hook(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
     monkeypatch.setattr("autoscaler.targets.aws_asg.target.STARTUP_DELAY", 0.0)
@@ -684,7 +686,7 @@ async def test_a_short_connection_completes_nothing(proxy: Proxy, parameters: di
     assert not engine.drained
 
 
-async def test_the_next_daemon_sees_the_waiting_instance_again(
+async def test_the_next_daemon_finds_the_waiting_instance_again(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
     instances, engine = with_workers(proxy, hooked.group)

@@ -46,7 +46,7 @@ async def opened(flink: FakeFlink) -> AsyncIterator[Opened]:
 
 
 async def shown(target: ScaleTarget, desired: int, ready: int) -> None:
-    """Wait until it shows that: answers are kept for a moment."""
+    """Wait until the target shows these sizes: answers are cached for a moment."""
     async with asyncio.timeout(30):
         while True:
             status = await target.describe()
@@ -59,7 +59,7 @@ def bounds(put: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {vertex: (of["parallelism"]["lowerBound"], of["parallelism"]["upperBound"]) for vertex, of in put.items()}
 
 
-async def test_a_size_is_the_upper_bound_of_every_vertex_as_far_as_it_can_go(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_size_is_the_upper_bound_of_every_vertex_within_its_limits(flink: FakeFlink, opened: Opened) -> None:
     async with opened() as target:
         await target.scale(3)
         assert bounds(flink.puts[-1]) == {SOURCE: (1, 3), NARROW: (1, 2), SINK: (1, 3)}
@@ -70,14 +70,14 @@ async def test_a_size_is_the_upper_bound_of_every_vertex_as_far_as_it_can_go(fli
         assert (status.desired, status.ready) == (1, 1)
 
 
-async def test_asking_again_for_a_size_puts_the_same_bounds(flink: FakeFlink, opened: Opened) -> None:
+async def test_requesting_the_same_size_again_puts_the_same_bounds(flink: FakeFlink, opened: Opened) -> None:
     async with opened() as target:
         await target.scale(3)
         await target.scale(3)
     assert flink.puts[0] == flink.puts[1]
 
 
-async def test_until_the_job_follows_what_runs_is_ready(flink: FakeFlink, opened: Opened) -> None:
+async def test_until_the_job_applies_its_bounds_the_running_tasks_are_ready(flink: FakeFlink, opened: Opened) -> None:
     flink.busy = True
     async with opened() as target:
         await target.scale(3)
@@ -90,7 +90,7 @@ async def test_until_the_job_follows_what_runs_is_ready(flink: FakeFlink, opened
         assert (status.desired, status.ready) == (1, 3)
 
 
-async def test_lacking_slots_are_reported(opened: Opened) -> None:
+async def test_missing_slots_are_reported(opened: Opened) -> None:
     async with opened() as target:
         await target.scale(10)
         status = await target.describe()
@@ -98,16 +98,14 @@ async def test_lacking_slots_are_reported(opened: Opened) -> None:
     assert status.remarks == ("the cluster has no free slot: the job runs at 4 of 10 until TaskManagers are added",)
 
 
-async def test_a_job_that_has_all_it_asked_for_lacks_nothing_though_no_slot_is_free(opened: Opened) -> None:
+async def test_a_job_with_all_requested_slots_lacks_nothing_although_no_slot_is_free(opened: Opened) -> None:
     async with opened() as target:
         await target.scale(4)
         status = await target.describe()
     assert (status.desired, status.ready, status.remarks) == (4, 4, ())
 
 
-async def test_a_maximum_parallelism_that_flink_does_not_report_bounds_nothing(
-    flink: FakeFlink, opened: Opened
-) -> None:
+async def test_an_unreported_maximum_parallelism_is_not_a_limit(flink: FakeFlink, opened: Opened) -> None:
     flink.maximum = dict.fromkeys(flink.maximum, -1)
     async with opened() as target:
         assert (await target.describe()).ceiling is None
@@ -115,7 +113,7 @@ async def test_a_maximum_parallelism_that_flink_does_not_report_bounds_nothing(
     assert bounds(flink.puts[-1]) == {SOURCE: (1, 200), NARROW: (1, 200), SINK: (1, 200)}
 
 
-async def test_a_vertex_of_which_no_second_subtask_is_possible_stays_at_one(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_vertex_that_cannot_have_a_second_subtask_stays_at_one(flink: FakeFlink, opened: Opened) -> None:
     flink.maximum[NARROW] = 1
     async with opened() as target:
         await target.scale(3)
@@ -134,7 +132,7 @@ async def test_the_job_cannot_go_beyond_its_maximum_parallelism(flink: FakeFlink
     assert not flink.puts
 
 
-async def test_a_job_does_not_run_at_nothing(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_job_cannot_run_at_zero(flink: FakeFlink, opened: Opened) -> None:
     async with opened() as target:
         with pytest.raises(RefusedError, match="parallelism of 1 or more: 0 replicas"):
             await target.scale(0)
@@ -146,7 +144,7 @@ async def test_a_replica_may_stand_for_several_slots(flink: FakeFlink, opened: O
     flink.follow()
     async with opened(slots_per_replica=2) as target:
         status = await target.describe()
-        assert (status.desired, status.ready) == (2, 2)  # three are no whole number of replicas, but all there is to be
+        assert (status.desired, status.ready) == (2, 2)  # three is no whole number of replicas, but the limit
         await target.scale(3)
         assert bounds(flink.puts[-1]) == {SOURCE: (1, 6), NARROW: (1, 2), SINK: (1, 6)}
         status = await target.describe()
@@ -166,7 +164,7 @@ async def test_the_last_replica_may_be_used_in_part(flink: FakeFlink, opened: Op
             await target.scale(44)
 
 
-async def test_the_least_parallelism_is_kept_below_the_most(flink: FakeFlink, opened: Opened) -> None:
+async def test_the_lower_bound_is_limited_by_the_upper_bound(flink: FakeFlink, opened: Opened) -> None:
     async with opened(lower_bound=3) as target:
         await target.scale(4)
         await target.scale(2)
@@ -188,7 +186,7 @@ async def test_a_pinned_vertex_keeps_its_bounds_and_does_not_count(name: str, fl
         assert (status.desired, status.ready) == (2, 2)
 
 
-async def test_a_vertex_that_its_author_made_narrower_is_not_taken_for_unready(
+async def test_a_vertex_with_a_lower_fixed_parallelism_is_not_taken_for_unready(
     flink: FakeFlink, opened: Opened
 ) -> None:
     flink.upper = {SOURCE: 2, NARROW: 1, SINK: 4}
@@ -198,7 +196,7 @@ async def test_a_vertex_that_its_author_made_narrower_is_not_taken_for_unready(
     assert (status.desired, status.ready) == (4, 4)
 
 
-async def test_subtasks_that_came_to_their_end_count_as_running(flink: FakeFlink, opened: Opened) -> None:
+async def test_finished_subtasks_count_as_running(flink: FakeFlink, opened: Opened) -> None:
     seen = flink.job
 
     def job(jid: str) -> dict[str, Any]:
@@ -212,7 +210,7 @@ async def test_subtasks_that_came_to_their_end_count_as_running(flink: FakeFlink
         assert (await target.describe()).ready == 3
 
 
-async def test_a_job_that_restarts_has_nothing_ready_and_is_reported(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_restarting_job_has_nothing_ready_and_is_reported(flink: FakeFlink, opened: Opened) -> None:
     flink.state, flink.running = "RESTARTING", dict.fromkeys(flink.running, 0)
     async with opened() as target:
         status = await target.describe()
@@ -223,7 +221,7 @@ async def test_a_job_that_restarts_has_nothing_ready_and_is_reported(flink: Fake
     )
 
 
-async def test_a_job_is_followed_by_its_name(
+async def test_a_job_is_identified_by_its_name(
     flink: FakeFlink, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "autoscaler.targets")
@@ -231,10 +229,10 @@ async def test_a_job_is_followed_by_its_name(
         await target.scale(3)
         flink.jids = ["f" * 32]
         flink.upper = flink.running = {SOURCE: 2, NARROW: 2, SINK: 2}
-        await shown(target, desired=2, ready=2)  # a new start begins with bounds of its own
+        await shown(target, desired=2, ready=2)  # a new start has its own bounds
         await target.scale(3)
         assert (await target.describe()).desired == 3
-    assert [record.getMessage() for record in caplog.records] == ["scaling this job"] * 2  # once for each start
+    assert [record.getMessage() for record in caplog.records] == ["scaling this job"] * 2  # once per start
 
 
 async def test_the_only_job_needs_no_name(opened: Opened) -> None:
@@ -266,7 +264,7 @@ async def test_the_only_job_needs_no_name(opened: Opened) -> None:
         ({"failing": answer(["nonsense"])}, AnswerError, "expected JSON of Flink's REST API, but"),
     ],
 )
-async def test_the_error_of_what_cannot_be_scaled_names_the_reason(
+async def test_the_error_for_a_job_that_cannot_be_scaled_names_the_reason(
     change: dict[str, Any], error: type[EdgeError], message: str, flink: FakeFlink, opened: Opened
 ) -> None:
     for name, value in change.items():
@@ -292,7 +290,7 @@ async def test_bounds_that_flink_refuses_are_refused_in_its_words(flink: FakeFli
             await target.scale(2)
 
 
-async def test_an_answer_that_does_not_come_is_an_unknown_outcome(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_missing_answer_is_an_unknown_outcome(flink: FakeFlink, opened: Opened) -> None:
     release = asyncio.Event()
     handle = flink.requirements
 
@@ -308,19 +306,19 @@ async def test_an_answer_that_does_not_come_is_an_unknown_outcome(flink: FakeFli
         release.set()
 
 
-async def test_a_pin_that_fits_no_vertex_names_those_there_are(opened: Opened) -> None:
+async def test_a_pin_that_matches_no_vertex_lists_the_existing_ones(opened: Opened) -> None:
     async with opened(pinned=("sink",)) as target:
         with pytest.raises(AnswerError, match=r"no vertex 'sink' to pin; its vertices: Source: .*, narrow, sink"):
             await target.describe()
 
 
-async def test_pins_on_everything_leave_nothing_to_scale(opened: Opened) -> None:
+async def test_if_everything_is_pinned_nothing_can_be_scaled(opened: Opened) -> None:
     async with opened(pinned=(SOURCE, NARROW, SINK)) as target:
         with pytest.raises(AnswerError, match="every vertex is pinned"):
             await target.describe()
 
 
-async def test_the_doctor_finds_a_least_parallelism_that_the_cluster_cannot_give(opened: Opened) -> None:
+async def test_the_doctor_finds_a_lower_bound_that_the_cluster_cannot_provide(opened: Opened) -> None:
     async with opened(lower_bound=5) as target, opened(lower_bound=4) as usual:
         assert isinstance(target, Doctor)
         assert isinstance(usual, Doctor)
@@ -349,6 +347,6 @@ async def test_the_doctor_reports_a_job_that_cannot_be_scaled_at_all(flink: Fake
         ({"timeout": timedelta(0)}, "timeout: must be above 0"),
     ],
 )
-def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FlinkRequirements(**{"url": "http://jobmanager:8081"} | parameters)

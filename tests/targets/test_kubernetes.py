@@ -1,4 +1,4 @@
-"""The target `kubernetes`. What needs no injected fault holds on a real API server as well, if one is named."""
+"""The target `kubernetes`. Tests that inject no fault also run against a real API server, if one is given."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _hpa() -> Json:
 
 
 def _forbidden(verb: str, kind: Kind, sub: str = "") -> Refusal:
-    """As RBAC words it."""
+    """A refusal in the words of RBAC."""
     resource = f"{kind.plural}/{sub}" if sub else kind.plural
     return Refusal(
         403,
@@ -192,7 +192,7 @@ async def test_a_size_that_another_client_changed_is_kept_and_the_client_is_name
         with pytest.raises(RefusedError, match="from 2 to 5 replicas by another client") as caught:
             await target.scale(3)
         assert "3 was not requested" in str(caught.value)
-        # The size is known from the refusal; who has set it, only once the watch has shown the object.
+        # The size is known from the refusal; its author only once the watch has shown the object.
         status = await shows(target, lambda status: any("changed" in remark for remark in status.remarks))
         assert status.desired == 5
         assert "the size was changed from 2 to 5 by a-person" in status.remarks
@@ -260,7 +260,7 @@ async def test_all_targets_of_a_namespace_share_one_watch_and_reading_sends_no_r
     assert await until(lambda: _true(not cluster.server.watches))
 
 
-async def test_more_targets_watched_by_name_than_a_pool_of_connections_has_leave_room_for_changes(
+async def test_with_more_watches_than_pooled_connections_changes_are_still_sent(
     cluster: Cluster,
 ) -> None:
     names = [f"tm-{number}" for number in range(120)]  # aiohttp's own limit is 100
@@ -277,7 +277,7 @@ async def _true(value: bool) -> bool | None:
     return value or None
 
 
-async def test_an_equal_name_in_another_namespace_is_another_target(cluster: Cluster) -> None:
+async def test_the_same_name_in_another_namespace_is_another_target(cluster: Cluster) -> None:
     cluster.server.create(*_namespace("other"))
     cluster.server.create(DEPLOYMENTS, _bare("tm", 7), "other")
     await cluster.workload(DEPLOYMENTS, "tm", 1)
@@ -328,8 +328,8 @@ async def test_an_hpa_on_the_same_target_is_named_and_nothing_is_scaled(any_clus
         await held.scale(4)
 
 
-async def test_that_there_is_no_keda_is_not_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    """On most clusters there is none, and a line about a CRD that is not installed looks like something to be done."""
+async def test_a_missing_keda_is_not_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Most clusters have none, and a log line about a CRD that is not installed looks like a task for the operator."""
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     with caplog.at_level(logging.DEBUG, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
@@ -367,7 +367,7 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
         assert status.floor == (Bound(2, "the KEDA ScaledObject by-lag scales it too") if held else None)
 
 
-async def test_a_scaled_object_disappears_with_its_crd_also_while_no_watch_was_open(
+async def test_a_scaled_object_disappears_with_its_crd_even_while_no_watch_was_open(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.clients.kubernetes_watch.MAX_REFUSED_PAUSE", 0.1)
@@ -419,12 +419,12 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
 
 
 @pytest.mark.parametrize("times", [2, 3])
-async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_scaled_meanwhile(
+async def test_refusals_of_a_starting_api_server_are_retried_and_nothing_is_scaled_meanwhile(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(HPAS, _hpa())
-    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=times)  # RBAC is not read yet
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=times)  # no RBAC yet
     with caplog.at_level(logging.INFO, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
             with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
@@ -435,7 +435,7 @@ async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_
     assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
 
 
-async def test_a_crd_that_an_api_server_that_starts_does_not_serve_yet_is_asked_for_again(cluster: Cluster) -> None:
+async def test_a_crd_that_a_starting_api_server_does_not_serve_yet_is_requested_again(cluster: Cluster) -> None:
     cluster.server.kinds.append(SCALED_OBJECTS)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
@@ -446,7 +446,7 @@ async def test_a_crd_that_an_api_server_that_starts_does_not_serve_yet_is_asked_
     assert not cluster.server.asked("patch")
 
 
-async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_says_why(cluster: Cluster) -> None:
+async def test_a_refusal_that_lasts_longer_than_the_timeout_is_reported_as_the_reason(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=3)
     cluster.server.fault("list", "slow", HPAS, seconds=60.0, times=99)
@@ -455,7 +455,7 @@ async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_say
             await target.describe()
 
 
-async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(cluster: Cluster) -> None:
+async def test_an_hpa_created_while_the_api_server_restarts_is_noticed(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     async with connected(cluster.target("tm")) as [target]:
         assert (await target.describe()).floor is None
@@ -466,7 +466,7 @@ async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(c
         await shows(target, lambda status: status.floor is not None)
 
 
-async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_and_may_be_granted_later(
+async def test_repeated_refusals_count_as_a_missing_permission_that_is_logged_once_and_may_be_granted_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert watch.MAX_REFUSED_PAUSE == kubernetes.MAX_HOLD == 60, "seconds between two attempts at most"
@@ -478,8 +478,8 @@ async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_
     ]
     with caplog.at_level(logging.INFO, "autoscaler.clients"):
         async with connected(cluster.target("tm")) as [target]:
-            await target.scale(3)  # it goes on without
-            refused[1].times = 0  # a list alone is not enough
+            await target.scale(3)  # it continues without
+            refused[1].times = 0  # a list without a watch is not enough
             await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 3))
             cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"))
             await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 5))
@@ -491,10 +491,10 @@ async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_
             times = [asked.at for asked in cluster.server.requests if asked.kind is HPAS]
     messages = [record.message for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
     assert messages == ["cannot watch", "watch resumed"]
-    assert max(after - before for before, after in itertools.pairwise(times)) < 2  # it is tried again at this pace
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2  # it retries at this interval
 
 
-async def test_a_list_of_other_controllers_that_is_stale_says_nothing(cluster: Cluster) -> None:
+async def test_a_stale_list_of_other_controllers_is_not_used(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
@@ -503,14 +503,14 @@ async def test_a_list_of_other_controllers_that_is_stale_says_nothing(cluster: C
         cluster.server.cut_watches(HPAS)
         [_, hpas] = target._others
         await until(lambda: _true(hpas.error is not None))
-        await target.describe()  # not for a short outage
+        await target.describe()  # not after a short outage
         assert hpas._updated_at is not None
         hpas._updated_at -= 61.0
         with pytest.raises(UnavailableError, match="is not known at present"):
             await target.scale(3)
 
 
-# -- why pods do not come up
+# -- why pods do not start
 
 
 async def test_pods_without_a_node_are_reported_with_the_schedulers_message(any_cluster: Cluster) -> None:
@@ -610,14 +610,14 @@ async def test_an_old_failure_to_create_pods_is_not_reported_once_one_was_create
 @pytest.mark.parametrize(
     ("time", "created", "reported"),
     [
-        # Of three at a quota of two, the first was evicted and created again: the third is forbidden still.
+        # Of three at a quota of two, the first was evicted and created again: the third is still forbidden.
         ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-0": "2026-05-01T12:01:30Z"}, True),
         ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-2": "2026-05-01T12:01:30Z"}, False),
         ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:00Z"}, True),
         ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:01Z"}, False),
     ],
 )
-async def test_a_failure_to_create_a_pod_is_past_once_that_or_one_of_a_higher_number_was_created(
+async def test_a_failure_to_create_a_pod_is_over_once_it_or_one_with_a_higher_number_was_created(
     cluster: Cluster, time: dict[str, str], created: dict[str, str], *, reported: bool
 ) -> None:
     await cluster.workload(STATEFUL_SETS, "tm", 4)
@@ -636,7 +636,7 @@ async def test_a_failure_to_create_a_pod_is_past_once_that_or_one_of_a_higher_nu
     assert remarks == (("pods are not created: exceeded quota: small (at 12:01 UTC)",) if reported else ())
 
 
-async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_later_one(cluster: Cluster) -> None:
+async def test_a_slow_list_of_pods_does_not_delay_readings_and_its_result_is_shown_later(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     for pod in await cluster.pods("tm", 2):
         waiting = {"name": "main", "image": "flink:9", "state": {"waiting": {"reason": "ErrImagePull"}}}
@@ -654,7 +654,9 @@ async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_lat
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("pods of")]
 
 
-async def test_pods_that_wait_for_the_same_image_are_one_remark_whatever_their_waiting_reason(cluster: Cluster) -> None:
+async def test_pods_that_wait_for_the_same_image_give_one_remark_whatever_their_waiting_reason(
+    cluster: Cluster,
+) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     for pod, why in zip(await cluster.pods("tm", 2), ("ErrImagePull", "ImagePullBackOff"), strict=True):
         waiting = {"name": "main", "image": "flink:9", "state": {"waiting": {"reason": why}}}
@@ -663,7 +665,7 @@ async def test_pods_that_wait_for_the_same_image_are_one_remark_whatever_their_w
         assert (await target.describe()).remarks == ("2 pods cannot get the image: flink:9 (ImagePullBackOff)",)
 
 
-async def test_pods_are_pods_listed_at_at_only_while_some_are_missing_and_not_at_every_tick(cluster: Cluster) -> None:
+async def test_pods_are_listed_only_while_some_are_missing_and_not_at_every_tick(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.workload(DEPLOYMENTS, "up", 1)
     await cluster.ready(await cluster.pods("up", 1))
@@ -693,7 +695,9 @@ async def test_a_denied_list_of_pods_is_a_remark_and_not_a_failure(cluster: Clus
         ({"replicas": 4, "updatedReplicas": 0, "updateRevision": "1", "currentRevision": "1"}, None),
     ],
 )
-async def test_a_rollout_is_reported_while_it_is_under_way(cluster: Cluster, status: Json, remark: str | None) -> None:
+async def test_a_rollout_is_reported_while_it_is_in_progress(
+    cluster: Cluster, status: Json, remark: str | None
+) -> None:
     metadata = {"name": "tm", "namespace": "jobs"}
     found = {**_bare("tm", 4), "metadata": metadata, "status": {"readyReplicas": 4, **status}}
     cluster.server.put(DEPLOYMENTS, found, "ADDED")
@@ -705,7 +709,7 @@ async def test_a_rollout_is_reported_while_it_is_under_way(cluster: Cluster, sta
 async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
     found = {**_bare("tm", 4), "metadata": {"name": "tm", "namespace": "jobs"}}
     found["spec"]["paused"] = True
-    found["status"] = {"readyReplicas": 4, "replicas": 4}  # updatedReplicas is left out as it is 0
+    found["status"] = {"readyReplicas": 4, "replicas": 4}  # updatedReplicas is omitted when it is 0
     cluster.server.put(DEPLOYMENTS, found, "ADDED")
     async with connected(cluster.target("tm")) as [target]:
         remarks = (await target.describe()).remarks
@@ -716,7 +720,7 @@ async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, STATEFUL_SETS], ids=lambda kind: kind.plural)
-async def test_what_annotations_order_is_shown_while_they_are_there(any_cluster: Cluster, kind: Kind) -> None:
+async def test_controls_of_annotations_are_shown_while_the_annotations_exist(any_cluster: Cluster, kind: Kind) -> None:
     await any_cluster.workload(kind, "tm", 2)
     async with connected(any_cluster.target("tm", resource=kind.plural)) as [target]:
         await shows(target, lambda status: status.controls == ())
@@ -757,13 +761,13 @@ async def test_what_annotations_order_is_shown_while_they_are_there(any_cluster:
         ({"autoscaler/hold": "9" * 10_000}, ["'" + "9" * 39 + "…'"]),
     ],
 )
-def test_what_annotations_order(annotations: dict[str, str], ordered: list[Any]) -> None:
+def test_controls_of_annotations(annotations: dict[str, str], ordered: list[Any]) -> None:
     controls, wrong = read_controls(annotations, "deployments prod/x")
     found = [(each.up, each.down, each.replicas) for each in controls]
     assert [*found, *(remark.split(" is ")[1].split(",")[0] for remark in wrong)] == ordered
 
 
-# -- which pod goes
+# -- choice of pods
 
 
 async def test_the_pods_of_the_least_costly_workers_are_deleted_first(any_cluster: Cluster) -> None:
@@ -789,7 +793,7 @@ async def test_the_pods_of_the_least_costly_workers_are_deleted_first(any_cluste
     "host",
     ["10.9.1.1", "tm-abc", "10-9-1-1.jobs.pod.cluster.local", "10-9-1-1.workers.jobs.svc.example.com"],
 )
-def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> None:
+def test_a_worker_is_found_by_any_address_that_its_name_resolves_to(host: str) -> None:
     pod = {"metadata": {"name": "tm-abc", "namespace": "jobs"}, "status": {"podIP": "10.9.1.1"}}
     assert is_worker(pod, Worker("w", frozenset({host})))
     other = {"metadata": {"name": "tm-abd", "namespace": "jobs"}, "status": {"podIP": "10.9.1.2"}}
@@ -797,8 +801,8 @@ def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> Non
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
-async def test_pods_that_have_ended_are_not_chosen_in_place_of_those_that_run(cluster: Cluster, phase: str) -> None:
-    """One that was evicted stays for days after it was replaced, and a ReplicaSet that shrinks deletes another one."""
+async def test_finished_pods_are_not_chosen_instead_of_running_ones(cluster: Cluster, phase: str) -> None:
+    """An evicted pod stays for days after it was replaced, and a ReplicaSet that shrinks deletes another one."""
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     pods = await cluster.pods("tm", 3)
     await cluster.ready(pods)
@@ -817,7 +821,7 @@ async def test_pods_that_have_ended_are_not_chosen_in_place_of_those_that_run(cl
 
 
 async def test_pods_are_read_beyond_the_first_page(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a StatefulSet of more than 1,000 pods seems to lack some, and the others are never chosen or explained."""
+    """Otherwise a StatefulSet of more than 1,000 pods seems to lack some, and those are never chosen or explained."""
     monkeypatch.setattr("autoscaler.targets.kubernetes.pods.PAGE_SIZE", 2)
     await cluster.workload(DEPLOYMENTS, "tm", 5)
     pods = await cluster.pods("tm", 5)
@@ -842,7 +846,7 @@ def _pod(pods: Sequence[Json], name: str) -> Json:
     return next(pod for pod in pods if pod["metadata"]["name"] == name)
 
 
-async def test_marks_of_a_change_that_did_not_happen_are_removed(cluster: Cluster) -> None:
+async def test_pod_deletion_costs_of_a_failed_change_are_removed(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     pods = await cluster.pods("tm", 3)
     await cluster.ready(pods)
@@ -869,7 +873,7 @@ async def test_marks_of_a_change_that_did_not_happen_are_removed(cluster: Cluste
         ("slow", "no time left"),
     ],
 )
-async def test_the_size_is_reached_also_when_pods_cannot_be_chosen(cluster: Cluster, trouble: str, remark: str) -> None:
+async def test_the_size_is_reached_even_if_pods_cannot_be_chosen(cluster: Cluster, trouble: str, remark: str) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     pods = await cluster.pods("tm", 2)
     await cluster.ready(pods)
@@ -912,7 +916,7 @@ async def flink(cluster: Cluster) -> Cluster:
 FLINK_NAME = "flink.apache.org/v1beta1/flinkdeployments"
 
 
-async def test_what_the_annotations_of_a_custom_resource_order_is_shown(flink: Cluster) -> None:
+async def test_controls_in_the_annotations_of_a_custom_resource_are_shown(flink: Cluster) -> None:
     plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
     async with connected(plugin) as [target]:
         await shows(target, lambda status: status.controls == ())
@@ -934,7 +938,7 @@ async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Clust
         assert (await flink.get(FLINK, "clicks"))["spec"]["taskManager"]["replicas"] == 3
 
 
-async def test_who_has_changed_a_custom_resource_is_named_also_when_it_was_a_daemon(flink: Cluster) -> None:
+async def test_the_author_of_a_change_to_a_custom_resource_is_named_even_if_it_was_a_daemon(flink: Cluster) -> None:
     plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
     async with connected(plugin) as [target]:
         await target.describe()
@@ -961,7 +965,7 @@ async def test_pods_are_counted_once_the_custom_resource_has_a_selector(flink: C
         assert (status.desired, status.ready) == (2, 0)
 
 
-async def test_a_custom_resource_that_is_made_anew_has_the_pods_of_its_new_selector(flink: Cluster) -> None:
+async def test_a_recreated_custom_resource_has_the_pods_of_its_new_selector(flink: Cluster) -> None:
     plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
     async with connected(plugin) as [target]:
         await flink.ready(await flink.pods("clicks", 2))
@@ -977,7 +981,7 @@ async def test_a_custom_resource_that_is_made_anew_has_the_pods_of_its_new_selec
         await until(lambda: _true(flink.server.watches.count(PODS) == 1))
 
 
-async def test_a_custom_resource_may_report_itself_how_many_are_ready(flink: Cluster) -> None:
+async def test_a_custom_resource_may_report_its_ready_replicas_itself(flink: Cluster) -> None:
     plugin = flink.target(
         "clicks",
         resource=FLINK_NAME,
@@ -1005,7 +1009,7 @@ async def test_a_wrong_path_is_an_error_that_names_the_right_one(flink: Cluster)
             await third.describe()
 
 
-async def test_a_custom_resource_without_a_scale_subresource_is_named_as_such(flink: Cluster) -> None:
+async def test_a_custom_resource_without_a_scale_subresource_is_reported_as_such(flink: Cluster) -> None:
     refusal = Refusal(404, "NotFound", "the server could not find the requested resource")
     flink.server.fault("get", "refuse", FLINK, sub="scale", refusal=refusal, times=9)
     plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
@@ -1052,7 +1056,7 @@ async def test_our_change_is_shown_before_the_watch_has_it(cluster: Cluster) -> 
             assert (await target.describe()).desired == size
 
 
-async def test_a_list_that_is_older_than_our_change_does_not_take_it_back(cluster: Cluster) -> None:
+async def test_a_list_older_than_our_change_does_not_revert_it(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
@@ -1080,7 +1084,7 @@ async def test_a_too_long_retry_after_is_not_waited_for(cluster: Cluster) -> Non
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
         cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=60))
-        for size in (2, 2, 3):  # as the next ticks would
+        for size in (2, 2, 3):  # like the next ticks
             with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
                 await target.scale(size)
         assert len(cluster.server.asked("patch")) == 1
@@ -1104,7 +1108,7 @@ async def test_after_its_retry_after_a_request_is_sent_again(cluster: Cluster) -
         assert second.at - first.at >= 1
 
 
-async def test_a_size_that_is_forbidden_is_requested_with_growing_pauses_and_another_one_at_once(
+async def test_a_forbidden_size_is_requested_with_growing_pauses_and_another_one_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autoscaler.clients.kubernetes.FIRST_HOLD", 0.1)
@@ -1125,7 +1129,7 @@ async def test_a_size_that_is_forbidden_is_requested_with_growing_pauses_and_ano
 
         errors: set[str] = set()
         await until(scaled)
-        assert len(errors) == 1  # also while it is not sent
+        assert len(errors) == 1  # even while it is not sent
         times = [asked.at for asked in cluster.server.asked("patch")]
         assert len(times) == 6
         for pause, (before, after) in zip((0.1, 0.2, 0.4, 0.4, 0.4), itertools.pairwise(times), strict=True):
@@ -1136,7 +1140,7 @@ async def test_a_size_that_is_forbidden_is_requested_with_growing_pauses_and_ano
         await target.scale(5)
 
 
-async def test_after_a_time_out_it_is_unknown_whether_the_size_was_accepted(cluster: Cluster) -> None:
+async def test_after_a_timeout_it_is_unknown_whether_the_size_was_accepted(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     async with connected(cluster.target("tm", timeout=timedelta(seconds=2))) as [target]:
         await target.describe()
@@ -1145,7 +1149,7 @@ async def test_after_a_time_out_it_is_unknown_whether_the_size_was_accepted(clus
             await target.scale(2)
 
 
-async def test_our_change_that_was_accepted_late_is_not_taken_for_another_clients(cluster: Cluster) -> None:
+async def test_our_change_that_was_accepted_late_is_not_taken_for_an_external_one(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     async with connected(cluster.target("tm", timeout=timedelta(seconds=2))) as [target]:
         await target.describe()
@@ -1172,7 +1176,7 @@ async def test_a_size_read_after_a_conflict_is_shown_before_the_watch_has_it(clu
             await target.scale(2)
         status = await target.describe()
         assert status.desired == 5
-        assert not any("changed" in remark for remark in status.remarks)  # who it was is not known yet
+        assert not any("changed" in remark for remark in status.remarks)  # its author is not known yet
         mute.times = 0
         cluster.server.cut_watches(DEPLOYMENTS)
         await shows(target, lambda status: "the size was changed from 1 to 5 by a-person" in status.remarks)
@@ -1253,7 +1257,7 @@ async def test_an_object_that_keeps_changing_is_an_error_after_some_attempts(clu
         assert len(cluster.server.asked("patch")) == 5
 
 
-async def test_expired_credentials_are_renewed_and_that_is_logged_once_it_is_so(
+async def test_expired_credentials_are_renewed_and_the_renewal_is_logged_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_INTERVAL", 0.0)
@@ -1274,7 +1278,7 @@ async def test_expired_credentials_are_renewed_and_that_is_logged_once_it_is_so(
 
 @asynccontextmanager
 async def secured(server: ApiServer, authority: trustme.CA, port: int) -> AsyncIterator[None]:
-    """The test server behind TLS, where it knows a user by a certificate instead of by a token."""
+    """The test server behind TLS, where it identifies a user by a certificate instead of by a token."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(context)
@@ -1304,10 +1308,10 @@ async def secured(server: ApiServer, authority: trustme.CA, port: int) -> AsyncI
 
 
 @pytest.mark.parametrize("renewed", ["of the user", "of all"])
-async def test_certificates_of_a_kubeconfig_that_are_renewed_are_used(
+async def test_renewed_certificates_of_a_kubeconfig_are_used(
     cluster: Cluster, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, renewed: str
 ) -> None:
-    """Those of the user alone, when they expire; those of the authority too, when a cluster is made anew."""
+    """Those of the user alone, when they expire; those of the authority too, when a cluster is recreated."""
     monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWAL_INTERVAL", 0.0)
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     first, second = trustme.CA(), trustme.CA()
@@ -1340,7 +1344,7 @@ async def test_certificates_of_a_kubeconfig_that_are_renewed_are_used(
             async def scaled() -> bool | None:
                 try:
                     await target.scale(3)
-                except EdgeError:  # over a connection that was made before
+                except EdgeError:  # over an existing connection
                     return None
                 return True
 
@@ -1355,7 +1359,7 @@ async def watching(cluster: Cluster, kind: Kind = DEPLOYMENTS) -> None:
     await until(lambda: _true(kind in cluster.server.watches))
 
 
-async def test_a_watch_that_loses_its_connection_continues_where_it_was(cluster: Cluster) -> None:
+async def test_a_watch_that_loses_its_connection_continues_from_its_last_version(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     async with connected(cluster.target("tm")) as [target]:
         for size in (2, 3):
@@ -1376,7 +1380,7 @@ async def test_an_incomplete_line_is_not_an_event(cluster: Cluster) -> None:
         await shows(target, lambda status: status.desired == 4)
 
 
-async def test_versions_that_are_no_longer_kept_lead_to_a_new_list(cluster: Cluster) -> None:
+async def test_expired_resource_versions_lead_to_a_new_list(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     cluster.server.bookmarks = 60.0
     async with connected(cluster.target("tm")) as [target]:
@@ -1398,7 +1402,7 @@ async def test_a_watch_that_is_refused_as_too_old_leads_to_a_new_list(cluster: C
         assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
 
 
-async def test_bookmarks_keep_the_version_fresh_while_nothing_happens(cluster: Cluster) -> None:
+async def test_bookmarks_keep_the_version_current_while_nothing_happens(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     cluster.server.bookmarks = 0.05
     async with connected(cluster.target("tm")) as [target]:
@@ -1431,7 +1435,7 @@ async def test_a_stalled_watch_is_detected(cluster: Cluster) -> None:
 
 
 def grow_old(target: Target) -> None:
-    """Let it be a minute ago that the watch was heard of."""
+    """Pretend that the last message of the watch was a minute ago."""
     assert target._objects._updated_at is not None
     target._objects._updated_at -= 61.0
 
@@ -1445,7 +1449,7 @@ async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: py
             outage = cluster.server.fault("*", "drop", times=10**6)
             cluster.server.cut_watches()
             await until(lambda: _true(target._objects.error is not None))
-            assert (await target.describe()).desired == 1  # a short outage is no reason to be blind
+            assert (await target.describe()).desired == 1  # a short outage does not hide the size
             grow_old(target)
             assert "the last known state is stale" in await fails(target, UnavailableError)
             with pytest.raises(UnavailableError):
@@ -1499,7 +1503,7 @@ async def test_a_server_restored_to_an_earlier_version_is_listed_again(cluster: 
         assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
 
 
-async def test_an_overloaded_server_is_not_sent_lists_on_top(cluster: Cluster) -> None:
+async def test_an_overloaded_server_does_not_get_additional_lists(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     too_many = Refusal(429, "TooManyRequests", "too many requests")
     cluster.server.fault("watch", "refuse", DEPLOYMENTS, refusal=too_many, times=5)
@@ -1575,7 +1579,7 @@ async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.Mo
         ({"max_age": timedelta(seconds=1)}, "max_age: must be 2s or more"),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: Json, problem: str) -> None:
+def test_invalid_parameters_are_refused(parameters: Json, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Kubernetes(**{"name": "tm", **parameters})
 
@@ -1588,7 +1592,7 @@ async def test_a_missing_package_names_the_extra_to_install(monkeypatch: pytest.
                 pass
 
 
-async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_kubeconfig_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kubernetes_asyncio.config import kube_config  # noqa: PLC0415 - it belongs to an extra
 
     path = tmp_path / "absent"
@@ -1601,7 +1605,7 @@ async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("text", ["", "clusters: 3", "- a", "{"])
-async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
+async def test_an_unusable_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     async with LocalShared() as shared:
@@ -1672,7 +1676,7 @@ print(json.dumps({{"apiVersion": sys.argv[1], "kind": "ExecCredential", "status"
 
 
 def _use_plugin(cluster: Cluster, folder: Path) -> None:
-    """Have the kubeconfig take its token of `PLUGIN`, with its files in a folder."""
+    """Make the kubeconfig get its token from `PLUGIN`, with its files in a folder."""
     (folder / "token").write_text("daemon")
     program = PLUGIN.format(**{name: folder / name for name in ("hangs", "hung", "token")})
     version = "client.authentication.k8s.io/v1"
@@ -1698,7 +1702,7 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_no_long
         (tmp_path / "token").write_text("next")
         await target.scale(2)  # although the watch is waiting for the plug-in
     assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 2
-    with pytest.raises(ProcessLookupError):  # as it was ended when its time was over
+    with pytest.raises(ProcessLookupError):  # as it was killed at its timeout
         os.kill(int((tmp_path / "hung").read_text()), 0)
 
 
@@ -1769,7 +1773,7 @@ def test_proxies_of_the_environment_are_used_as_by_kubectl(
     assert proxy_of(server) == ("http://proxy:3128" if proxied else None)
 
 
-async def test_a_proxys_password_is_not_shown(cluster: Cluster) -> None:
+async def test_the_password_of_a_proxy_is_not_shown(cluster: Cluster) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
@@ -1785,7 +1789,7 @@ async def test_a_proxys_password_is_not_shown(cluster: Cluster) -> None:
     assert "hunter2" not in text
 
 
-async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -> None:
+async def test_the_context_is_selected_and_gives_the_namespace(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     path = cluster.kubeconfig
     async with connected(Kubernetes(name="tm", kubeconfig=path, context="test")) as [target]:
@@ -1809,7 +1813,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_is_reread(
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     monkeypatch.setattr("autoscaler.clients.kubernetes.ACCOUNT", tmp_path)
 
-    def load(client_configuration: Any) -> None:  # the pod's files are elsewhere here, and the test server has no TLS
+    def load(client_configuration: Any) -> None:  # the pod's files have another path here; the server has no TLS
         loader = incluster_config.InClusterConfigLoader(str(tmp_path / "token"), str(tmp_path / "token"))
         loader._load_config()
         loader.host = cluster.server.url
@@ -1837,7 +1841,7 @@ def told(kind: NotificationKind, severity: Severity, message: str) -> Notificati
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENTS, FLINK], ids=str)
-async def test_what_happens_is_an_event_of_what_is_scaled(cluster: Cluster, kind: Kind) -> None:
+async def test_a_notification_becomes_an_event_of_the_scaled_object(cluster: Cluster, kind: Kind) -> None:
     if kind is FLINK:
         cluster.server.kinds.append(FLINK)
         await cluster.create(FLINK, _flink(2))
@@ -1860,7 +1864,7 @@ async def test_what_happens_is_an_event_of_what_is_scaled(cluster: Cluster, kind
     assert len(trouble["message"].encode()) <= 1024
 
 
-async def test_an_event_that_may_not_be_created_or_is_of_nothing_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+async def test_an_event_that_is_forbidden_or_without_an_object_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     rule = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]}
     config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([("jobs", rule)]))
@@ -1907,7 +1911,7 @@ async def test_the_doctor_names_missing_permissions_and_other_controllers(cluste
     ]
 
 
-async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be_read(
+async def test_the_doctor_names_all_missing_permissions_even_if_nothing_can_be_read(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
@@ -1928,14 +1932,14 @@ async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be
         "watch on horizontalpodautoscalers.autoscaling in namespace jobs",
     ]
     assert set(one[4:]) == set(two[4:])  # equal, so that they can be shown once
-    # The answer is the same for a misspelt name, as of an object that no rule names.
+    # The answer is the same for a misspelt name as for an object without a rule.
     assert all(finding.remedy.startswith("correct name and namespace of the target") for finding in one[:4])
     assert {finding.remedy.partition(" (")[0] for finding in one[4:]} == {
         "add the rule to the Role of the daemon's service account"
     }
 
 
-async def test_the_doctor_names_the_cluster_role_where_all_namespaces_are_watched(
+async def test_the_doctor_names_the_cluster_role_if_all_namespaces_are_watched(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
@@ -1947,7 +1951,7 @@ async def test_the_doctor_names_the_cluster_role_where_all_namespaces_are_watche
     assert (Path(__file__).parents[2] / "deploy/kubernetes/components/watch-cluster/clusterrole.yaml").is_file()
 
 
-async def test_a_cancelled_list_of_pods_leaves_nothing_open(cluster: Cluster) -> None:
+async def test_a_cancelled_list_of_pods_leaves_no_connection_open(cluster: Cluster) -> None:
     before = asyncio.all_tasks()
     async with connected(cluster.target("tm")) as [target]:
         describing = asyncio.create_task(target.describe())

@@ -1,4 +1,4 @@
-"""The local pool, with small real processes standing in for workers."""
+"""The local pool, with small real processes as workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_new_pool_is_empty(pools: Pools) -> None:
     assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
 
-async def test_scale_starts_what_is_missing_each_at_an_address_of_its_own(pools: Pools) -> None:
+async def test_scale_starts_missing_workers_each_at_its_own_address(pools: Pools) -> None:
     kind = StandIn()
     pool = await pools(kind)
     await settle(pool, 3)
@@ -48,7 +48,7 @@ async def test_scale_starts_what_is_missing_each_at_an_address_of_its_own(pools:
     assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses)
 
 
-async def test_scale_returns_before_the_worker_is_up_and_the_same_size_again_changes_nothing(pools: Pools) -> None:
+async def test_scale_returns_before_the_worker_is_ready_and_the_same_size_again_changes_nothing(pools: Pools) -> None:
     kind = StandIn()
     pool = await pools(kind)
     await pool.scale(2)
@@ -79,7 +79,7 @@ async def test_the_newest_worker_is_removed_first_and_finishes_its_work(tmp_path
 
 
 class Crew:
-    """An engine that names workers, or raises."""
+    """An engine that lists workers, or raises."""
 
     def __init__(self, answer: Sequence[Worker] | Exception) -> None:
         self._answer = answer
@@ -105,7 +105,7 @@ async def test_the_worker_with_the_least_work_is_removed_first(pools: Pools) -> 
 
 
 @pytest.mark.parametrize("error", [RefusedError("the engine cannot name its workers"), ValueError("a defect")])
-async def test_the_newest_worker_is_removed_where_the_engine_does_not_name_them(pools: Pools, error: Exception) -> None:
+async def test_the_newest_worker_is_removed_if_the_engine_does_not_list_them(pools: Pools, error: Exception) -> None:
     pool = await pools()
     await settle(pool, 2)
     pool.attach(lambda: Crew(error))
@@ -143,7 +143,7 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pool
     assert "ending" not in pool._log_file(1).read_text()
 
 
-async def test_processes_that_a_worker_left_are_killed(pools: Pools) -> None:
+async def test_processes_left_by_a_worker_are_killed(pools: Pools) -> None:
     pool = await pools(StandIn(mode="orphan", drain_signal=None), grace=timedelta(milliseconds=200))
     await settle(pool, 1)
     token = pool._workers[1].token
@@ -165,7 +165,7 @@ async def test_a_worker_that_ends_by_itself_is_replaced(pools: Pools) -> None:
     assert "worker 1 ended by itself (signal 9)" in status.remarks[0]
 
 
-async def test_a_worker_that_keeps_failing_is_not_restarted_at_full_speed(pools: Pools) -> None:
+async def test_a_worker_that_keeps_failing_is_restarted_with_pauses(pools: Pools) -> None:
     kind = StandIn(mode="crash")
     pool = await pools(kind, backoff=timedelta(milliseconds=200), max_backoff=timedelta(seconds=60))
     await pool.scale(1)
@@ -179,10 +179,10 @@ async def test_a_worker_that_keeps_failing_is_not_restarted_at_full_speed(pools:
 
 
 @pytest.mark.parametrize(("name", "size"), [("find", 2), ("send", 0)])
-async def test_a_pool_goes_on_once_there_are_files_to_open(
+async def test_a_pool_continues_once_files_can_be_opened_again(
     pools: Pools, monkeypatch: pytest.MonkeyPatch, name: str, size: int
 ) -> None:
-    """Processes are read and signalled by files: a daemon may for a time have too many open."""
+    """Processes are read and signalled through files: a daemon may temporarily have too many open."""
     pool = await pools()
     await settle(pool, 1)
     usual = getattr(processes, name)
@@ -201,7 +201,7 @@ async def test_a_pool_goes_on_once_there_are_files_to_open(
     await settle(pool, size)
 
 
-async def test_a_pool_goes_on_after_what_a_worker_left_could_not_be_removed(
+async def test_a_pool_continues_after_a_workers_directory_could_not_be_removed(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> Iterator[int]:
@@ -216,7 +216,7 @@ async def test_a_pool_goes_on_after_what_a_worker_left_could_not_be_removed(
     await settle(pool, 1)
 
 
-async def test_an_error_of_the_system_that_lasts_is_logged_as_rarely_as_it_is_tried_again(
+async def test_a_lasting_system_error_is_logged_as_rarely_as_it_is_retried(
     pools: Pools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = 0
@@ -246,7 +246,7 @@ async def test_a_recovered_pool_resets_its_failures(pools: Pools) -> None:
     assert (await pool.describe()).remarks == ()
 
 
-async def test_a_command_that_does_not_exist_is_a_remark(pools: Pools) -> None:
+async def test_a_missing_command_is_a_remark(pools: Pools) -> None:
     kind = StandIn()
     kind.launch = lambda _place: (["/nonexistent/program"], {})  # type: ignore[method-assign,assignment]
     pool = await pools(kind)
@@ -288,7 +288,7 @@ async def test_an_impossible_size_is_refused(pools: Pools, size: int) -> None:
         await pool.scale(size)
 
 
-async def test_size_and_workers_are_taken_over_by_the_next_daemon(tmp_path: Path, pools: Pools) -> None:
+async def test_the_next_daemon_takes_over_size_and_workers(tmp_path: Path, pools: Pools) -> None:
     async with opened(tmp_path, StandIn()) as first:
         await settle(first, 2)
         pids = {worker.pid for worker in first._workers.values()}
@@ -321,7 +321,7 @@ async def test_the_workers_of_an_abandoned_pool_can_be_stopped(tmp_path: Path) -
         assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
 
-async def test_a_drain_under_way_is_resumed(tmp_path: Path, pools: Pools) -> None:
+async def test_a_drain_in_progress_is_resumed(tmp_path: Path, pools: Pools) -> None:
     kind = StandIn(done=tmp_path / "done")
     async with opened(tmp_path, kind) as first:
         await settle(first, 2)
@@ -353,7 +353,7 @@ asyncio.run(main())
 """
 
 
-async def test_workers_outlive_a_daemon_that_is_killed(tmp_path: Path, pools: Pools) -> None:
+async def test_workers_survive_a_daemon_that_is_killed(tmp_path: Path, pools: Pools) -> None:
     here = str(Path(__file__).parent)
     owner = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OWNER, str(tmp_path), here), stdout=asyncio.subprocess.PIPE
@@ -382,7 +382,7 @@ async def test_a_worker_whose_pid_was_not_yet_recorded_is_found(tmp_path: Path, 
     assert second._workers[1].pid == pid
 
 
-async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_signalled(tmp_path: Path, pools: Pools) -> None:
+async def test_a_process_with_the_pid_of_an_old_worker_is_not_signalled(tmp_path: Path, pools: Pools) -> None:
     async with opened(tmp_path, StandIn()) as first:
         await settle(first, 1)
         worker = first._workers[1]
@@ -395,7 +395,7 @@ async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_signalled(tmp_
     try:
         seen = processes.find(other.pid)
         assert seen is not None
-        # Even the start time agrees: only the token tells them apart.
+        # Even the start time is equal: only the token distinguishes them.
         record = {**known, "pid": other.pid, "start": seen.start, "draining": True}
         path.write_text(json.dumps(record))
         (tmp_path / "desired.json").write_text('{"desired": 0}')

@@ -1,4 +1,4 @@
-"""The kinds of workers of the target `local`: their parameters, how they are started, when they count."""
+"""The kinds of workers of the target `local`: their parameters, their start, and when they count as ready."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
         ({**FLINK, "memory": "1gb"}, "768m or 2g"),
     ],
 )
-def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Local(**parameters)
 
@@ -63,7 +63,7 @@ def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) ->
 PAGE = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text()
 
 
-def test_the_targets_on_the_page_load(tmp_path: Path) -> None:
+def test_the_targets_of_the_page_load(tmp_path: Path) -> None:
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "type: local" in block]
     kinds = []
     for block in blocks:
@@ -87,7 +87,7 @@ MASTER = {
     "workers": [{"id": f"worker-{host}", "host": host, "state": state, "cores": 2} for host, state in STATES.items()],
     "activeapps": [],
 }
-# The worker 4 was killed and the worker 5 has its address now; Flink still lists 4.
+# Worker 4 was killed and worker 5 has its address now; Flink still lists 4.
 LISTED = ("127.9.9.2-2", "127.9.9.4-4", "127.9.9.3-7")
 JOB_MANAGER = {
     "taskmanagers": [{"id": one, "path": f"pekko://flink@{one}", "slotsNumber": 1, "freeSlots": 0} for one in LISTED]
@@ -144,11 +144,11 @@ def answering(content: object) -> Answer:
     return answer
 
 
-async def test_ready_are_the_workers_that_are_alive_at_the_master() -> None:
+async def test_ready_workers_are_those_that_are_alive_at_the_master() -> None:
     assert await registered(spark, answering(MASTER)) == 1
 
 
-async def test_ready_are_the_task_managers_that_the_job_manager_lists() -> None:
+async def test_ready_workers_are_the_task_managers_that_the_job_manager_lists() -> None:
     assert await registered(flink, answering(JOB_MANAGER)) == 1
 
 
@@ -161,7 +161,7 @@ async def test_without_a_page_each_worker_counts(kind: Callable[[JsonClient | No
 @pytest.mark.parametrize(
     "text", ["<html>hello</html>", "[]", '{"workers": [{}], "taskmanagers": [{}]}', "{}", '{"workers": 3}', ""]
 )
-async def test_an_answer_of_something_else_is_an_error(kind: Callable[[JsonClient], Kind], text: str) -> None:
+async def test_an_unexpected_answer_is_an_error(kind: Callable[[JsonClient], Kind], text: str) -> None:
     with pytest.raises(AnswerError, match=r"expected (a Spark Master's|Flink's) JSON"):
         await registered(kind, answering(text))
 
@@ -180,7 +180,7 @@ async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
         await registered(spark, hang, timedelta(milliseconds=300))
 
 
-async def test_a_page_that_cannot_be_reached_is_unavailable() -> None:
+async def test_an_unreachable_page_is_unavailable() -> None:
     async with client("http://127.0.0.1:1") as page:
         with pytest.raises(UnavailableError, match="cannot be reached"):
             await spark(page).registered(PLACES)
@@ -207,7 +207,7 @@ def test_a_task_manager_is_a_separate_host_with_an_id_that_is_never_reused(
 
 
 def installation(home: Path, java: str = "exit 1") -> Path:
-    """What looks like Flink, and a Java that runs the script."""
+    """A fake Flink installation, and a Java that runs the script."""
     for name in ("lib/flink-dist-2.3.0.jar", "lib/other.jar", "bin/bash-java-utils.jar", "bin/java"):
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ async def test_a_flink_without_a_configuration_is_refused(tmp_path: Path) -> Non
         async with local.connect(Shared()):
             pass
     (tmp_path / "config.yaml").touch()
-    # Java is run then, and this one cannot
+    # Java runs then, and this one cannot
     with pytest.raises(EdgeError, match="Flink does not accept"):
         async with replace(local, flink_conf=str(tmp_path)).connect(Shared()):
             pass

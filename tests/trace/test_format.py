@@ -1,4 +1,4 @@
-"""Traces as they are found on disks: whole, torn, spoiled, compressed, of several clusters."""
+"""Traces as found on disks: complete, truncated, damaged, compressed, of several clusters."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _line(second: int = 0, cluster: str = "a") -> bytes:
     return dump_record(_record(second, cluster)) + b"\n"
 
 
-def test_a_file_gives_its_records_in_order_of_all_clusters(tmp_path: Path) -> None:
+def test_a_file_gives_its_records_of_all_clusters_in_order(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_bytes(_line(2) + _line(1, "b") + b"\n" + _line(3))
     assert list(read(path)) == [_record(2), _record(1, "b"), _record(3)]
 
 
-def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -> None:
+def test_a_directory_gives_the_records_of_its_files_oldest_first(tmp_path: Path) -> None:
     (tmp_path / "2026-01-31T18.jsonl").write_bytes(_line(2))
     (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(1))
     (tmp_path / "2026-01-31T16.jsonl.gz").write_bytes(gzip.compress(_line(0)))
@@ -50,7 +50,7 @@ def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -
 @pytest.mark.parametrize(
     "time", [AT.replace(tzinfo=None), AT.replace(year=9999), AT.replace(year=1)], ids=["no zone", "9999", "1"]
 )
-def test_a_line_with_a_time_with_which_nothing_can_be_calculated_is_left_out(time: datetime, tmp_path: Path) -> None:
+def test_a_line_with_an_unusable_time_is_skipped(time: datetime, tmp_path: Path) -> None:
     path = tmp_path / "2026-01-31T17.jsonl"
     good = _record(0)
     for observation in (
@@ -66,7 +66,7 @@ def test_a_line_with_a_time_with_which_nothing_can_be_calculated_is_left_out(tim
         assert complaint == (f"{path}:2: it has the time {time.isoformat()}, expected one from 1900 on, with its zone")
 
 
-def test_further_files_of_an_hour_follow_it_and_one_that_is_there_twice_is_read_once(
+def test_additional_files_of_an_hour_follow_it_and_a_duplicate_is_read_once(
     tmp_path: Path,
 ) -> None:
     packed = {"16.jsonl.gz": 1, "16.1.jsonl.gz": 2, "16.2.jsonl.gz": 3, "16.10.jsonl.gz": 4, "17.jsonl.gz": 5}
@@ -74,13 +74,13 @@ def test_further_files_of_an_hour_follow_it_and_one_that_is_there_twice_is_read_
         (tmp_path / f"2026-01-31T{name_}").write_bytes(gzip.compress(_line(second)))
     (tmp_path / "2026-01-31T15.jsonl").write_bytes(_line(0))
     (tmp_path / "2026-01-31T16.10.jsonl").write_bytes(_line(4))
-    (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(6))  # another content than the packed one
+    (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(6))  # other content than the compressed one
     (tmp_path / ".2026-01-31T15.jsonl.gz.part").write_bytes(b"half")
     assert [record.decision.at.second for record in read(tmp_path)] == [59, 0, 1, 2, 3, 5, 4]
     assert _record(4) in read(tmp_path)
 
 
-def test_what_a_daemon_packs_while_it_is_read_is_not_missed(tmp_path: Path) -> None:
+def test_a_file_that_a_daemon_compresses_during_the_read_is_not_missed(tmp_path: Path) -> None:
     for hour in (16, 17):
         (tmp_path / f"2026-01-31T{hour}.jsonl").write_bytes(_line(hour))
     reading = read(tmp_path)
@@ -90,7 +90,7 @@ def test_what_a_daemon_packs_while_it_is_read_is_not_missed(tmp_path: Path) -> N
     assert list(reading) == [_record(17)]
 
 
-def test_what_cannot_be_read_is_reported_with_file_and_line_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_with_file_and_line_and_the_rest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "2026-01-31T17.jsonl"
     later = _line(1).replace(b'"version":1', b'"version":2')
     path.write_bytes(_line(0) + b"nonsense\n" + later + b'{"observation":{}}\n\xff\n' + _line(4) + _line(5)[:-20])
@@ -103,13 +103,13 @@ def test_what_cannot_be_read_is_reported_with_file_and_line_and_the_rest_is_ther
     assert output[4] == f"{path}:7: is cut off; a daemon may still be writing it"
 
 
-def test_a_last_line_that_is_whole_counts_without_its_end(tmp_path: Path) -> None:
+def test_a_complete_last_line_counts_even_without_a_line_end(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(_line(0) + _line(1)[:-1])
     assert list(read(path)) == [_record(0), _record(1)]
 
 
-def test_the_first_bad_line_is_an_error_to_who_does_not_listen(tmp_path: Path) -> None:
+def test_the_first_bad_line_is_an_error_if_no_listener_is_given(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(_line(0) + b"nonsense\n" + _line(2))
     records = read(path)
@@ -118,14 +118,14 @@ def test_the_first_bad_line_is_an_error_to_who_does_not_listen(tmp_path: Path) -
         next(records)
 
 
-def test_a_trace_that_is_not_there_reports_what_was_expected(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_trace_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"nowhere: there is no such file or directory"):
         files(tmp_path / "nowhere")
     with pytest.raises(TraceError, match=r"has no file \*.jsonl; the history of a daemon is in history/"):
         files(tmp_path)
 
 
-def test_a_file_that_breaks_while_it_is_read_names_itself(tmp_path: Path) -> None:
+def test_a_file_that_fails_during_the_read_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(_line(0) * 500)
     for number, spoiled in enumerate((whole[:-30], b"not compressed", whole[:60] + b"\0" * 40 + whole[100:])):
         path = tmp_path / f"{number}.jsonl.gz"
@@ -138,12 +138,12 @@ def test_a_file_that_breaks_while_it_is_read_names_itself(tmp_path: Path) -> Non
         list(read(tmp_path / "sub"))
 
 
-def test_a_file_is_called_after_the_hour_in_utc() -> None:
+def test_a_file_is_named_after_the_hour_in_utc() -> None:
     assert file_name(AT) == "2026-01-31T17.jsonl"
     assert file_name(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))) == "2026-01-31T17.jsonl"
 
 
-def test_a_link_that_leads_nowhere_is_not_there_beside_what_is_packed(tmp_path: Path) -> None:
+def test_a_dangling_link_is_ignored_beside_a_compressed_file(tmp_path: Path) -> None:
     packed = tmp_path / "2026-01-31T17.jsonl.gz"
     packed.write_bytes(gzip.compress(_line(1) + b"\n"))
     (tmp_path / "2026-01-31T17.jsonl").symlink_to(tmp_path / "gone")
@@ -160,14 +160,14 @@ def test_a_directory_beside_a_compressed_file_is_reported(tmp_path: Path) -> Non
         files(tmp_path)
 
 
-def test_a_damaged_compressed_file_does_not_stand_for_the_uncompressed_one(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_does_not_replace_the_uncompressed_one(tmp_path: Path) -> None:
     plain, packed = tmp_path / "2026-01-31T17.jsonl", tmp_path / "2026-01-31T17.jsonl.gz"
     plain.write_bytes(_line(1) + b"\n")
     packed.write_bytes(b"no gzip")
     assert files(tmp_path) == [plain, packed]
 
 
-def test_the_records_of_one_cluster_are_read_back_from_the_newest_on(tmp_path: Path) -> None:
+def test_the_records_of_one_cluster_are_read_backwards_from_the_newest(tmp_path: Path) -> None:
     (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(0) + _line(0, "b") + b'{"what": "a"}\n'))
     (tmp_path / "2026-01-31T18.jsonl.gz").write_bytes(gzip.compress(_line(3) + _line(2, "b") + _line(1)))
     (tmp_path / "2026-01-31T18.1.jsonl").write_bytes(_line(2) + _line(4) + _line(5)[:-9])
@@ -178,7 +178,7 @@ def test_the_records_of_one_cluster_are_read_back_from_the_newest_on(tmp_path: P
         f"{tmp_path}/2026-01-31T17.jsonl.gz:3",
     ]
     assert list(read_back(tmp_path, "b", until=AT + timedelta(seconds=2))) == [_record(2, "b"), _record(0, "b")]
-    # What is later or older than what is asked for is not even opened.
+    # Files outside the requested time are not even opened.
     (tmp_path / "2026-01-31T19.jsonl.gz").write_bytes(b"damaged")
     (tmp_path / "2026-01-31T16.jsonl.gz").write_bytes(b"damaged")
     assert next(read_back(tmp_path, "b", until=AT + timedelta(seconds=1))) == _record(0, "b")
@@ -187,7 +187,7 @@ def test_the_records_of_one_cluster_are_read_back_from_the_newest_on(tmp_path: P
     assert not list(read_back(tmp_path, "b", until=AT - timedelta(hours=9)))
 
 
-def test_why_the_call_of_a_decision_failed_is_in_the_record_after_it() -> None:
+def test_the_reason_for_a_failed_call_is_in_the_record_after_the_decision() -> None:
     steady = _record()
     asked = replace(steady, decision=replace(steady.decision, desired=5))
     after = replace(steady, failed="403 Forbidden")

@@ -1,4 +1,4 @@
-"""The open loop: what was recorded, decided again."""
+"""Open-loop replay: recorded observations, decided again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def at(tick: float) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What the metric says, and a little more."""
+    """Requests a little more than the metric."""
 
     plus: int = 0
 
@@ -82,7 +82,7 @@ def seen(tick: float, desired: int, wanted: float, ready: int | None = None) -> 
 
 
 def recorded(observations: list[Observation], by: ClusterSpec, **changes: Any) -> list[Record]:
-    """What a daemon would have recorded that decided so about these."""
+    """The records of a daemon that made these decisions on these observations."""
     state = ClusterState()
     found = []
     for observation in observations:
@@ -97,7 +97,7 @@ def replayed(records: list[Record], by: ClusterSpec, **changes: Any) -> tuple[li
     return decisions, replay.result()
 
 
-# The same decisions again
+# Equal decisions
 
 
 POLICIES = ("backlog-drain", "adaptive", "ds2", "daedalus", "target-tracking")
@@ -111,7 +111,7 @@ def policy(kind: str) -> Policy:
 
 @pytest.mark.parametrize("plant", ["k8s", "ungraceful"])
 @pytest.mark.parametrize("kind", POLICIES)
-def test_what_a_simulation_recorded_is_decided_again_in_the_same_way(kind: str, plant: str) -> None:
+def test_a_recorded_simulation_gives_the_same_decisions(kind: str, plant: str) -> None:
     cluster = ClusterSpec(
         name="x",
         limits=Limits(1, 24),
@@ -140,7 +140,7 @@ def test_what_a_simulation_recorded_is_decided_again_in_the_same_way(kind: str, 
     assert found.hours == found.recorded_hours
 
 
-def test_a_dry_run_is_decided_again_in_the_same_way() -> None:
+def test_a_dry_run_gives_the_same_decisions() -> None:
     state = ClusterState()
     records = []
     for tick in range(30):
@@ -154,19 +154,19 @@ def test_a_dry_run_is_decided_again_in_the_same_way() -> None:
     assert found.equal == 30
 
 
-# Another decision than was recorded
+# Other decisions than the recorded ones
 
 
-def test_a_request_that_was_not_made_does_not_count_as_made() -> None:
+def test_a_request_that_was_not_recorded_does_not_count_as_made() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(20)], spec())
     decisions, found = replayed(records, spec(3))
-    # It would be asked for at every tick, and none waits for one before it.
+    # It would be repeated at every tick, and none waits for an earlier one.
     assert [decision.desired for decision in decisions] == [7] * 20
     assert all(decision.rescale and not decision.notes for decision in decisions)
     assert (found.rescales, found.agreed, found.others) == (0, 0, 1)
 
 
-def test_a_request_that_was_recorded_counts_as_our_own() -> None:
+def test_a_recorded_request_counts_as_our_own() -> None:
     up = [seen(0, 4, 4), seen(1, 4, 9), seen(2, 4, 9), seen(3, 9, 9, 4), seen(4, 9, 9), seen(5, 9, 9)]
     records = recorded(up, spec())
     assert [one.decision.desired for one in records] == [4, 9, 9, 9, 9, 9]
@@ -180,14 +180,14 @@ def test_a_request_that_was_recorded_counts_as_our_own() -> None:
     assert state.requested == at(1)
     for one in records[2:]:
         state, decision = decide_again(spec(-6), state, one)
-    # It has settled, and what its phases took was learned.
+    # It has settled, and the durations of its phases were learned.
     assert state.rescale is None
     assert state.learned.durations
-    # Nothing was changed behind our back.
+    # No change was external.
     assert state.override_times == ()
 
 
-def test_a_request_on_its_way_stays_so_when_another_one_is_not_made() -> None:
+def test_a_request_in_flight_stays_in_flight_when_another_one_is_not_made() -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9), seen(2, 4, 9), seen(3, 4, 9)], spec())
     state = ClusterState()
     for one in records[:2]:
@@ -202,7 +202,7 @@ def test_a_request_on_its_way_stays_so_when_another_one_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["refused", "arrived"])
-def test_a_request_on_its_way_is_over_when_it_failed_or_arrived(trouble: str) -> None:
+def test_a_request_in_flight_ends_when_it_failed_or_arrived(trouble: str) -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9)], spec())
     state = ClusterState()
     for one in records:
@@ -218,7 +218,7 @@ def test_a_request_on_its_way_is_over_when_it_failed_or_arrived(trouble: str) ->
         assert (after.rescale.to, after.rescale.confirmed) == (9, True)
 
 
-def test_a_request_that_was_recorded_is_followed_with_the_one_it_replaced() -> None:
+def test_a_recorded_request_is_followed_together_with_the_one_it_replaced() -> None:
     ups = [seen(0, 4, 4), seen(1, 4, 9), seen(2, 9, 9, 4), seen(3, 9, 15, 4)]
     records = recorded(ups, spec())
     assert [one.decision.desired for one in records] == [4, 9, 9, 15]
@@ -232,7 +232,7 @@ def test_a_request_that_was_recorded_is_followed_with_the_one_it_replaced() -> N
     assert state.rescale.replaced.to == 9
 
 
-def test_a_recorded_request_that_is_shown_late_is_no_change_from_outside() -> None:
+def test_a_recorded_request_that_is_shown_late_is_not_an_external_change() -> None:
     sizes = [seen(0, 4, 4), seen(1, 4, 9), seen(2, 4, 15), seen(3, 9, 15, 4)]
     records = recorded(sizes, spec())
     assert [one.decision.desired for one in records] == [4, 9, 15, 15]
@@ -243,7 +243,7 @@ def test_a_recorded_request_that_is_shown_late_is_no_change_from_outside() -> No
     assert state.override_times == ()
 
 
-def test_an_unknown_size_at_a_recorded_request_is_that_it_was_made_from() -> None:
+def test_an_unknown_size_at_a_recorded_request_is_the_size_it_started_from() -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9)], spec())
     blind = replace(records[1], observation=replace(records[1].observation, desired=None, ready=None))
     state, _ = decide_again(spec(), ClusterState(), records[0])
@@ -253,7 +253,7 @@ def test_an_unknown_size_at_a_recorded_request_is_that_it_was_made_from() -> Non
     assert (state.rescale.before, state.rescale.to) == (4, 9)
 
 
-# What differs first
+# The first difference
 
 
 def decided(**changes: Any) -> Decision:
@@ -288,13 +288,13 @@ CAPPED = (
     ("changes", "expected"),
     [
         ({}, None),
-        ({"recommendations": ()}, None),  # said otherwise, and asked for the same
+        ({"recommendations": ()}, None),  # another detail, but the same size
         ({"current": 5}, FirstDifference("size", "was 4", "was 5")),
         (
             {"proposed": 9, "recommendations": asked(9)},
             FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
         ),
-        # Both ask for something else, and only one of them counts.
+        # Both request something else, and only one of them counts.
         (
             {"proposed": 9, "recommendations": asked(9, 2)},
             FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
@@ -307,7 +307,7 @@ CAPPED = (
             {"proposed": 3, "recommendations": asked(8)[:1]},
             FirstDifference("policy main", "asked for 8: too much", "absent"),
         ),
-        # Made of them by an expression that heeds neither.
+        # An expression combines them and ignores both.
         (
             {"proposed": 6, "recommendations": asked(8, 2), "combined": "6"},
             FirstDifference("policy cpu", "asked for 3", "asked for 2"),
@@ -323,15 +323,15 @@ CAPPED = (
         ),
     ],
 )
-def test_the_first_thing_that_differs_is_reported(changes: dict[str, Any], expected: FirstDifference | None) -> None:
+def test_the_first_difference_is_reported(changes: dict[str, Any], expected: FirstDifference | None) -> None:
     assert first_difference(decided(), decided(**changes)) == expected
 
 
 # A whole trace
 
 
-def test_stretches_of_other_decisions_are_reported_with_their_hours() -> None:
-    # Twice as many are wanted in the second of four minutes, and the recorded ones come two ticks late.
+def test_periods_with_other_decisions_are_reported_with_their_hours() -> None:
+    # In the second of four minutes twice as many are requested, and the recorded ones come two ticks late.
     sizes = [4] * 4 + [4, 4, 8, 8] + [8, 8, 4, 4] + [4] * 4
     wanted = [4] * 4 + [8] * 4 + [4] * 8
     records = recorded([seen(tick, size, size) for tick, size in enumerate(sizes)], NOBODY)
@@ -351,7 +351,7 @@ def test_stretches_of_other_decisions_are_reported_with_their_hours() -> None:
     assert (found.rescales, found.agreed, found.others) == (0, 0, 2)
 
 
-def test_a_stretch_that_turns_round_is_two_and_the_last_one_ends_with_its_tick() -> None:
+def test_a_period_that_reverses_its_direction_counts_as_two_and_the_last_one_ends_with_its_tick() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(4)], spec())
     records = [replace(one, observation=seen(tick, 4, 9 if tick < 2 else 2)) for tick, one in enumerate(records)]
     _, found = replayed(records, spec())
@@ -361,14 +361,14 @@ def test_a_stretch_that_turns_round_is_two_and_the_last_one_ends_with_its_tick()
     ]
 
 
-def test_only_what_lies_in_the_time_asked_for_is_compared_but_all_before_is_known() -> None:
+def test_only_the_requested_time_is_compared_but_everything_before_it_is_known() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(20)], spec())
     late = spec(down=Behaviour(window=TICK * 10), lookback=TICK * 10)
     lower = [replace(one, observation=seen(tick, 4, 2)) for tick, one in enumerate(records)]
     decisions, found = replayed(lower, late, since=at(8), until=at(15))
     assert (found.decisions, found.first, found.last) == (8, at(8), at(15))
     assert [decision.at for decision in decisions] == [at(tick) for tick in range(8, 16)]
-    # A window that began before the time asked for has passed within it.
+    # A window that began before the requested time has passed within it.
     assert decisions[0].desired == 4
     assert decisions[-1].desired == 2
 
@@ -380,7 +380,7 @@ def test_only_what_lies_in_the_time_asked_for_is_compared_but_all_before_is_know
 def test_stretches_account_for_every_decision_and_hour_that_differs(
     ticks: list[tuple[int, int, bool]], plus: int
 ) -> None:
-    # Sizes that are unexpected, one after the other: as when the target is changed from outside all the time.
+    # Unexpected sizes one after the other, as when the target is changed externally all the time.
     records = []
     state = ClusterState()
     for tick, (size, wanted, fails) in enumerate(ticks):
@@ -408,13 +408,13 @@ def test_hours_without_a_decision_do_not_count() -> None:
     assert found.hours == pytest.approx(4 * len(ticks) * 15 / 3600)
 
 
-def test_metrics_that_a_trace_never_has_are_reported() -> None:
+def test_metrics_missing_from_a_trace_are_reported() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(3)], spec())
     _, found = replayed(records, spec(metrics=("wanted", "cpu")))
     assert found.missing == ("cpu",)
 
 
-def test_nothing_recorded_is_nothing_compared() -> None:
+def test_an_empty_trace_gives_an_empty_comparison() -> None:
     decisions, found = replayed([], spec(metrics=("cpu",)))
     assert decisions == []
     assert found == Comparison(

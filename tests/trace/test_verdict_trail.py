@@ -30,7 +30,7 @@ def test_a_shortened_trail_names_all_guards_and_keeps_verdicts_with_information(
 @pytest.mark.parametrize(
     "trail", [CAPPED[::2], (QUIET[1], CAPPED[1]), (*QUIET, QUIET[0], WAITS[1])], ids=["torn", "twice", "twice at last"]
 )
-def test_a_trail_that_does_not_follow_from_its_names_is_kept_as_it_is(trail: tuple[Verdict, ...]) -> None:
+def test_a_trail_that_does_not_follow_from_its_names_is_kept_unchanged(trail: tuple[Verdict, ...]) -> None:
     assert shortened(trail, 8) == ((), trail)
     assert restored((), trail, 8) == trail
 
@@ -40,7 +40,7 @@ sizes = st.integers(0, 3)
 
 
 @given(st.lists(st.builds(Verdict, reasons, sizes, sizes, reasons, st.sampled_from(["", "so"]))), sizes)
-def test_every_trail_comes_back_from_what_was_shortened(trail: list[Verdict], proposed: int) -> None:
+def test_every_trail_survives_shortening(trail: list[Verdict], proposed: int) -> None:
     assert restored(*shortened(trail, proposed), proposed) == tuple(trail)
 
 

@@ -1,6 +1,6 @@
 """A PySpark batch job of two wide stages with a shuffle between them, whose tasks take a known time.
 
-Arguments: port of the report, seconds that a task takes, file to write when the query is done, file to wait for then.
+Arguments: port of the report, seconds per task, file to write when the query is done, file to wait for then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(port: int, cost: float, done: Path, stop: Path) -> None:
 
     spark = SparkSession.builder.appName("batch-job").getOrCreate()
     report(spark, port=port)
-    slow = F.udf(work, "long").asNondeterministic()  # else it is done once, after the shuffle
+    slow = F.udf(work, "long").asNondeterministic()  # otherwise it happens once, after the shuffle
     wide = spark.range(0, 12, numPartitions=12).select(slow("id").alias("id"))
     rows = wide.repartition(6, "id").select(slow("id").alias("id")).collect()
     done.write_text(str(len(rows)))

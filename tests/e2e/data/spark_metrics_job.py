@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 class Slice(InputPartition):  # type: ignore[misc] # pyspark is not followed by mypy
-    """Records of one partition, from `start` to below `end`."""
+    """Records of one partition, from `start` up to but excluding `end`."""
 
     def __init__(self, partition: str, start: int, end: int) -> None:
         self.partition, self.start, self.end = partition, start, end
@@ -47,7 +47,7 @@ class Reader(DataSourceStreamReader):  # type: ignore[misc] # likewise
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name and type
         return ReadMaxRows(self.most)
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802 - likewise
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802 - Spark's name
         share = limit.max_rows // PARTITIONS
         return {part: min(end, start[part] + share) for part, end in self._head().items()}
 
