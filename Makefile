@@ -1,10 +1,10 @@
-# `make demo` and `make test` work on a machine with Python 3.11, pip and make; both make .venv first.
+# `make demo` and `make test` work on a machine with Python 3.11, pip and make; both create .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 FLINK := $(VENV)/installed-flink
-# Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
+# Several test files run at the same time, because much of their time is waiting. ARGS="-n 0" runs them one after the other.
 WORKERS := -n logical --maxprocesses 4
 
 .PHONY: demo test e2e bench lint docs lock clean
@@ -50,7 +50,7 @@ docs: $(VENV)/installed-docs
 	@$(BIN)/python -m tests.docs.refresh
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# The versions and hashes that the image, the package of Debian and a release install. What still fits stays as it is;
+# Writes the versions and hashes that the image, the Debian package and a release install. Versions that still fit are kept;
 # ARGS="--upgrade" takes the newest.
 UV_LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header $(ARGS)
 lock: $(STAMP)

@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class ReleaseError(Exception):
-    """What keeps it from being a release."""
+    """A reason why the release cannot be made."""
 
 
 def run(*command: str | Path, at: Path = ROOT, **environment: str) -> str:
-    """What a command prints. Raises ReleaseError."""
-    done = subprocess.run(  # noqa: S603 - all that is run is written here
+    """Run a command and return its output. Raises ReleaseError."""
+    done = subprocess.run(  # noqa: S603 - only commands of this file are run
         command, cwd=at, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
     if done.returncode:
@@ -37,10 +37,10 @@ def run(*command: str | Path, at: Path = ROOT, **environment: str) -> str:
 
 
 def problems(tree: Path, version: str) -> Iterator[str]:
-    """What in a tree is not as a release of this version has it."""
+    """Yield everything in a tree that does not fit a release of this version."""
     stated = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["version"]
     if stated != version:
-        yield f"pyproject.toml: the version is {stated}, and the tag's is {version}"
+        yield f"pyproject.toml: the version is {stated}, but the tag says {version}"
     heading = re.search(r"^## (.*)$", (tree / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", heading[1]):
         found = heading[1] if heading else "nothing"
@@ -58,7 +58,7 @@ def problems(tree: Path, version: str) -> Iterator[str]:
 
 
 def same(first: Path, second: Path) -> None:
-    """Raise ReleaseError unless two builds are the same bit for bit."""
+    """Raise ReleaseError unless two builds are equal, bit for bit."""
     for path in sorted(first.iterdir()):
         if path.read_bytes() != (second / path.name).read_bytes():
             raise ReleaseError(
@@ -67,7 +67,7 @@ def same(first: Path, second: Path) -> None:
 
 
 def files_of(package: Path) -> list[str]:
-    """The names of what is in a wheel or a source distribution."""
+    """The names of the files in a wheel or a source distribution."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as archive:
             return archive.namelist()
@@ -98,13 +98,13 @@ def release(tag: str, out: Path) -> None:
 
         build = (python, "-m", "build", "--no-isolation")
         run(*build, "--sdist", "--wheel", "--outdir", out, at=trees[0], SOURCE_DATE_EPOCH=epoch)
-        # The wheel of this one is made from its source distribution, elsewhere.
+        # The second build makes its wheel from the source distribution, in another directory.
         run(*build, "--outdir", work / "again", at=trees[1], SOURCE_DATE_EPOCH=epoch, TZ="Asia/Tokyo", LC_ALL="C")
         same(out, work / "again")
         (wheel,) = out.glob("*.whl")
         for package in out.iterdir():
             if f"reactive_autoscaler-{version}" not in package.name or not files_of(package):
-                raise ReleaseError(f"{package.name}: it is not of version {version}")
+                raise ReleaseError(f"{package.name}: its version is not {version}, or it is empty")
 
         sbom = out / f"reactive-autoscaler-{version}.cdx.json"
         options = ("--pyproject", "pyproject.toml", "--output-reproducible", "--of", "JSON", "--output-file", sbom)
@@ -121,7 +121,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tag", help="a tag of this repository, such as v0.1.0")
-    parser.add_argument("out", type=Path, help="an empty directory, or one that is made")
+    parser.add_argument("out", type=Path, help="an empty directory; created if it is missing")
     arguments = parser.parse_args()
     try:
         release(arguments.tag, arguments.out.resolve())

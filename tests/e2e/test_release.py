@@ -110,7 +110,7 @@ def test_an_invalid_release_tag_is_refused_with_all_its_errors(clone: Path, tmp_
     done = release(clone, "v99.0.0", tmp_path / "out")
     assert done.returncode == 1
     first, *others = done.stderr.splitlines()
-    assert first == f"pyproject.toml: the version is {VERSION}, and the tag's is 99.0.0"
+    assert first == f"pyproject.toml: the version is {VERSION}, but the tag says 99.0.0"
     assert [line.partition(":")[0] for line in others] == [
         "CHANGELOG.md",
         "deploy/helm/autoscaler/Chart.yaml",

@@ -1,5 +1,5 @@
-{{/* The manifests are those of deploy/kubernetes (the link `kubernetes` beside this folder). Each template reads one, and
-changes what the values say. */}}
+{{/* The templates read the manifests of deploy/kubernetes (the link `kubernetes` beside this folder) and change them as the
+values say. */}}
 
 {{- define "autoscaler.name" -}}
 {{ contains "autoscaler" .Release.Name | ternary .Release.Name (printf "%s-autoscaler" .Release.Name) }}
@@ -9,7 +9,7 @@ changes what the values say. */}}
 {{ .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "autoscaler.name" .) "default") }}
 {{- end }}
 
-{{/* Labels that set the pods of this release apart. */}}
+{{/* Labels that distinguish the pods of this release. */}}
 {{- define "autoscaler.selector" -}}
 app.kubernetes.io/name: autoscaler
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -21,8 +21,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* A manifest with the names and labels of this release. Those of a ClusterRole and its binding have the namespace in them, as
-they are in none: releases of one name in several namespaces have one each. Takes: the root, its path in deploy/kubernetes. */}}
+{{/* A manifest with the names and labels of this release. A ClusterRole and its binding are in no namespace, so their names include
+it: releases with one name in several namespaces have one each. Takes: the root, the path in deploy/kubernetes. */}}
 {{- define "autoscaler.manifest" -}}
 {{- $root := first . }}
 {{- $found := $root.Files.Get (printf "kubernetes/%s" (last .)) | required (printf "deploy/kubernetes/%s is missing" (last .)) | fromYaml }}
