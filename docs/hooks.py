@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - MkDocs loads it by its path
-"""The README is the first page of the site: nothing is said twice."""
+"""Makes the README the first page of the site, so that its text exists only once."""
 
 from __future__ import annotations
 

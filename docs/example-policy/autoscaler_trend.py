@@ -1,4 +1,4 @@
-"""A policy that forecasts: it sizes for where a rising metric will be, not for where it is."""
+"""A policy that forecasts: it sizes for the future value of a rising metric, not for its present value."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from autoscaler.policy_api import Observation, ParameterError, Reason, Recommend
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """As many replicas as a metric will need a little later, if it goes on rising as it does.
+    """As many replicas as a metric will need a little later, if it continues to rise as now.
 
-    A falling metric is taken as it is: to scale down on a guess would be rash.
+    For a falling metric the present value counts: scaling down on a guess would be rash.
 
     Attributes:
         per_replica: what one replica can carry, in the metric's unit; above 0.
@@ -28,7 +28,7 @@ class Trend:
     over: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        # Shown on the parameter's line of the file.
+        # The error is reported on the parameter's line of the file.
         if not (math.isfinite(self.per_replica) and self.per_replica > 0):
             raise ParameterError("per_replica", f"must be above 0, not {self.per_replica}")
         if self.over <= timedelta(0):
@@ -36,19 +36,19 @@ class Trend:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics it cannot do without; a configuration that has them not is refused."""
+        """The metrics that it needs; a configuration without them is refused."""
         return (self.metric,)
 
     @property
     def lookback(self) -> timedelta:
-        """How much of the past it has to be shown: a little more than the rise is measured over."""
+        """How much of the past it needs: a little more than the time over which the rise is measured."""
         return self.over * 1.5
 
     def evaluate(self, view: View) -> Recommendation:
         """The size for the metric's value `ahead` from now."""
         value = view.number(self.metric)
         if value is None or not math.isfinite(value):
-            # Never take what is missing for zero: abstain, and nothing is scaled down.
+            # A missing value is not zero: abstain, and nothing is scaled down.
             return Recommendation(None, Reason.MISSING, detail=f"no trusted reading of {self.metric}")
         before = self._before(view)
         if before is None:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 
 class Queue(Answer):
-    """What `GET /api/queues/:vhost/:name` answers: without `messages` it is an error, never zero."""
+    """The response of `GET /api/queues/:vhost/:name`. Without `messages` it is an error, never zero."""
 
     messages: int = Field(ge=0)
 
@@ -36,7 +36,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class RabbitMQ:
-    """The queues of a RabbitMQ.
+    """The queues of a RabbitMQ server.
 
     Attributes:
         url: address of the management plugin, such as http://rabbitmq:15672.
@@ -59,7 +59,7 @@ class RabbitMQ:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Queues]:
-        """Open it; nothing is sent yet."""
+        """Open the client; nothing is sent yet."""
         yield Queues(await JsonClient.open(shared, self.endpoint()))
 
 

@@ -13,14 +13,14 @@ from pydantic import Field
 
 
 class Group(Answer):
-    """A task group in Nomad's answer: what is missing or of another type is an error, never zero."""
+    """A task group in Nomad's response. A missing field, or one of another type, is an error, never zero."""
 
     desired: int = Field(alias="Desired", ge=0)
     running: int = Field(alias="Running", ge=0)
 
 
 class Scale(Answer):
-    """What `GET /v1/job/:job_id/scale` answers."""
+    """The response of `GET /v1/job/:job_id/scale`."""
 
     groups: dict[str, Group] = Field(alias="TaskGroups")
 
@@ -51,12 +51,12 @@ class Nomad:
         return self.url, self.namespace, self.job, self.group
 
     def endpoint(self) -> Endpoint:
-        """The server and how to authenticate; Nomad takes its token as a bearer token too."""
+        """The server and how to authenticate; Nomad also accepts its token as a bearer token."""
         return Endpoint(url=self.url, token=self.token)
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[TaskGroup]:
-        """Open it; nothing is sent yet."""
+        """Open the client; nothing is sent yet."""
         yield TaskGroup(self, await JsonClient.open(shared, self.endpoint()))
 
 
@@ -68,7 +68,7 @@ class TaskGroup:
         self.path = f"/v1/job/{quote(nomad.job, safe='')}/scale?namespace={quote(nomad.namespace)}"
 
     async def describe(self) -> TargetStatus:
-        """The count that Nomad was asked for, and the allocations that run."""
+        """The requested count, and the running allocations."""
         groups = (await self.client.get(self.path, Scale, expected="JSON of Nomad's REST API")).groups
         group = groups.get(self.nomad.group)
         if group is None:
@@ -76,5 +76,5 @@ class TaskGroup:
         return TargetStatus(desired=group.desired, ready=group.running)
 
     async def scale(self, replicas: int) -> None:
-        """Ask for a count. A refusal of Nomad is raised with its own words."""
+        """Request a count. If Nomad refuses, the error has Nomad's message."""
         await self.client.post(self.path, {"Count": replicas, "Target": {"Group": self.nomad.group}})

@@ -1,4 +1,4 @@
-"""The contract that every policy keeps, and this one's own numbers."""
+"""Tests of the contract of every policy, and of the numbers of this one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestContract(PolicyContract):
 
 
 def view(current: int, **values: float) -> View:
-    """What the policy is shown, from values named after how many minutes ago they were read: m5=300."""
+    """The view of the policy. Values are named by the minutes since they were read: m5=300."""
     past = []
     for name, value in values.items():
         at = NOW - timedelta(minutes=int(name[1:]))

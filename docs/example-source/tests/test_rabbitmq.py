@@ -1,4 +1,4 @@
-"""The contract that every source keeps, and this one's own answers, against a server that answers as RabbitMQ does."""
+"""Tests of the contract of every source, and of this one, against a server that behaves like RabbitMQ."""
 
 from __future__ import annotations
 

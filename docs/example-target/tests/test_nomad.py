@@ -1,4 +1,4 @@
-"""The contract that every target keeps, and this one's own answers, against a server that answers as Nomad does."""
+"""Tests of the contract of every target, and of this one, against a server that behaves like Nomad."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoscaler_nomad import Nomad
 
 
 class FakeNomad:
-    """A Nomad with the job `shop` of one group `web`, of which one allocation is still starting."""
+    """A Nomad server with the job `shop`: its one group `web` has an allocation that is still starting."""
 
     def __init__(self) -> None:
         self.count = 2
