@@ -1,4 +1,4 @@
-"""What a size can process: learned from saturated times, interpolated between the sizes seen.
+"""The capacity of a size: learned while the job is saturated, interpolated between the sizes seen.
 
 Capacity is the "true processing rate" of the literature (DS2, OSDI 2018): records/s when the job is never idle.
 """
@@ -29,14 +29,14 @@ from autoscaler.core.model import (
 _KEPT_DURATIONS = 8
 _KEPT_TIMES = 32
 STALL_GROWTH = 0.2
-"""A stall grows by this power of the replicas that come: they register one after another, and each merge window stops
-the job again. By simulation it is 0 where one restart waits for all of them, and 0.3 to 0.6 for machines."""
-_median = lru_cache(maxsize=4096)(median)  # they are asked for at every decision, and change with a rescale
+"""A stall grows with the number of added replicas to this power: they register one after another, and each merge window
+stops the job again. In simulation it is 0 if one restart waits for all of them, and 0.3 to 0.6 for machines."""
+_median = lru_cache(maxsize=4096)(median)  # every decision needs medians, and only a rescale changes them
 _UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
 def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -> float:
-    """Slots' worth of work that `size` replicas do at a time.
+    """How many fully used slots the slots of `size` replicas are worth.
 
     Equal tasks run in waves: P tasks on s slots take ceil(P / s) waves, so s slots do the work of P / ceil(P / s).
     """
@@ -47,19 +47,19 @@ def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -
 
 
 def source_partitions(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:
-    """Partitions that the engine shows, else showed last; else those of a source's log; else those configured."""
+    """Partitions that the engine reports or last reported; else those of a source's log; else those configured."""
     return _shown(spec, engine, past, "partitions") or _read(past) or spec.partitions
 
 
 def _read(past: tuple[Observation, ...]) -> int | None:
-    """Partitions of the widest log that a metric was read from; they are still there when it cannot be read."""
+    """Partitions of the widest log that a metric was read from, also if it cannot be read at present."""
     counts: dict[str, int] = {}
     for seen in reversed(past):
         for name, reading in seen.metrics.items():
             if reading.partitions and name not in counts:
                 counts[name] = reading.partitions
         if not seen.missing:
-            # All there are: to go through the whole past for every decision would be slow.
+            # This observation has all metrics: searching the whole past at every decision would be slow.
             break
     return max(counts.values()) if counts else None
 
@@ -74,7 +74,7 @@ def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Obs
 
 
 def beyond_use(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> str:
-    """How the largest size allowed is more than the job can use, or the empty text."""
+    """A text that says by how much the maximum exceeds what the job can use, or the empty string."""
     usable = usable_slots(spec, engine, past)
     slots = spec.limits.maximum * spec.slots_per_replica
     if not usable or slots - usable < spec.slots_per_replica:
@@ -83,7 +83,7 @@ def beyond_use(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Obser
 
 
 def _shown(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...], name: str) -> int | None:
-    """A number of the job. It is still the same while the engine cannot be asked or the job is starting."""
+    """A number of the job. The last known one counts while the engine cannot be polled or the job is starting."""
     now: int | None = None if engine is None else getattr(engine, name)
     if now or not spec.engine or (engine is not None and engine.job is JobState.RUNNING):
         return now
@@ -97,8 +97,8 @@ def _shown(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observati
 def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None) -> float | None:
     """Records/s that `size` replicas process when busy, or None when nothing is known.
 
-    Between two sizes seen it is interpolated over effective slots, outside them it is proportional to the nearest.
-    A larger size is never given less than a smaller one: where measurements show that, the larger figure holds.
+    Between two measured sizes the rate is interpolated over effective slots; outside them it is proportional to the
+    nearest. A larger size never gets a lower rate than a smaller one: if it was measured lower, the higher rate counts.
     """
     spr = spec.slots_per_replica
     table = learned.capacity
@@ -118,10 +118,10 @@ def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None)
 
 
 def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float, at: datetime) -> Learned:
-    """Take the throughput of a saturated job into the table; a moving average per size.
+    """Add the throughput of a saturated job to the table, as a moving average per size.
 
-    Figures of other sizes that it belies are dropped: a smaller size cannot do more, nor a larger one less. They are
-    of a time when a record cost something else.
+    Rates of other sizes that contradict it are dropped, as a smaller size cannot process more, nor a larger one less:
+    they were measured when a record cost more or less than now.
     """
     if size < 1 or throughput <= 0:
         return learned
@@ -140,7 +140,7 @@ def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float
 
 
 def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
-    """Keep the durations of a rescale that has settled, the last few per direction and phase."""
+    """Add the durations of a settled rescale, and keep the last few per direction and phase."""
     seen = learned.durations.get(rescale.direction, {})
     merged = dict(seen)
     for phase, seconds in rescale.durations.items():
@@ -149,13 +149,13 @@ def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
 
 
 def learn_times(learned: Learned, direction: Direction, times: RescaleTimes) -> Learned:
-    """Keep when the job stopped and ran again, of the last rescales in a direction."""
+    """Add the times of a rescale, and keep those of the last rescales in its direction."""
     kept = (*learned.times.get(direction, ()), times)[-_KEPT_TIMES:]
     return replace(learned, times={**learned.times, direction: kept})
 
 
 def restart_time(learned: Learned, direction: Direction) -> float | None:
-    """Median seconds from a request in that direction until the job runs with it; None when never seen."""
+    """Median seconds from a request in that direction until the job runs with the new size; None: never seen."""
     times = learned.times.get(direction)
     if times:
         return _median_start(times)
@@ -171,12 +171,12 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
 
 
 def stall_time(learned: Learned, direction: Direction, replicas: int | None = None) -> float | None:
-    """Median seconds that the job stands still for a rescale in that direction; None when never seen.
+    """Median seconds that the job stands still for a rescale in that direction; None: never seen.
 
     Args:
-        learned: what has been seen.
-        direction: up or down. Replicas that go do so at once: it takes no longer the more they are.
-        replicas: for how many that come it is asked; None: for as many as have come at a time.
+        learned: what was learned.
+        direction: up or down. Removed replicas stop at once, so their number does not lengthen the stall.
+        replicas: number of added replicas; None: as many as were usually added at a time.
     """
     times = learned.times.get(direction)
     growth = 0.0 if replicas is None or direction is Direction.DOWN else STALL_GROWTH
@@ -184,7 +184,7 @@ def stall_time(learned: Learned, direction: Direction, replicas: int | None = No
     return of_one and of_one * math.pow(replicas or 1, growth)
 
 
-@lru_cache(maxsize=4096)  # as `_median`
+@lru_cache(maxsize=4096)  # see `_median`
 def _median_start(times: tuple[RescaleTimes, ...]) -> float | None:
     found = percentiles([(each.ran_after, each.ran_before) for each in times])
     return found and found[0]

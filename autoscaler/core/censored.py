@@ -1,8 +1,8 @@
-"""Durations of which is known only between which two observations they began or ended: their median and spread.
+"""Median and spread of durations whose beginning or end is only known to lie between two observations.
 
-The middle of the two is no estimate: requests are made right after an observation, so that a start that takes 22 s is
-always seen at 30 s where a cluster is observed every 30 s. A lognormal distribution is fitted to the intervals instead
-(interval-censored data, by expectation maximization).
+The middle of such an interval is a poor estimate: requests are made right after an observation, so a start that takes
+22 s is always seen at 30 s if the cluster is observed every 30 s. Instead, a lognormal distribution is fitted to the
+intervals (interval-censored data, by expectation maximization).
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 TYPICAL_SD = 0.25
-"""Standard deviation of ln(duration) as of starting machines and pods, where the intervals do not show it..."""
+"""Prior for the standard deviation of ln(duration): that of starting machines and pods..."""
 PRIOR_SHARE = 0.15
-"""... which counts as much as this share of the durations."""
+"""... with the weight of this share of the durations."""
 EXACT = 0.1
-"""Durations that are all known to this share of them are taken as they are."""
+"""If the uncertainty of every duration is at most this share of it, the middles of the intervals are used."""
 STEP = 0.12
 MOST_POINTS = 12
-"""An interval is represented by points that are this share of the duration apart, but not by more than so many."""
+"""An interval is represented by points that are `STEP` of the duration apart, `MOST_POINTS` at most."""
 RARE = 2.5
-"""A duration so many standard deviations away counts less: one image that had to be pulled must not move the median."""
+"""A duration this many standard deviations away counts less: a single image pull must not move the median."""
 LEAST_S = 0.05
-"""Shorter is as good as nothing."""
+"""Shorter durations count as zero."""
 MOST_ROUNDS = 100
 CONVERGED = 1e-3
 HASTE = 1.6
-"""Expectation maximization takes small steps: it is as safe with steps up to twice as large."""
+"""Factor on the steps of expectation maximization, which are small: up to 2 it converges as safely."""
 
 Interval = tuple[float, float]
-"""Seconds between which something lies; equal where it is known."""
+"""Bounds of a time, in seconds; equal if the time is known exactly."""
 Point = tuple[float, float, float]
 Rows = Counter[tuple[bool, tuple[Point, ...]]]
 
@@ -40,11 +40,11 @@ Percentiles = tuple[float, float, float]
 
 
 def percentiles(ends: Sequence[Interval], begins: Sequence[Interval] | None = None) -> Percentiles | None:
-    """The percentiles of durations; None where there are none.
+    """The percentiles of durations; None if there are no durations.
 
     Args:
-        ends: when each ended, in seconds after a time of its own.
-        begins: when each began, likewise; None: at that time. Neither ends before it begins.
+        ends: when each duration ended, in seconds after its own reference time.
+        begins: when each duration began, on the same scale; None: at the reference time. None ends before it begins.
     """
     begins = [(0.0, 0.0)] * len(ends) if begins is None else begins
     both = [(begin, end) for begin, end in zip(begins, ends, strict=True) if end[1] - begin[0] > LEAST_S]
@@ -81,10 +81,10 @@ def _percentiles(durations: list[float]) -> Percentiles | None:
 
 
 def _possible(both: Iterable[tuple[Interval, Interval]]) -> Rows:
-    """The possible durations of each, with the waits until they began where that is not known.
+    """The possible lengths of each duration, with the wait until it began if that is not known exactly.
 
-    When something begins is not independent of how it is observed, so its distribution is fitted too. Equal ones are
-    counted: where requests follow observations, there are few different ones.
+    When a duration begins depends on how it is observed, so the distribution of the waits is fitted too. Equal rows are
+    counted: since requests follow observations, there are few different ones.
     """
     rows: Rows = Counter()
     for begin, end in both:
@@ -99,14 +99,14 @@ def _possible(both: Iterable[tuple[Interval, Interval]]) -> Rows:
 
 
 def _points(interval: Interval, duration: float) -> list[float]:
-    """Points of an interval, closer together where the duration is short."""
+    """Points of an interval, closer together for a short duration."""
     low, high = round(interval[0], 1), round(interval[1], 1)
     points = max(math.ceil(min((high - low) / max(STEP * duration, LEAST_S), MOST_POINTS)), 1)
     return [low + (high - low) * (point + 0.5) / points for point in range(points)]
 
 
 def _point(duration: float, wait: float) -> Point:
-    """The logarithms, after what makes equal parts of an interval equally probable by a distribution of them."""
+    """The sum of the two logarithms, then each of them. The sum turns a density per logarithm into one per second."""
     log, log_wait = math.log(max(duration, LEAST_S)), math.log(max(wait, LEAST_S))
     return log + log_wait, log, log_wait
 
@@ -126,7 +126,7 @@ def _fit(rows: Rows) -> tuple[float, float]:
 def _improved(
     rows: Rows, mean: float, deviation: float, wait_mean: float, wait_deviation: float
 ) -> tuple[float, float, float, float]:
-    """One round: how probable each point is by the distributions, and the distributions of the points by that."""
+    """One round: the probability of each point under the distributions, then new distributions from these weights."""
     exp = math.exp
     precision, wait_precision = 0.5 / deviation**2, 0.5 / wait_deviation**2
     durations, waits = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
@@ -142,7 +142,7 @@ def _improved(
             there += weight * late
             there2 += weight * late * late
         if whole <= 0.0:
-            continue  # so far away that it is of another distribution
+            continue  # too far away to belong to this distribution
         counted = count * min(1.0, RARE * deviation * whole / max(abs(here), LEAST_S * whole))
         _add(durations, counted, here / whole, here2 / whole)
         if known:
@@ -157,7 +157,7 @@ def _add(sums: list[float], count: float, first: float, second: float) -> None:
 
 
 def _moved(mean: float, sums: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation by the sums of what is off the mean that was assumed."""
+    """New mean and standard deviation, from the sums of the deviations from the assumed mean."""
     total, first, second = sums
     if not total:
         return mean, TYPICAL_SD

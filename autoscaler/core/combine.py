@@ -1,4 +1,4 @@
-"""Fifth stage: what the policies ask for together, and whether it may lower the size."""
+"""Fifth stage: combine the recommendations into one proposal, and find out whether it may lower the size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autoscaler.core.trust import Trusted
 
 @dataclass(slots=True)
 class Combined:
-    """What the policies ask for together.
+    """The size that the policies ask for together.
 
     Attributes:
         proposed: the size.
-        error: why it is not what the configured combination makes of them.
-        hold_reason: why nothing may be lowered on it, by this error and all else that cannot be trusted.
+        error: why the configured combination could not be computed; None: it could.
+        hold_reason: why the proposal must not lower the size (this error, or other input that cannot be trusted).
     """
 
     proposed: int
@@ -28,7 +28,7 @@ class Combined:
 
 
 def combine(seen: Trusted, settled: Settled, recommendations: tuple[Recommendation, ...]) -> Combined:
-    """Make one proposal of all recommendations."""
+    """Combine all recommendations into one proposal."""
     proposed, error = combined_size(recommendations, settled.current, seen.spec.combine)
     reason = hold_reason(seen.untrusted, recommendations, seen.observation.engine, settled.notes, error)
     return Combined(proposed, error, reason)
@@ -37,10 +37,10 @@ def combine(seen: Trusted, settled: Settled, recommendations: tuple[Recommendati
 def combined_size(
     recommendations: tuple[Recommendation, ...], current: int, how: Combine | None = None
 ) -> tuple[int, str | None]:
-    """The size that the policies together ask for, and why it cannot be trusted.
+    """The size that the policies ask for together, and why it cannot be trusted (None: it can).
 
-    The greatest size asked for, or what `how` makes of them; the current one when none asked. Where `how` fails it
-    is the greatest, and nothing may be lowered on it.
+    It is the largest size asked for, or the result of `how`; the current size if no policy asks for one. If `how`
+    fails, it is the largest size asked for, and must not lower the size.
     """
     proposed = -1
     for recommendation in recommendations:

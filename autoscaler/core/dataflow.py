@@ -1,11 +1,11 @@
-"""How records flow through the vertices of a job: what each takes, could take, and must take.
+"""How records flow through the vertices of a job: what each vertex processes, could process, and must process.
 
 The rules are those of the autoscaler of a streaming engine's operator, number for number; each docstring names the
 class and method it follows, and the policy that uses them names the operator and its version. Rates are records per
 second, busy and backpressured times are milliseconds per second (0 to 1000), times of samples are milliseconds.
 
-What is not known is NaN: every function is total, NaN results where an input that matters is NaN, and infinity where
-a vertex takes no records and so shows no limit. Code that makes a metric of a result must not let either through.
+Unknown numbers are NaN. Every function is total: the result is NaN if a relevant input is NaN, and infinity if a vertex
+receives no records and so shows no limit. Code that turns a result into a metric must filter out both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ NAN = math.nan
 INF = math.inf
 
 Samples = Iterable[tuple[float, float | None]]
-"""What was read over a window: (time in ms, value), None or NaN where it was not there. Any order."""
+"""The readings of a window: (time in ms, value), None or NaN for a missing value. Any order."""
 
 _SECOND = timedelta(seconds=1)
-_LONGEST = float(2**63)  # Java's Math.round ends at its largest long, which is this as a double
+_LONGEST = float(2**63)  # Java's Math.round is capped at its largest long, which is this number as a double
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a vertex takes in and gives out now, records/s, over all its subtasks and all its edges."""
+    """The records/s that a vertex receives and sends now, over all its subtasks and all its edges."""
 
     records_in: float
     records_out: float = NAN
@@ -37,7 +37,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class TargetRate:
-    """What a vertex must process, records/s: to keep up, and on top of that to catch up with the lag."""
+    """What a vertex must process, records/s: to keep up, and in addition to process the lag."""
 
     rate: float
     catch_up: float = 0.0
@@ -48,7 +48,7 @@ class Graph:
     """The vertices of a job and its edges (from, to). A vertex without inputs is a source.
 
     Raises:
-        ValueError: an edge names a vertex that is not there, or the edges go in a circle.
+        ValueError: an edge names an unknown vertex, or the edges form a cycle.
     """
 
     vertices: tuple[str, ...]
@@ -94,14 +94,14 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class JobRate:
-    """What a whole job could process.
+    """The capacity of a whole job.
 
     Attributes:
-        rate: records/s at its sources together, with the mix of sources it has now. Infinite when nothing flows, NaN
+        rate: records/s at all its sources together, with the present mix of sources. Infinite when nothing flows, NaN
             when no vertex or no source is known.
         limiting: the vertex that is the bottleneck, if there is one.
-        unknown: vertices whose capacity or required rate is not known (a legacy source has no busy
-            time; a counter that was reset makes a rate negative): `rate` leaves them out.
+        unknown: vertices whose capacity or required rate is unknown (a legacy source has no busy time; a counter that
+            was reset makes a rate negative): `rate` leaves them out.
     """
 
     rate: float
@@ -109,13 +109,13 @@ class JobRate:
     unknown: tuple[str, ...] = ()
 
 
-# what a window of samples shows
+# a window of samples
 
 
 def rate(samples: Samples) -> float:
     """Growth of a counter per second, from its first to its last sample: `ScalingMetricEvaluator.getRate`.
 
-    Less than two samples give NaN. A counter that was reset gives a negative rate, as there.
+    Fewer than two samples give NaN. A counter that was reset gives a negative rate, as in the original.
     """
     known = [(at, value) for at, value in in_order(samples) if not math.isnan(value)]
     if len(known) < 2:  # noqa: PLR2004 - a rate lies between two samples
@@ -125,9 +125,9 @@ def rate(samples: Samples) -> float:
 
 
 def average(values: Iterable[float | None], minimum: int = 1) -> float:
-    """Mean of what is finite; NaN below `minimum` such values: `ScalingMetricEvaluator.getAverage`.
+    """Mean of the finite values; NaN if there are fewer than `minimum`: `ScalingMetricEvaluator.getAverage`.
 
-    Infinity when nothing is finite and something is infinite.
+    Infinity if no value is finite and one is infinite.
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
     finite = [value for value in known if not math.isinf(value)]
@@ -137,12 +137,12 @@ def average(values: Iterable[float | None], minimum: int = 1) -> float:
 
 
 def in_order(samples: Samples) -> list[tuple[float, float]]:
-    """By time; of two samples of one time the later given one, as in a TreeMap."""
+    """The samples by time. Of two samples with the same time the last one given counts, as in a TreeMap."""
     return sorted({at: _number(value) for at, value in samples}.items())
 
 
 def _sum(values: Iterable[float]) -> float:
-    """One after the other, as Java adds: `sum` compensates from Python 3.12 on, so its last digit differs."""
+    """The sum, added one by one as in Java. From Python 3.12 on, `sum` compensates, so its last digit differs."""
     return reduce(add, values, 0.0)
 
 
@@ -150,18 +150,18 @@ def _number(value: float | None) -> float:
     return NAN if value is None else value
 
 
-# what one vertex could do
+# the capacity of one vertex
 
 
 def observed_rate(records_in: float, backpressured: float) -> float:
-    """What a source could do without backpressure: `ScalingMetrics.computeObservedTprWithBackpressure`.
+    """What a source could process without backpressure: `ScalingMetrics.computeObservedTprWithBackpressure`.
 
     Args:
         records_in: records/s it takes in now, while it has a backlog.
-        backpressured: ms per second in which it waits for those downstream, mean over its subtasks.
+        backpressured: ms per second in which it waits for downstream vertices, mean over its subtasks.
 
     Returns:
-        Records/s, or NaN when it does nothing but wait.
+        Records/s, or NaN if it only waits.
     """
     if backpressured >= 1000:  # noqa: PLR2004 - a second has 1000 ms
         return NAN
@@ -178,15 +178,16 @@ def observed_while_catching_up(
 ) -> float:
     """One sample of the observed true rate of a source: `ScalingMetrics.getObservedTpr`.
 
-    Only a source with a backlog goes as fast as it can, so it is measured while the lag is at least `threshold` of
-    its input; else `previous`, the mean of the samples before, stands. No input gives infinity: it could do anything.
+    Only a source with a backlog runs at full speed, so the rate is measured while the lag is worth at least `threshold`
+    of its input; otherwise the result is `previous`, the mean of the earlier samples. No input gives infinity: the rate
+    is unlimited.
 
     Args:
         records_in: records/s it takes in now; NaN gives NaN.
         lag: records waiting; None or NaN is no backlog.
         backpressured: ms per second, mean over its subtasks.
         threshold: `job.autoscaler.observed-true-processing-rate.lag-threshold`, counted in whole seconds.
-        previous: what stands when it cannot be measured now.
+        previous: the result if the rate cannot be measured now.
     """
     if math.isnan(records_in):
         return NAN
@@ -208,12 +209,12 @@ def true_processing_rate(
 ) -> float:
     """Records/s that a vertex could process at its parallelism: `ScalingMetricEvaluator.computeTrueProcessingRate`.
 
-    The rate is what it does now divided by how busy that makes it. Busy time misses what a source does outside its
-    task, so the observed rate counts instead where busy time gives more than `switch_threshold` above it, or nothing.
+    It is the present rate divided by the busy share. Busy time does not include the work of a source outside its task.
+    So the observed rate counts instead if busy time gives more than `switch_threshold` above it, or no finite rate.
 
     Args:
-        busy: busy ms per second (`busy_time`).
-        records_in: records/s (`input_rate`). 0 gives infinity: it could do anything until something flows.
+        busy: busy ms per second.
+        records_in: records/s. 0 gives infinity: the rate is unlimited until records flow.
         observed: samples of the observed true rate (`observed_while_catching_up`).
         switch_threshold: `job.autoscaler.observed-true-processing-rate.switch-threshold`.
         minimum: samples that the mean of `observed` needs.
@@ -236,14 +237,15 @@ def divided(dividend: float, divisor: float) -> float:
     return math.copysign(INF, dividend) * math.copysign(1, divisor)
 
 
-# what each vertex must do
+# the target rate of each vertex
 
 
 def edge_rate(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
     """Records/s that flow along one edge: `ScalingMetricEvaluator.computeEdgeDataRate`.
 
-    Engines measure vertices, not edges. The input of `end` is the rate when it has no other input; else that input less
-    what the others send, when each of those sends nowhere else; else all that `start` sends.
+    Engines measure vertices, not edges. If `end` has no other input, the rate is its input. Otherwise, if the other
+    inputs send to no other vertex, the rate is the input of `end` minus what they send; else it is all that `start`
+    sends.
     """
     others = [vertex for vertex in graph.inputs(end) if vertex != start]
     if not others:
@@ -256,9 +258,9 @@ def edge_rate(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) ->
 
 
 def output_ratio(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
-    """Records sent along an edge for each one taken in: `ScalingMetricEvaluator.computeEdgeOutputRatio`.
+    """Records sent along an edge per record received: `ScalingMetricEvaluator.computeEdgeOutputRatio`.
 
-    0 when nothing arrives, as any other number would be far too large; NaN when either rate is not known.
+    0 if nothing arrives, as any other number would be far too large; NaN if either rate is unknown.
     """
     taken = _rates(rates, start).records_in
     if math.isnan(taken) or taken == 0:
@@ -276,9 +278,9 @@ def _rates(rates: Mapping[str, Rates], vertex: str) -> Rates:
 
 
 def propagate(graph: Graph, sources: Mapping[str, float], ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Records/s of every vertex when the sources take these: each sends on its own times the edge's ratio.
+    """Records/s of every vertex for these rates of the sources: each vertex sends its rate times the edge's ratio.
 
-    A source that is not given counts as NaN, and so does what depends on it.
+    A source that is not given counts as NaN, and so does every vertex that depends on it.
     """
     found: dict[str, float] = {}
     for vertex in graph.order:
@@ -292,19 +294,19 @@ def propagate(graph: Graph, sources: Mapping[str, float], ratios: Mapping[tuple[
 def target_rates(
     graph: Graph, sources: Mapping[str, TargetRate], ratios: Mapping[tuple[str, str], float]
 ) -> dict[str, TargetRate]:
-    """What every vertex must process for what the sources are offered: `ScalingMetricEvaluator.computeTargetDataRate`.
+    """What every vertex must process for the sources' offered rates: `ScalingMetricEvaluator.computeTargetDataRate`.
 
     Args:
         graph: the job.
-        sources: what each source is offered (`source_rate`).
-        ratios: what each edge carries (`output_ratios`).
+        sources: the offered rate and the lag's rate of each source.
+        ratios: output ratio of each edge (`output_ratios`).
     """
     rates = propagate(graph, {vertex: target.rate for vertex, target in sources.items()}, ratios)
     catch_ups = propagate(graph, {vertex: target.catch_up for vertex, target in sources.items()}, ratios)
     return {vertex: TargetRate(rates[vertex], catch_ups[vertex]) for vertex in graph.order}
 
 
-# what there must be
+# the needed capacity
 
 
 def target_capacity(
@@ -317,16 +319,16 @@ def target_capacity(
 ) -> float:
     """Records/s a vertex must be able to process: `AutoScalerUtils.getTargetProcessingCapacity`.
 
-    That is its rate at the wished utilization, and on top the rate at which the lag is caught up and what piles up
-    during a restart, rounded to a whole number as Java does it (halves up).
+    That is its rate at the wanted utilization, plus the rate at which the lag is processed, plus the rate for the
+    backlog of a restart, rounded to a whole number as Java does it (halves up).
 
     Args:
         target: what it must process.
-        utilization: how busy that may make it, cut to 0..1; 0 gives infinity.
-        catch_up: in what time the backlog of a restart is to be processed, in whole seconds; 0 asks for nothing on top.
+        utilization: how busy that may make it, limited to 0..1; 0 gives infinity.
+        catch_up: time within which the backlog of a restart is to be processed, in whole seconds; 0 adds nothing.
         restart: how long a restart takes, in whole seconds; 0 leaves it out.
-        rounded_from: less than this is left as it is. That operator rounds everything, so that less than half
-            a record a second needs nothing.
+        rounded_from: smaller capacities are not rounded. The operator rounds all of them, so that less than half a
+            record per second needs no capacity.
     """
     if math.isnan(target.catch_up) or math.isnan(target.rate):
         return NAN
@@ -341,7 +343,7 @@ def target_capacity(
 
 
 def _round(value: float) -> float:
-    """Java's Math.round: halves up, no further than its largest long. NaN stays NaN; Java would return 0."""
+    """Java's Math.round: halves up, capped at its largest long. NaN stays NaN; Java would return 0."""
     if math.isnan(value) or abs(value) >= _LONGEST:
         return value if math.isnan(value) else math.copysign(_LONGEST, value)
     whole = math.floor(value)
@@ -354,12 +356,12 @@ def _round(value: float) -> float:
 def job_true_rate(graph: Graph, targets: Mapping[str, float], true_rates: Mapping[str, float]) -> JobRate:
     """Records/s that a whole job could process at its sources, at its present parallelism.
 
-    Every vertex bounds it: if a vertex must process `targets[v]` for what the sources take now, and could process
-    `true_rates[v]`, the sources could take `true_rates[v] / targets[v]` times as much. The least of these holds.
+    Every vertex limits it: if a vertex must process `targets[v]` for the present rate of the sources, and could process
+    `true_rates[v]`, the sources could take `true_rates[v] / targets[v]` times as much. The smallest of these counts.
 
     Args:
         graph: the job.
-        targets: records/s of every vertex for what the sources take or are offered now (`propagate`,
+        targets: records/s of every vertex at the present or offered rate of the sources (`propagate`,
             `target_rates`): only their proportions matter.
         true_rates: what each vertex could process (`true_processing_rate`).
     """
@@ -383,14 +385,14 @@ def job_true_rate(graph: Graph, targets: Mapping[str, float], true_rates: Mappin
 def needed_parallelism(parallelism: int, true_rate: float, capacity: float, max_parallelism: int | None = None) -> int:
     """The parallelism at which a vertex can process `capacity`: `JobVertexScaler.computeScaleTargetParallelism`.
 
-    Capacity is taken to grow with parallelism. As there, a vertex of which the rates are not known keeps what it has.
-    Alignment to key groups and limits on single steps are no part of this.
+    Capacity is assumed to be proportional to parallelism. As in the original, a vertex with unknown rates keeps its
+    parallelism. Alignment to key groups and limits on single steps are not included.
 
     Args:
-        parallelism: what it has.
-        true_rate: records/s it could process with that.
+        parallelism: its present parallelism.
+        true_rate: records/s it could process with that parallelism.
         capacity: records/s it must be able to process (`target_capacity`).
-        max_parallelism: its number of key groups; more would be idle.
+        max_parallelism: its number of key groups; more subtasks would be idle.
     """
     needed = divided(capacity, true_rate) * parallelism
     if math.isnan(needed):

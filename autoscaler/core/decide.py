@@ -1,4 +1,4 @@
-"""Last stage: the decision with its whole trail, and the state that the next step begins with."""
+"""Last stage: the decision with its whole trail, and the state for the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoscaler.core.rescale import Settled, request
 from autoscaler.core.trust import Trusted
 
 _IF_UNCHANGED = (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING)
-"""What policies gave, in the order in which it counts as the reason of a decision that changes nothing."""
+"""Reasons of policies for a decision that changes nothing; the first one here that a policy gave counts."""
 
 _create_decision = creator(Decision)
 _create_state = creator(ClusterState)
@@ -38,7 +38,7 @@ def decide(
     context: GuardContext,
     verdicts: tuple[Verdict, ...],
 ) -> tuple[ClusterState, Decision]:
-    """Request the size that the last guard left, if it is another one than the current."""
+    """Request the size that remains after the last guard, if it differs from the current size."""
     spec, state, at, current = seen.spec, settled.state, context.at, context.current
     rescale, events, notes, wanted = context.rescale, context.events, settled.notes, verdicts[-1].after
     if wanted != current:
@@ -80,7 +80,7 @@ def decide(
 
 
 def hold(seen: Trusted) -> tuple[ClusterState, Decision]:
-    """Decide nothing: a size that cannot be seen is not changed, since even more might be less than there is."""
+    """Change nothing, because the current size is unknown: even a larger request could remove replicas."""
     spec, state, observation = seen.spec, seen.state, seen.observation
     current = spec.limits.minimum if state.desired is None else state.desired
     view = view_of(seen, state, state.learned, current, current)
@@ -110,8 +110,8 @@ def _reason(
     recommendations: tuple[Recommendation, ...],
     verdicts: tuple[Verdict, ...],
 ) -> Reason:
-    """The last guard that changed the size, or the bounds where they are not kept; else what the policies gave."""
-    if verdicts is not unopposed(current):  # by identity, as it is that of most steps
+    """The last guard that changed the size, or the bounds if the size stays outside them; else the policies' reason."""
+    if verdicts is not unopposed(current):  # by identity: most steps have this cached object
         if verdicts[-1].detail:
             return verdicts[-1].reason
         for verdict in reversed(verdicts):

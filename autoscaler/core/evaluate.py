@@ -1,4 +1,4 @@
-"""Fourth stage: what each policy asks for; and, before the first, which bounds hold by the policies that move them."""
+"""Fourth stage: the recommendation of each policy; and, before the first stage, the bounds that policies move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autoscaler.core.model import (
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
 PolicyView = tuple[NamedPolicy, View]
-"""A policy and what it is shown."""
+"""A policy and the view that it gets."""
 
 _create_recommendation = creator(Recommendation)
 
@@ -36,9 +36,9 @@ _create_recommendation = creator(Recommendation)
 def allowed(
     policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits
 ) -> tuple[Limits, str | None, dict[str, str]]:
-    """The bounds that hold now, by the policies that move them, and why nothing may change; and those that failed.
+    """Ask the policies that move the bounds. Returns the bounds, why nothing may change, and policy -> error.
 
-    Each is shown the bounds that the one before it left.
+    Each policy gets the bounds that the one before it returned.
     """
     excluded: str | None = None
     errors: dict[str, str] = {}
@@ -83,8 +83,8 @@ def evaluate(
 ) -> tuple[Recommendation, ...]:
     """Ask every policy. One that raises or returns nonsense is reported as FAILED and does not affect the others.
 
-    `learned` is what is known by now, where the views are of before; `policy_errors` are those that have failed
-    already.
+    `learned` is what is known after learning, which the views do not have yet. `policy_errors` has the policies that
+    failed in an earlier stage.
     """
     return tuple([_ask(named, view, learned, policy_errors) for named, view in views])
 
@@ -113,12 +113,12 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
 
 
 def views_for(policies: tuple[NamedPolicy, ...], view: View) -> tuple[PolicyView, ...]:
-    """The view of each policy: without readings that it knows to be impossible, now and in the past.
+    """The view of each policy, without the present and past readings that it knows to be impossible.
 
-    See `trust.trusted`. A past that no policy looks at is left as it is.
+    See `trust.trusted`. If no policy reads the past, it is left as it is.
     """
     past = view.past
-    # A list is a third faster than `any`, and this is done in each step.
+    # A list is a third faster than `any`, and this runs in every step.
     missing = [True for each in past if each.missing] if view.spec.looks_back else past[-1].missing
     if not missing:
         return tuple([(named, view) for named in policies])

@@ -1,4 +1,4 @@
-"""All prose about decisions: facts as sentences, and a decision with what was read, asked for and changed."""
+"""All texts about decisions: facts as sentences, and a decision with its readings, recommendations and verdicts."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _QUIET = {
 
 
 def describe(fact: Fact | str) -> str:
-    """A fact as a sentence. A string is a sentence already, of a plug-in."""
+    """A fact as a sentence. A string is already a sentence, from a plug-in."""
     if isinstance(fact, str):
         return fact
     values = {name: _worded(value) for name, value in fact.values.items()}
@@ -135,7 +135,7 @@ def describe(fact: Fact | str) -> str:
 
 
 def describe_control(control: Control, *, by: bool = True) -> str:
-    """What is in force, by whom, until when and why. Without `by` neither by whom nor why."""
+    """A control in words: what it does, who set it, its end and its reason. Without `by` neither who nor the reason."""
     match control.kind:
         case ControlKind.PAUSE:
             ways = " and ".join(way for way, paused in (("up", control.up), ("down", control.down)) if paused)
@@ -155,7 +155,7 @@ def describe_control(control: Control, *, by: bool = True) -> str:
 
 
 def _worded(value: object) -> object:
-    """A value as it stands in a sentence."""
+    """A value as text for a sentence."""
     match value:
         case Fact():
             return describe(value)
@@ -182,7 +182,7 @@ def describe_rescale(rescale: Rescale) -> str:
 
 
 def _pending(rescale: Rescale | None, remarks: tuple[object, ...]) -> str:
-    """What the target shows and reports about replicas that do not start or stop, to be added to a sentence."""
+    """The end of a sentence: what the target reports about replicas that do not start or stop."""
     if rescale is not None and rescale.phase is not Phase.REQUESTED:
         return ""
     shown = () if rescale is None or rescale.confirmed else (f"the target still shows {rescale.before}",)
@@ -191,14 +191,14 @@ def _pending(rescale: Rescale | None, remarks: tuple[object, ...]) -> str:
 
 
 class DeferredVerdict(Verdict):
-    """A verdict with the fact behind it: the sentence is made when it is asked for, which for most it never is."""
+    """A verdict with its fact. The sentence is made when it is read, which for most verdicts never happens."""
 
     __slots__ = ("fact",)
 
     fact: Fact | str
 
     def __init__(self, guard: Reason, before: int, after: int, reason: Reason, fact: Fact | str) -> None:
-        # Written out, as one or two are made in most steps: in a loop it takes twice as long.
+        # Written out, as most steps create one or two verdicts and a loop takes twice as long.
         set_field = object.__setattr__
         set_field(self, "guard", guard)
         set_field(self, "before", before)
@@ -212,7 +212,7 @@ class DeferredVerdict(Verdict):
         return describe(self.fact)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same verdict, whether or not the other one is in words already."""
+        """Whether both are the same verdict, even if the other one already has its sentence."""
         if not isinstance(other, Verdict):
             return NotImplemented
         return self.__reduce__()[1] == (other.guard, other.before, other.after, other.reason, other.detail)
@@ -220,16 +220,16 @@ class DeferredVerdict(Verdict):
     __hash__ = Verdict.__hash__
 
     def __repr__(self) -> str:
-        """Show it as a verdict in words: digests of decisions are made of this."""
+        """Show it as a `Verdict` with its sentence: digests of decisions are computed from this."""
         return repr(Verdict(*self.__reduce__()[1]))
 
     def __reduce__(self) -> tuple[type[Verdict], tuple[Reason, int, int, Reason, str]]:
-        """Pickle it as a verdict in words."""
+        """Pickle it as a `Verdict` with its sentence."""
         return Verdict, (self.guard, self.before, self.after, self.reason, self.detail)
 
 
 def describe_combination(how: Combine | None, error: str | None) -> str:
-    """How the policies are combined; empty, as it is recorded, where the greatest size counts."""
+    """How the recommendations are combined; empty if the largest size counts, as records of decisions have it."""
     if how is None:
         return ""
     return str(how) if error is None else f"{how} ({error}; the greatest counts)"
@@ -245,7 +245,7 @@ def hold_reason(
     notes: Sequence[tuple[Reason, Fact]],
     combine_error: str | None,
 ) -> str | None:
-    """Why nothing may be lowered on this input."""
+    """Why the size must not be lowered on this input; None: it may."""
     failing = [asked for asked in recommendations if asked.reason in _FAILING]
     unknown = engine is not None and engine.job is JobState.UNKNOWN
     if not (untrusted or failing or unknown or combine_error or notes):
@@ -264,10 +264,10 @@ def explain(observation: Observation, decision: Decision, *, dry_run: bool = Fal
     """Explain a decision: one paragraph for the outcome, then what led to it.
 
     Args:
-        observation: what the decision was made on.
+        observation: the observation that the decision is based on.
         decision: the decision.
-        dry_run: whether the target was not to be called.
-        failed: why the call of the target failed, where it is known that it did.
+        dry_run: whether it is a dry run, in which the target is not called.
+        failed: why the call of the target failed; None: it did not, or that is unknown.
     """
     parts = [outcome(observation, decision, dry_run=dry_run, failed=failed)]
     parts.append(_list("What was read:", _read(observation)))
@@ -279,7 +279,7 @@ def explain(observation: Observation, decision: Decision, *, dry_run: bool = Fal
 
 
 def readings(observation: Observation) -> list[tuple[str, str]]:
-    """What was read, one line for each: the name (`target`, `engine`, or a metric's) and what it showed."""
+    """What was read: pairs of a name (`target`, `engine` or a metric) and the reading in words."""
     lines = []
     if observation.desired is not None:
         lines.append(("target", _target(observation.desired, observation.ready)))
@@ -297,7 +297,7 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
     if decision.rescale:
         way = "up" if decision.desired > decision.current else "down"
         change = f"{way} from {decision.current} to {decision.desired}"
-        # A refused change of another size is not made again.
+        # Only if this very change was refused is it made again.
         same = f" did not accept the change from {decision.current} to {decision.desired}: "
         refused = [text for reason, text in decision.notes if reason is Reason.UNCONFIRMED and same in text]
         if dry_run:
@@ -311,16 +311,16 @@ def outcome(observation: Observation, decision: Decision, *, dry_run: bool = Fal
         why = f"because the size of its target is unknown; {decision.current} is assumed"
         return f"{who} is not scaled, {why}."
     if observation.ready == 0 and decision.current:
-        # Nothing that is not up fits any load.
+        # While no replica is up, the size cannot be said to fit the load.
         why = f"none of which is up, {_NONE_UP if why == _FITS else why}"
     return f"{who} stays at {decision.current}, {why}."
 
 
 def summarize_decision(decision: Decision) -> str:
-    """Why a decision is as it is, in a line: the policy whose size counted, and how the guards changed that size."""
+    """The reason for a decision in one line: the policy whose size counted, and how the guards changed that size."""
     asked = [one for one in decision.recommendations if one.replicas is not None]
-    # The one whose size was proposed; where an expression combined them into another, the first that asked for a
-    # change.
+    # The policy whose size was proposed. If an expression combined the sizes into another one: the first policy that
+    # asked for a change.
     counted = [one for one in asked if one.replicas == decision.proposed] or [
         one for one in asked if one.replicas != decision.current
     ]

@@ -5,9 +5,9 @@
     count([trig_one, trig_two], {# > 1}) > 1 ? 5 : 0
 
 Conditions are written as in Python (`a if c else b`, `and`, `or`, `not`, `1 < a <= 8`) or as in expr-lang
-(`c ? a : b`, `&&`, `||`, `!`). From the loosest to the tightest: conditional, or, and, not, comparisons, `+ -`,
-`* / %`, sign, `**`, `a ?? b` (b where a has no value). There are no strings, variables or loops: an expression can do
-nothing but compute, and does it at once. Numbers are floats; a number without a value is `nil`.
+(`c ? a : b`, `&&`, `||`, `!`). Precedence, from the loosest to the tightest: conditional, or, and, not, comparisons,
+`+ -`, `* / %`, sign, `**`, `a ?? b` (b if a has no value). There are no strings, variables or loops: an expression can
+only compute, in a short time. Numbers are floats; a number without a value is `nil`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import NoReturn, TypeAlias
 from autoscaler.core.model import MAX_REPLICAS
 
 LONGEST = 1000
-"""Characters of an expression."""
+"""The most characters of an expression."""
 MOST_TOKENS = 200
-"""Numbers, names and signs of an expression."""
+"""The most numbers, names and signs of an expression."""
 DEEPEST = 50
-"""Brackets and conditions within each other."""
+"""The deepest nesting of brackets and conditions."""
 
 CURRENT = "current"
-"""The name of the present size, among sizes."""
+"""The name of the current size in an expression over sizes."""
 
 
 def _half_away(number: float) -> float:
@@ -39,7 +39,7 @@ def _half_away(number: float) -> float:
 
 
 def _half_up(number: float) -> float:
-    """How sizes are rounded."""
+    """Halves up, as sizes are rounded."""
     return math.floor(number + 0.5)
 
 
@@ -121,7 +121,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """In place of a number without a value."""
+    """Stands for a number without a value."""
 
     name: str
 
@@ -139,27 +139,27 @@ class Expression:
 
     Attributes:
         text: the expression.
-        sizes: whether the names are policies and their numbers the sizes that they ask for, None where one abstains.
+        sizes: whether the names are policies and their numbers the sizes that they ask for, None if a policy abstains.
             Then a name is also a condition, true while that size is above `current`; max and min leave out policies
-            that abstain; round takes halves up, not away from zero; and numbers go up to the largest size.
+            that abstain; round rounds halves up, not away from zero; and no number may exceed the largest size.
 
     Raises:
-        ValueError: it cannot be read; the message says at which column, and what was expected.
+        ValueError: it cannot be parsed; the message has the column and what was expected there.
     """
 
     text: str
     sizes: bool = False
     names: Mapping[str, int] = field(init=False, repr=False, compare=False)
-    """The names in it, each with the column where it stands first."""
+    """The names in it, each with the column of its first use."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", _parse(self.text, self.sizes)[1])
 
     def compute(self, values: Mapping[str, float | None]) -> float | None:
-        """The number that it gives; None: one without a value.
+        """The result; None: it has no value.
 
         Raises:
-            ValueError: it cannot be computed: a number without a value, a division by zero, a number beyond all floats.
+            ValueError: it cannot be computed: a number has no value, is divided by zero or is too large for a float.
         """
         found = _evaluate(_parse(self.text, self.sizes)[0], values, self.sizes)
         return None if isinstance(found, _Missing) else float(found)
@@ -188,7 +188,7 @@ def _parse(text: str, sizes: bool) -> tuple[_Node, Mapping[str, int]]:
 
 
 class _Parser:
-    """Precedence climbing: an operator takes to its right what binds tighter than itself."""
+    """Precedence climbing: the right operand of an operator is everything that binds tighter than the operator."""
 
     def __init__(self, tokens: list[_Token], sizes: bool) -> None:
         self.names: dict[str, int] = {}
@@ -217,7 +217,7 @@ class _Parser:
         _refuse(token.at, f"expected {expected}, not {repr(token.text) if token.text else 'the end'}")
 
     def number(self, node: _Node) -> _Node:
-        """Make sure that this is a number."""
+        """Return the node if it is a number, else raise an error."""
         if node.condition:
             _refuse(node.at, "this is a condition, expected a number; write `a if condition else b`")
         return node
@@ -231,7 +231,7 @@ class _Parser:
         return node
 
     def expression(self) -> _Node:
-        """Read a number or a condition, up to what cannot belong to it."""
+        """Read a number or a condition, up to the first token that cannot belong to it."""
         node = self._binary(1)
         if self._peek() not in ("?", "if"):
             return node
@@ -248,7 +248,7 @@ class _Parser:
         return _Node("?", node.at, (test, then, other), then.condition)
 
     def _binary(self, least: int) -> _Node:
-        """Read operators that bind at least so tightly."""
+        """Read an operand and the operators after it that have at least this precedence."""
         self._depth += 1
         if self._depth > DEEPEST:
             _refuse(self._tokens[self._next].at, f"nested more than {DEEPEST} deep")
@@ -332,7 +332,7 @@ class _Parser:
             wrong, takes = len(args) != 1 or array, "one number"
         else:
             empty = not args and (self._sizes or not array)
-            unlike = name == "first" and array and self._sizes  # elsewhere the first element, nil or not
+            unlike = name == "first" and array and self._sizes  # without sizes: the first element, even if it is nil
             wrong, takes = empty or unlike or (bool(test) and name != "sum"), "numbers"
         if wrong:
             usage = "([a, b], {# > 1})" if name in _TEST else "(a)" if name in _ONE else "(a, b)"
@@ -351,7 +351,7 @@ class _Parser:
         return tuple(found)
 
     def _test(self, *, condition: bool) -> _Node:
-        """What is asked of each element: `{# > 1}`, or without braces; of `sum` a number."""
+        """Read the test of each element, `{# > 1}`, also without braces; for `sum` it is a number."""
         outer, self._in_test = self._in_test, True
         braces = self._peek() == "{"
         if braces:
@@ -396,7 +396,7 @@ def _evaluate(  # noqa: C901, PLR0912 - one case for each kind of node
             left = of(args[0])
             return of(args[1]) if isinstance(left, _Missing) else left
         case "first":
-            found = [of(part) for part in args]  # all: one that cannot be computed is an error wherever it stands
+            found = [of(part) for part in args]  # all of them: if any cannot be computed, that is an error
             if node.name == "array":
                 return found[0] if found else _Missing("nil")
             return next((value for value in found if not isinstance(value, _Missing)), found[-1])
@@ -411,7 +411,7 @@ def _evaluate(  # noqa: C901, PLR0912 - one case for each kind of node
 
 
 def _computed(node: _Node, args: list[_Value], sizes: bool) -> _Value:
-    """What an operator or a function of numbers gives; whatever goes wrong with floats is an error that says where."""
+    """The result of an operator or a function of numbers. An error in float arithmetic is reported with its column."""
     kind = node.kind
     there = [value for value in args if not isinstance(value, _Missing)]
     if len(there) < len(args):
@@ -420,11 +420,11 @@ def _computed(node: _Node, args: list[_Value], sizes: bool) -> _Value:
             return (not there) is (kind == "==")
         if not (sizes and kind in ("max", "min")):
             raise ValueError(_needed(node, missing, sizes))
-        # Numbers are bounds of sizes: without the size of a policy they give none.
+        # A plain number only limits sizes: without the size of a policy there is no result.
         if not any(isinstance(value, _Asked) for value in there):
             return missing
     if kind in ("max", "min") and there:
-        return _MANY[kind](there)  # itself, so that a bound stays a bound
+        return _MANY[kind](there)  # the argument itself: a plain number does not become a policy's size
     if kind in _COMPARISONS:
         return _COMPARISONS[kind](*there)
     try:

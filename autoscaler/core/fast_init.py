@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are made by the dozen for every decision."""
+"""Faster creation of frozen dataclasses: every decision creates dozens of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CREATORS: dict[object, Callable[..., Any]] = {}
 def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> Class:
     """Let a frozen dataclass with slots create its objects in a third of the time; nothing else differs.
 
-    `dataclass` sets the fields of a frozen object through `object.__setattr__`, which finds each by its name. Here
-    an object belongs to a class with the same slots that is not frozen until its fields are set. Without it a step
-    takes a quarter more time.
+    `dataclass` sets the fields of a frozen object through `object.__setattr__`, which looks up each name. Here an
+    object belongs to a class with the same slots that is not frozen until its fields are set. Without this a step takes
+    a quarter more time.
 
     Args:
         cls: the dataclass.
@@ -51,7 +51,7 @@ def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> C
     if hasattr(cls, "__post_init__"):
         set_all.append("self.__post_init__()")
     initialize = [
-        # First, as `replace` gives the present name too, with what it was.
+        # First, because `replace` also passes the present name, with the old value.
         *(f"if {old} is not unset: {name} = {old}" for old, name in former.items()),
         # A subclass may have more slots.
         f"if self.__class__ is not frozen: return slow_init(self, {', '.join(names)})",
@@ -67,13 +67,13 @@ def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> C
 
 
 def creator(cls: Callable[Fields, Created]) -> Callable[Fields, Created]:
-    """A function that creates the objects of a class with `fast_init`: with many keywords in a third of the time.
+    """A function that creates objects of a class that has `fast_init`: with many keywords in a third of the time.
 
-    Whoever calls a class with keywords has a dictionary made of them first, which a function does not need.
+    When a class is called with keywords, Python first makes a dictionary of them; for a function it does not.
     """
     return _CREATORS[cls]
 
 
 def _define(signature: str, lines: list[str], known: dict[str, Any]) -> None:
-    """Add a function to the names that it knows."""
+    """Define a function in the namespace that it uses."""
     exec(f"def {signature}:\n    " + "\n    ".join(lines), known)  # noqa: S102 - as `dataclass` itself does

@@ -1,4 +1,4 @@
-"""Foreign code in our words: what a plug-in raises may have any text, or none."""
+"""Texts of foreign code, such as an exception that a plug-in raises: it may have any text, or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from html import escape
 from urllib.parse import quote
 
 MAX_TEXT = 2000
-"""Characters of a foreign text that are kept and shown."""
+"""The most characters of a foreign text that are kept and shown."""
 
 _MAX_READ = 10 * MAX_TEXT
 
@@ -20,7 +20,7 @@ _BASE64 = frozenset(string.ascii_letters + string.digits + "+/-_=")
 
 
 class Mask:
-    """Hides secrets in texts: as they are, quoted, escaped, and in base64 also as a part of something longer."""
+    """Hides secrets in texts: plain, quoted, escaped, and in base64 also as a part of a longer encoded text."""
 
     def __init__(self) -> None:
         self._plain: list[str] = []
@@ -28,7 +28,7 @@ class Mask:
         self._known: set[str] = set()
 
     def hide(self, *secrets: str) -> None:
-        """Hide these too. Shorter ones than four characters are not: that would garble every text."""
+        """Hide these secrets too, except those of less than four characters: that would garble every text."""
         new = {*secrets} - self._known
         self._known |= new
         plain = {form for secret in new for form in _written(secret) if len(form) >= _SHORTEST}
@@ -46,7 +46,7 @@ class Mask:
 
 
 def _without_base64(text: str, form: str) -> str:
-    """The text without what is base64 and contains this."""
+    """The text with `***` in place of every base64 string that contains this form."""
     parts: list[str] = []
     done = 0
     while (at := text.find(form, done)) >= 0:
@@ -61,7 +61,7 @@ def _without_base64(text: str, form: str) -> str:
 
 
 def _written(secret: str) -> Iterator[str]:
-    """A secret in what programs quote it as."""
+    """The forms in which programs write a secret."""
     for text in {secret, secret.strip(), " ".join(secret.split())}:
         yield text
         yield repr(text)[1:-1]
@@ -79,10 +79,10 @@ def _written(secret: str) -> Iterator[str]:
 
 
 def _encoded(secret: str) -> Iterator[str]:
-    """What base64 of anything with the secret in it contains, such as that of `user:password`."""
-    data = secret.encode(errors="surrogatepass")  # an environment variable may be no text
+    """The base64 forms of a secret within a longer text, such as `user:password`."""
+    data = secret.encode(errors="surrogatepass")  # an environment variable may not be valid text
     for before in range(3):
-        # Only characters all of whose bits are of the secret.
+        # Only the characters whose bits all belong to the secret.
         first, end = -(-before * 8 // 6), (before + len(data)) * 8 // 6
         form = b64encode(b"\0" * before + data).decode()[first:end]
         yield form
@@ -90,11 +90,11 @@ def _encoded(secret: str) -> Iterator[str]:
 
 
 mask = Mask()
-"""The secrets of the configuration that is in use: whoever reads a foreign text hides them before it is cut."""
+"""Hides the secrets of the current configuration. Code that reads a foreign text masks it before it shortens it."""
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """A text, cut to a length, without halves of surrogate pairs, which cannot be stored."""
+    """A text, shortened to a length, without lone surrogates, which cannot be stored."""
     if not text.isascii():
         text = text.encode(errors="replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -104,14 +104,14 @@ def foreign_text(value: object) -> str:
     """The text of a foreign object, such as an exception's message, on one line of at most `MAX_TEXT` characters."""
     try:
         text = str(value)
-    except BaseException as raised:  # noqa: BLE001 - what its __str__ raises is as foreign
+    except BaseException as raised:  # noqa: BLE001 - its __str__ is foreign code too
         text = f"its text cannot be shown: {type(raised).__name__}"
-    # Cut after masking: the beginning of a secret would not be recognized.
+    # Shortened after masking: a secret that was cut would not be recognized.
     return shorten(" ".join(mask(text[:_MAX_READ]).split()))
 
 
 def format_exception(error: BaseException) -> str:
-    """A foreign exception with its type, on one line, cut. It never raises."""
+    """A foreign exception with its type, on one line, shortened. It never raises."""
     text = foreign_text(error)
     name = shorten(type(error).__name__, 100)
     return f"{name}: {text}" if text else name

@@ -1,8 +1,8 @@
-"""Sixth stage, the guards: an ordered list of verdicts between what policies propose and what is requested.
+"""Sixth stage, the guards: an ordered list of rules between the proposal and the requested size, each with a verdict.
 
-A guard either changes the size that is wanted or narrows the range of sizes allowed; the size after it is the wanted
-one held within the range. So no later guard can undo what an earlier one forbade, except the bounds, which are last
-and are the user's own word; and even they never lower a size that must not be lowered now.
+A guard either changes the wanted size or narrows the range of allowed sizes; the size after it is the wanted one,
+limited to the range. So no later guard can undo what an earlier one forbade. Only the bounds can: they come last, since
+the user has set them, and even they never lower a size that must not be lowered now.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from autoscaler.core.trust import Trusted
 _ANY = sys.maxsize
 
 OVERRIDE_WINDOW = timedelta(hours=1)
-"""Nothing is requested where a requested size was changed from outside `MAX_OVERRIDES` times within this time..."""
+"""If requested sizes were changed from outside `MAX_OVERRIDES` times within this time, nothing is requested..."""
 
 PAUSE = timedelta(minutes=15)
-"""... for so long after the last time."""
+"""... for this long after the last time."""
 
 _UNSETTLED = frozenset({JobState.STARTING, JobState.RESTARTING, JobState.STOPPED, JobState.FAILED})
 
 
 @dataclass(slots=True)
 class GuardContext:
-    """What guards are shown.
+    """The input of the guards.
 
     Attributes:
         current: the size that the target was set to.
-        proposed: what the policies together ask for.
+        proposed: the size that the policies together ask for.
         hold_reason: why the proposal must not lower the size (missing input, failing policy).
         unsettled: the state of a job that is in transition without a rescale of the target.
-        rescale: the change on its way.
+        rescale: the rescale in progress.
         proposals: trusted proposals, the present one last.
         events: changes of size that were requested.
         cooldown_from: when the last rescale ended.
-        watched_since: from when on the cluster has been watched without a gap.
-        past: observations within the lookback, for what the engine showed last.
-        floor, ceiling: what the target itself does not go beyond.
-        remarks: what the target reports for people.
-        override_times: when sizes that were requested here were changed from outside.
-        stands_still: whether a loss keeps the job from working.
+        watched_since: since when the cluster has been watched without a gap.
+        past: observations within the lookback, for what the engine last reported.
+        floor, ceiling: the smallest and the largest size that the target itself accepts.
+        remarks: what the target reports for users.
+        override_times: when requested sizes were changed from outside.
+        stands_still: whether a loss of replicas keeps the job from processing.
         controls: the manual controls in force.
-        futile: why a step up has to wait for what was requested before it.
+        futile: why a step up must wait for an earlier request.
         excluded: why nothing may change now (a policy's exclusion window).
     """
 
@@ -99,7 +99,7 @@ class GuardContext:
 
     @property
     def behaviour(self) -> Behaviour:
-        """The settings of the direction that is proposed."""
+        """The settings of the proposed direction."""
         return self.spec.up if self.proposed > self.current else self.spec.down
 
     @property
@@ -109,7 +109,7 @@ class GuardContext:
 
 
 def guard_context(seen: Trusted, settled: Settled, combined: Combined) -> GuardContext:
-    """Gather what guards are shown, with the proposals and events that their windows need."""
+    """Gather the input of the guards, with the proposals and events that their windows need."""
     spec, state, observation = seen.spec, settled.state, seen.observation
     at, engine = observation.at, observation.engine
     return GuardContext(
@@ -140,7 +140,7 @@ def guard_context(seen: Trusted, settled: Settled, combined: Combined) -> GuardC
 def _proposals(
     spec: ClusterSpec, proposals: tuple[Proposal, ...], at: datetime, combined: Combined
 ) -> tuple[Proposal, ...]:
-    """Keep what the windows need. A proposal made on missing input is not one to stabilize on."""
+    """The proposals that the windows need. A proposal on input that cannot be trusted does not count for them."""
     cutoff = at - max(spec.up.window, spec.down.window)
     start = 0
     while start < len(proposals) and proposals[start].at < cutoff:
@@ -159,13 +159,13 @@ def _events(spec: ClusterSpec, events: tuple[ScaleEvent, ...], at: datetime) -> 
 
 @dataclass(slots=True)
 class Effect:
-    """What a guard does to the size: it wants another one, or narrows the range of sizes allowed.
+    """What a guard does: it wants another size, or narrows the range of allowed sizes.
 
     Attributes:
         wanted: the size it wants instead.
-        lowest, highest: no size outside them.
-        fact: why, or None where it only narrows the range for the guards after it.
-        reason: where it is not the guard's name.
+        lowest, highest: the range of allowed sizes.
+        fact: why; None if it only narrows the range for later guards.
+        reason: the reason of the verdict, if it is not the guard's name.
     """
 
     wanted: int | None = None
@@ -183,10 +183,10 @@ def freshness(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def settling(s: GuardContext, wanted: int) -> Effect | None:
-    """While a rescale is in flight: nothing down, and up only when the size on its way is clearly too small.
+    """While a rescale is in progress, never scale down, and scale up only if its size is clearly too small.
 
-    While a loss keeps the job from working, not even then: the stall is not load. Nor while what was requested before
-    does not come up.
+    While a loss keeps the job from processing, do not scale up at all: the stall is not load. The same holds while
+    replicas that were requested before do not come up.
     """
     if wanted == s.current:
         return None
@@ -206,7 +206,7 @@ def settling(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def _in_transition(s: GuardContext) -> Fact | None:
-    """What is still on its way."""
+    """The rescale or the state of the job that is still to settle."""
     if s.rescale is not None:
         return Fact("in_flight", {"rescale": s.rescale, "phase": next_phase(s.rescale), "remarks": s.remarks})
     return None if s.unsettled is None else Fact("job_unsettled", {"job": s.unsettled})
@@ -221,9 +221,9 @@ def tolerance(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def stabilization(s: GuardContext, wanted: int) -> Effect | None:
-    """Up to the least, down to the greatest proposal of the direction's window (HPA v2 stabilization).
+    """Scale up to the smallest, down to the largest proposal of the direction's window (HPA v2 stabilization).
 
-    Down needs the whole window to have been watched: a daemon that has just started has not seen what to stabilize on.
+    Scaling down needs a window that was watched in full: a daemon that has just started lacks earlier proposals.
     """
     if wanted == s.current:
         return None
@@ -246,7 +246,7 @@ def stabilization(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def rate_limit(s: GuardContext, wanted: int) -> Effect | None:
-    """At most so many replicas or percent per period (HPA v2 behaviour policies)."""
+    """Limit the change per period, in replicas or percent (HPA v2 behaviour policies)."""
     if wanted > s.current:
         top = most(s.current, s.events, s.spec.up, s.at)
         return Effect(highest=top, fact=_rates(s.spec.up, top) if wanted > top else None)
@@ -263,7 +263,7 @@ def _rates(behaviour: Behaviour, allowed: int) -> Fact:
 
 
 def cooldown(s: GuardContext, wanted: int) -> Effect | None:
-    """Nothing in a direction for its cooldown after a rescale has ended."""
+    """No change in a direction during its cooldown after a rescale has ended."""
     if s.cooldown_from is None or wanted == s.current:
         return None
     passed, pause = s.at - s.cooldown_from, s.behaviour.cooldown
@@ -273,9 +273,9 @@ def cooldown(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def cap(s: GuardContext, wanted: int) -> Effect | None:
-    """Never more than the job can use: maximum parallelism and source partitions, exact on the last step.
+    """Never more than the job can use (maximum parallelism, source partitions); a last step up ends exactly there.
 
-    It trims a move and starts none: a partition count that is read wrong must not shrink a cluster by itself.
+    This guard shortens a change and never starts one: a wrong partition count must not shrink a cluster by itself.
     """
     usable = None if wanted == s.current else usable_slots(s.spec, s.engine, s.past)
     if usable is None:
@@ -287,10 +287,10 @@ def cap(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def useful_size(s: GuardContext, wanted: int) -> Effect | None:
-    """Skip the sizes that add nothing: equal tasks run in ceil(partitions / slots) waves.
+    """Skip sizes that add no capacity: equal tasks run in ceil(partitions / slots) waves.
 
-    A useless size is moved up to the next useful one, since the load asked for more than the one below; if that is
-    above the maximum, down to the smallest that does as much. A step cut by a rate limit may stop on the way.
+    A useless size becomes the next larger useful one, since the load needs more than the smaller one; if that is above
+    the maximum, it becomes the smallest size with the same capacity. A step cut by a rate limit may end in between.
     """
     partitions = None if wanted in (s.current, 0) else source_partitions(s.spec, s.engine, s.past)
     if partitions is None:
@@ -299,7 +299,7 @@ def useful_size(s: GuardContext, wanted: int) -> Effect | None:
     possible = min(wanted, maximum)
     useful = next_useful(possible, partitions, slots, maximum)
     if s.ceiling is not None and wanted > s.current and s.ceiling.replicas < useful:
-        # What the target would trim it to has to be useful as well.
+        # The size to which the target would reduce it must be useful as well.
         maximum, ceiling = max(1, s.ceiling.replicas), s.ceiling.reason
         possible = min(wanted, maximum)
         useful = next_useful(possible, partitions, slots, maximum)
@@ -311,9 +311,9 @@ def useful_size(s: GuardContext, wanted: int) -> Effect | None:
 
 
 def contention(s: GuardContext, wanted: int) -> Effect | None:
-    """Another controller keeps changing the size that is requested here: back off instead of joining in.
+    """Back off while another controller keeps changing the requested size.
 
-    Two controllers that take turns disturb the job forever; one that backs off for a while is noticed and named.
+    Two controllers that take turns would disturb the job forever. While one backs off, users see why.
     """
     fact = None if wanted == s.current else _contended(s)
     return None if fact is None else Effect(s.current, s.current, s.current, fact)
@@ -330,7 +330,7 @@ def _contended(s: GuardContext) -> Fact | None:
 
 
 def target(s: GuardContext, wanted: int) -> Effect | None:
-    """Never beyond what the target can do at present. Like a cap it trims a move and starts none."""
+    """Never beyond what the target accepts at present. Like `cap`, it shortens a change and never starts one."""
     if s.ceiling is not None and wanted > s.current and wanted > s.ceiling.replicas:
         return Effect(highest=max(s.ceiling.replicas, s.current), fact=s.ceiling.reason)
     if s.floor is not None and wanted < s.current and wanted < s.floor.replicas:
@@ -354,7 +354,7 @@ GUARDS: tuple[tuple[Reason, _Guard], ...] = (
 
 
 def guard(s: GuardContext) -> tuple[Verdict, ...]:
-    """Pass the proposal through every guard. The trail starts at the proposal and ends at what is decided."""
+    """Pass the proposal through every guard. The trail starts at the proposal and ends at the decided size."""
     wanted = size = s.proposed
     current, limits = s.current, s.spec.limits
     if size == current and not s.controls and limits.minimum <= size <= limits.maximum:
@@ -363,7 +363,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
     verdicts: list[Verdict] = []
     for name, rule in GUARDS:
         if wanted == size == current:
-            # Guards object to a change only, and often there is none after a few of them.
+            # Guards only object to changes, and often no change is left after a few of them.
             verdicts += unopposed(size)[len(verdicts) : -1]
             break
         effect = rule(s, wanted)
@@ -394,16 +394,16 @@ def passed(name: Reason, size: int) -> Verdict:
 
 @lru_cache(maxsize=4096)
 def unopposed(size: int) -> tuple[Verdict, ...]:
-    """The verdicts of all guards on a size that none of them objects to: those of most steps."""
+    """The verdicts of all guards on a size to which none of them objects, as in most steps."""
     return (*[passed(name, size) for name, _ in GUARDS], passed(Reason.BOUNDS, size))
 
 
 def control(s: GuardContext, size: int) -> Verdict:
-    """Manual controls: a limit narrows the range, a hold is the size, a pause leaves it as it is.
+    """Apply manual controls: a limit narrows the range, a hold sets the size, a pause leaves it as it is.
 
-    A hold does not wait for what the guards before it wait for, only for a rescale in flight and a job in transition.
-    A limit lowers nothing that must not be lowered now. Neither goes beyond what the target can do, nor is anything
-    requested during a contention.
+    A hold overrides the guards before it: it waits only for a rescale in progress and for a job in transition. A limit
+    does not lower a size that must not be lowered now. Neither goes beyond what the target accepts, and neither
+    requests anything during a contention.
     """
     controls = newest_controls(s.controls)
     pause, hold, limit = (next((each for each in controls if each.kind is kind), None) for kind in ControlKind)
@@ -432,7 +432,7 @@ def control(s: GuardContext, size: int) -> Verdict:
 
 
 def newest_controls(controls: Iterable[Control]) -> tuple[Control, ...]:
-    """The newest one of each kind, in the order of the kinds. One whose time is not known is older than any other."""
+    """The newest control of each kind, in the order of the kinds. A control of unknown time is older than any other."""
     newest: dict[ControlKind, Control] = {}
     for each in controls:
         known = newest.setdefault(each.kind, each)
@@ -444,10 +444,10 @@ def newest_controls(controls: Iterable[Control]) -> tuple[Control, ...]:
 def bounds(s: GuardContext, size: int) -> Verdict:
     """Hold the size within the limits. A size above them stays while nothing may be lowered.
 
-    In an exclusion window nothing changes, also where the limits demand it.
+    In an exclusion window nothing changes, even if the limits demand it.
 
-    Where the target cannot reach the limits, nothing is requested: it would be refused each time. Nor
-    is it during a contention: another controller that puts back what the limits ask for would be fought at every tick.
+    If the target cannot reach the limits, nothing is requested: it would refuse the request each time. Nothing is
+    requested during a contention either: both controllers would change the size at every tick.
     """
     limits = s.spec.limits
     if size == s.current and limits.minimum <= size <= limits.maximum:
@@ -456,7 +456,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         fact = Fact("excluded", {"reason": s.excluded})
         return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
-    # A size that is below already is one that people hold it at.
+    # A size that is already below the current one comes from a manual hold.
     if after < s.current <= size and s.holds:
         after = s.current
     but = None if after == s.current else _contended(s) or _beyond(s, after)
@@ -469,24 +469,24 @@ def bounds(s: GuardContext, size: int) -> Verdict:
 
 
 def _beyond(s: GuardContext, size: int) -> str | None:
-    """Why the target would not go from the current size to this one."""
+    """Why the target would not accept a change from the current size to this one."""
     effect = target(s, size)
     return None if effect is None else str(effect.fact)
 
 
 def most(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:
-    """The greatest size that the rate limits of the way up allow (HPA v2 scale-up limit)."""
+    """The largest size that the rate limits for scaling up allow (HPA v2 scale-up limit)."""
     if behaviour.select is Select.DISABLED:
         return current
     if not behaviour.rates:
         return _ANY
-    # A percentage of nothing would forbid to leave zero.
+    # A percentage of 0 replicas would never allow a first one.
     tops = [max(1, _top(rate, _at_period_start(current, events, rate, at))) for rate in behaviour.rates]
     return max(current, max(tops) if behaviour.select is Select.MAX else min(tops))
 
 
 def least(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:
-    """The smallest size that the rate limits of the way down allow (HPA v2 scale-down limit)."""
+    """The smallest size that the rate limits for scaling down allow (HPA v2 scale-down limit)."""
     if behaviour.select is Select.DISABLED:
         return current
     if not behaviour.rates:
@@ -502,7 +502,7 @@ def _at_period_start(current: int, events: tuple[ScaleEvent, ...], rate: Rate, a
 
 def _top(rate: Rate, start: int) -> int:
     if rate.kind is RateKind.PERCENT:
-        # ceil(3 * (1 + 10 / 100)) would be 4 by one ulp: percent first, then the sum.
+        # 100 * (1 + 10 / 100) is 110.00000000000001 and would give 111: add the percentages first.
         return math.ceil(min(start * (100 + rate.value) / 100, _ANY))
     return start + int(rate.value)
 
@@ -514,7 +514,7 @@ def _floor(rate: Rate, start: int) -> int:
 
 
 def next_useful(size: int, partitions: int, slots_per_replica: int, maximum: int) -> int:
-    """The size nearest to `size` from above that is the smallest of its number of waves; see `useful_size`."""
+    """The useful size (see `useful_size`) at or next above `size`; the next below if that is not within `maximum`."""
     waves = -(-partitions // (size * slots_per_replica))
     smallest = -(-partitions // (waves * slots_per_replica))
     if smallest == size or waves == 1:

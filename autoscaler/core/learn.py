@@ -1,4 +1,4 @@
-"""Third stage: what this step teaches, about the capacity of a size and to the policies that learn."""
+"""Third stage: learn the capacity of the current size, and let the policies learn."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class LearnResult:
     """What was learned.
 
     Attributes:
-        views: each policy and what it is shown, with what it had learned before.
+        views: each policy with its view, from before the policies learned.
         learned: what is known now.
-        policy_errors: policy -> what went wrong when it was asked for the bounds or learned.
+        policy_errors: policy -> its error, from moving the bounds or from learning.
     """
 
     views: tuple[PolicyView, ...]
@@ -42,7 +42,7 @@ class LearnResult:
 
 
 def learn(seen: Trusted, settled: Settled) -> LearnResult:
-    """Learn the capacity of the present size, then have the policies learn."""
+    """Learn the capacity of the current size, then let the policies learn."""
     learned = _learn_capacity(seen, settled.state)
     ready = seen.observation.ready
     view = view_of(seen, settled.state, learned, settled.current, settled.desired if ready is None else ready)
@@ -54,7 +54,7 @@ def learn(seen: Trusted, settled: Settled) -> LearnResult:
 
 
 def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:
-    """What policies are shown."""
+    """The view that policies get."""
     observation, spec = seen.observation, seen.spec
     return _create_view(
         now=observation.at,
@@ -72,7 +72,7 @@ def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, 
 
 
 def _learn_capacity(seen: Trusted, state: ClusterState) -> Learned:
-    """Take the throughput as capacity when the job is saturated, whole and warm; never from a transient."""
+    """Learn the throughput as capacity if the job is saturated, complete and warm; never from a transient."""
     spec, observation = seen.spec, seen.observation
     if not _sustained(spec, seen.past):
         return state.learned
@@ -93,9 +93,9 @@ def _learn_capacity(seen: Trusted, state: ClusterState) -> Learned:
 
 
 def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
-    """Whether every observation of the last `sustained` showed the job saturated.
+    """Whether the job was saturated at every observation within the last `sustained`.
 
-    A throughput averaged over the moment when the load rose is less than the job can do.
+    A throughput that is averaged over a rise of the load is less than the capacity.
     """
     for observation in reversed(past):
         saturation = observation.metrics.get(spec.capacity.saturation)
@@ -114,7 +114,7 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
 def learn_policies(
     views: tuple[PolicyView, ...], learned: Learned
 ) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
-    """What each policy has learned now, and what went wrong. A policy that fails keeps what it had learned before."""
+    """Let each policy learn: policy -> numbers, policy -> error. A policy that fails keeps its earlier numbers."""
     memory: dict[str, Mapping[str, float]] = {}
     errors: dict[str, str] = {}
     for named, view in views:
@@ -151,12 +151,12 @@ def _check(found: object) -> None:
 
 
 def _storable(found: object) -> bool:
-    """Whether it is a dictionary of finite floats by name: other mappings and numbers may not be stored as they are."""
+    """Whether it is a dictionary of finite floats by name, which can be stored as it is."""
     return (
         type(found) is dict
         and len(found) <= MOST_LEARNED
         and [*map(type, found)].count(str) == len(found)
         and [*map(type, found.values())].count(float) == len(found)
-        # One that is not finite makes the sum so too: faster than testing each.
+        # If a number is not finite, neither is the sum: faster than testing each.
         and math.isfinite(sum(found.values()))
     )

@@ -21,62 +21,62 @@ from autoscaler.core.parameters import ParameterError
 ZERO = timedelta(0)
 
 MAX_REPLICAS = 1_000_000
-"""A larger size is a mistake of a policy or target."""
+"""A larger size is a mistake of a policy or a target."""
 
 MOST_LEARNED = 1000
-"""A policy may keep so many numbers."""
+"""The most numbers that a policy may keep."""
 
 MOST = math.nextafter(2.0**63, 0.0)
-"""No number is beyond it: programs count in 64 bits, and show the limits of these where they have no number."""
+"""No reading is larger: programs that count in 64 bits report the limits of that type when they have no value."""
 
 
 SAME_RUN = timedelta(seconds=1)
-"""A job's start times that differ by less are of the same run."""
+"""Start times of a job that differ by less than this belong to the same run."""
 
 
 class Range(NamedTuple):
-    """What a metric can be by its nature, both inclusive, and how messages word it."""
+    """The values that a metric can have, both ends included, and the words for them in messages."""
 
     least: float
     most: float
     expected: str
 
     def meet(self, other: Range) -> Range:
-        """What is in both; messages name the narrower one."""
+        """The intersection of two ranges. Messages name the narrower one."""
         narrower = min(self, other, key=lambda each: each.most - each.least)
         return Range(max(self.least, other.least), min(self.most, other.most), narrower.expected)
 
 
 ANY = Range(-MOST, MOST, "a number of less than 2^63")
-"""A metric of which nothing is known."""
+"""The range of a metric about which nothing is known."""
 
 AMOUNT = Range(0.0, MOST, "0 to below 2^63")
-"""A lag, a rate, a count or a usage. The CPU of several cores, or in relation to a request, is one."""
+"""The range of a lag, a rate, a count or a usage, such as CPU in cores or relative to a request."""
 
 SHARE = Range(0.0, 2.0, "a share from 0 to 1")
-"""A busy share. Short windows show a little more than 1; more than twice as much is a percentage or another mistake."""
+"""The range of a busy share. Short windows can show slightly more than 1; above 2 it is a percentage or a mistake."""
 
 
 _NO_ENTRIES: dict[str, Any] = {}
 
 
 def no_entries() -> Mapping[str, Any]:
-    """The empty mapping of all that is kept long and in great number. A proxy of it could not be pickled."""
+    """One empty mapping, shared by objects that are many and kept long. A mapping proxy could not be pickled."""
     return _NO_ENTRIES
 
 
 class Reason(StrEnum):
-    """The one vocabulary of logs, metric labels and explanations."""
+    """The vocabulary that logs, metric labels and explanations share."""
 
-    # what a policy answers
-    ABOVE = "above"  # the load needs more than there is
-    BELOW = "below"  # fewer would do
-    STEADY = "steady"  # what there is fits
+    # reasons of policies
+    ABOVE = "above"  # the load needs more replicas than there are
+    BELOW = "below"  # fewer replicas are enough
+    STEADY = "steady"  # the current size fits
     MISSING = "missing"  # an input is missing, stale, not a finite number, or the target or engine is unknown
     LEARNING = "learning"  # not enough seen yet to have an opinion
     ABSTAINED = "abstained"  # this policy has no opinion now
     FAILED = "failed"  # the policy raised an error or returned nonsense
-    # what a guard answers
+    # reasons of guards
     FRESHNESS = "freshness"
     SETTLING = "settling"
     SHORT = "short"  # the size on its way is clearly too small, so more is allowed
@@ -89,7 +89,7 @@ class Reason(StrEnum):
     BOUNDS = "bounds"
     TARGET = "target"  # the target itself does not go further (its own limits, a suspended process, another owner)
     CONTENTION = "contention"  # another controller keeps changing the size: we back off
-    CONTROL = "control"  # people have paused it, hold it at a size or limit it
+    CONTROL = "control"  # a user has paused it, holds it at a size or limits it
     # what happened to a rescale
     SETTLED = "settled"
     DEADLINE = "deadline"  # a phase took longer than its deadline: reported and released
@@ -101,7 +101,7 @@ class Reason(StrEnum):
 class JobState(StrEnum):
     """The state of the job as the in-job scheduler reports it.
 
-    `IDLE`: there is no job, and none is expected, as between batch jobs. Unlike `STOPPED` it holds nothing back.
+    `IDLE`: there is no job and none is expected, for example between batch jobs. Unlike `STOPPED` it blocks nothing.
     """
 
     STARTING = "starting"
@@ -149,14 +149,14 @@ class Reading:
 
     Attributes:
         value: a number, or one number per replica.
-        at: when the value was true at its origin (not when it was asked for).
-        partitions: partitions of the log that it was read from, where known: no job uses more slots.
-        parts: what it is made of, where known: name of a vertex or replica -> name of a number -> number.
-        over: the value is a mean over so long before `at`, though it is read more often; zero where it is not one, or
-            where that is unknown.
-        mean: the mean over the whole job of a value with one number per worker, where the source knows both. The
-            numbers are then of all workers that the job uses, however many replicas are up, and may be of their
-            busiest part.
+        at: when the value was measured at its origin (not when it was requested).
+        partitions: partitions of the log that it was read from, if known: a job cannot use more slots than these.
+        parts: the numbers it is made of, if known: name of a vertex or replica -> name of a number -> number.
+        over: the value is a mean over this time before `at`, although it is read more often; zero: it is no such mean,
+            or that is unknown.
+        mean: the mean over the whole job, if the source knows it besides one number per worker. The value then has a
+            number for every worker that the job uses, however many replicas are up. Each number may be that of the
+            worker's busiest part.
     """
 
     value: float | tuple[float, ...]
@@ -168,11 +168,11 @@ class Reading:
 
     @property
     def averaged(self) -> float | tuple[float, ...]:
-        """What a policy that averages replicas uses: the mean where the source knows it, else the value."""
+        """The mean if the source knows it, else the value: for policies that average over replicas."""
         return self.value if self.mean is None else self.mean
 
     def finite(self) -> bool:
-        """Whether every number in it is finite, and there is at least one."""
+        """Whether it has at least one number and all its numbers are finite."""
         value = self.value
         if self.mean is not None and not math.isfinite(self.mean):
             return False
@@ -183,7 +183,7 @@ class Reading:
         return math.isfinite(value)
 
     def within(self, least: float, most: float) -> bool:
-        """Whether it is finite and every value is in this range. What its parts are is unknown: they are in `ANY`."""
+        """Whether it is finite and every value is in this range. Parts may mean anything: they must be in `ANY`."""
         value = self.value
         if self.mean is not None and not least <= self.mean <= most:
             return False
@@ -197,19 +197,19 @@ class Reading:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """What the in-job scheduler shows. None: unknown.
+    """The job as its in-job scheduler reports it. None: unknown.
 
     Attributes:
         job: state of the job.
         slots: slots the engine has registered.
-        parallelism: slots the job really uses (where the engine reports it, those that have run a task).
+        parallelism: slots the job really uses (if the engine reports it, only those that have run a task).
         max_parallelism: the most slots the job can ever use (key groups, state partitions).
-        partitions: partitions of the source, or tasks of the widest stage: capacity is a staircase of it.
+        partitions: partitions of the source, or tasks of the widest stage: capacity grows in steps that follow from it.
         running_since: when the job last went into RUNNING.
         last_checkpoint: when the last checkpoint or batch completed.
         restarts: how often the job has restarted.
-        deadlines: how long a phase of a rescale may take by the engine's own settings (checkpoint interval, heartbeat
-            time-out and the like); the configuration overrides them.
+        deadlines: how long each phase of a rescale may take according to the engine's own settings (checkpoint
+            interval, heartbeat time-out and the like); the configuration overrides them.
     """
 
     job: JobState
@@ -237,7 +237,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A size that the target does not go beyond at present, and why, as a sentence for people."""
+    """The smallest or largest size that the target accepts at present, and why, as a sentence for users."""
 
     replicas: int
     reason: str
@@ -251,7 +251,7 @@ class Bound:
 
 
 class ControlKind(StrEnum):
-    """The kinds of manual controls; where several contradict, the first one counts."""
+    """The kinds of manual controls; if several contradict each other, the first one here counts."""
 
     PAUSE = "pause"
     HOLD = "hold"
@@ -264,12 +264,12 @@ class Control:
 
     Attributes:
         kind: what it does.
-        by: who set it; of an annotation what it is on.
-        at: when it was set; None: not known, as of an annotation, which counts as older than any other.
-        up, down: the directions that a pause holds back.
+        by: who set it; for an annotation, the object that has it.
+        at: when it was set; None: unknown, as for an annotation. An unknown time counts as older than any other.
+        up, down: the directions that a pause blocks.
         replicas: the size of a hold.
-        minimum, maximum: the range of a limit; None: not limited there.
-        until: when it ends by itself; None: it is resumed, or its annotation removed.
+        minimum, maximum: the range of a limit; None: no limit on that side.
+        until: when it ends by itself; None: it lasts until it is resumed or its annotation is removed.
         reason: why it was set, or None.
     """
 
@@ -309,16 +309,16 @@ _FIRST_YEAR, _LAST_YEAR = 2000, 2200
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All that was seen of one cluster at one time.
+    """Everything that was observed of one cluster at one time.
 
     Attributes:
         at: the time of the observation; the only clock the core has.
         desired: the size the target was last set to; None when the target could not be read.
-        ready: replicas that are up; None when the target could not be asked.
+        ready: replicas that are up; None when the target did not report them.
         metrics: metric name -> reading.
         missing: metric (or `target`, `engine`) name -> why it could not be read.
-        engine: what the engine shows; None when there is no engine or it could not be asked.
-        floor, ceiling: the least and the most the target can have at present, and why; None: unknown.
+        engine: the state of the job; None when there is no engine or it could not be polled.
+        floor, ceiling: the smallest and the largest size the target accepts at present, and why; None: unknown.
         remarks: what the target reports for users, such as why replicas do not start.
         controls: the manual controls in force now.
     """
@@ -358,7 +358,7 @@ class Recommendation:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one guard made of the size before it. `before == after` when it let it pass."""
+    """How one guard changed the size it was given. `before == after` when it changed nothing."""
 
     guard: Reason
     before: int
@@ -368,7 +368,7 @@ class Verdict:
 
 
 class Fact(NamedTuple):
-    """What a guard found or what happened to a rescale, as values. `explain.describe` makes the sentence of it."""
+    """What a guard found, or what happened to a rescale, as values. `explain.describe` turns it into a sentence."""
 
     kind: str
     values: Mapping[str, object] = MappingProxyType({})
@@ -381,11 +381,11 @@ class Decision:
 
     Attributes:
         current: the size the target had when this was decided.
-        proposed: what the policies together asked for.
-        desired: what the cluster should have. Differs from `current` only when a rescale is requested.
-        reason: the last guard that changed the size, or what the policies answered when none did.
+        proposed: the size that the policies together asked for.
+        desired: the size that the cluster should have. It differs from `current` only when a rescale is requested.
+        reason: the last guard that changed the size; if none did, the reason of the policies.
         notes: what happened to a rescale in this step (reason, one sentence).
-        combined: how the policies became one proposal, as the configuration has it; empty: the greatest size counted.
+        combined: the configured rule that combined the recommendations; empty: the largest size counted.
     """
 
     cluster: str
@@ -424,11 +424,11 @@ class Limits:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The bounds that hold at a time, by a policy that moves them.
+    """The bounds at one time, as a policy that moves them sets them.
 
     Attributes:
         limits: the bounds.
-        excluded: why nothing may change now, as a sentence for people; None or empty: it may.
+        excluded: why nothing may change now, as a sentence for users; None or empty: changes are allowed.
     """
 
     limits: Limits
@@ -478,9 +478,9 @@ class Behaviour:
     """The guards of one direction.
 
     Attributes:
-        window: stabilization window; up takes the least, down the greatest proposal within it.
+        window: stabilization window; scaling up uses the smallest proposal within it, scaling down the largest.
         tolerance: relative change of the size that is ignored, 0 to below 1.
-        cooldown: nothing in this direction for so long after a rescale has ended.
+        cooldown: no change in this direction for this long after a rescale has ended.
         select: which rate counts, or DISABLED.
         rates: rate limits; none means unlimited.
     """
@@ -501,9 +501,9 @@ class Behaviour:
 
 
 DOWN = Behaviour(window=timedelta(minutes=5))
-"""The guards of the way down, unless they are given..."""
+"""The default guards for scaling down..."""
 STABILIZED = Behaviour()
-"""... and those where every policy evaluates the past itself (`stabilizes`)."""
+"""... and the default if every policy evaluates the past itself (`stabilizes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,12 +511,12 @@ class SettleSpec:
     """How a rescale is followed until it is absorbed.
 
     Attributes:
-        ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before. Where
-            registered, absorbed or running is None, what the engine's own settings make of it (see
-            `EngineStatus.deadlines`) holds, and 2, 3 and 2 minutes where it does not report any.
-        short: a size on its way is clearly short when the proposal is more than this share above it.
-        backlog_time: caught up when lag divided by throughput is at most this.
-        lag, throughput: names of the metrics that show it; without them the phase ends at once.
+        ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the end of the phase
+            before. If registered, absorbed or running is None, its deadline follows from the engine's own settings (see
+            `EngineStatus.deadlines`), and is 2, 3 and 2 minutes if the engine reports none.
+        short: the size of a rescale in progress is clearly too small when the proposal is more than this share above.
+        backlog_time: the job has caught up when lag divided by throughput is at most this.
+        lag, throughput: names of the metrics for that; without them the phase ends at once.
     """
 
     ready: timedelta = timedelta(minutes=5)
@@ -545,12 +545,12 @@ class CapacitySpec:
     """How capacity (records/s a size can process when busy) is learned.
 
     Attributes:
-        per_replica: what one replica is assumed to process until something is learned, records/s; None: unknown.
+        per_replica: assumed capacity of one replica until something is learned, records/s; None: unknown.
         throughput: metric with the processed records/s.
-        saturation: metric from 0 to 1 for how busy the job is with all the work it could take.
+        saturation: metric from 0 to 1 for how busy the job is; at 1 it can take no more work.
         saturated_at: at or above this saturation the throughput is the capacity.
         memory: weight of a new sample in the moving average, above 0 to 1.
-        sustained: the job must have been seen saturated for so long; at least what the throughput is averaged over.
+        sustained: the job must have been saturated for this long; at least the time the throughput is averaged over.
         warmup: samples within this time after a rescale, loss or restart was absorbed are ignored.
     """
 
@@ -577,8 +577,8 @@ class CapacitySpec:
 class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
-    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `Comparing`, `LookingBack`,
-    `Requiring`, `Ranging`, `Serving` and `Estimating`.
+    It may also have optional hooks: `Learner`, `Bounding`, `Stabilizing`, `Comparing`, `LookingBack`, `Requiring`,
+    `Ranging`, `Serving` and `Estimating`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -587,21 +587,21 @@ class Policy(Protocol):
 
 
 class Learner(Protocol):
-    """A policy that learns. What it learned are numbers by name, kept with the state and shown to users."""
+    """A policy that learns numbers by name. They are kept with the state and shown to users."""
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """Return what is known now, from what was known before (`view.memory`) and the view. Pure; before `evaluate`.
+        """Return the numbers known now, from those known before (`view.memory`) and the view. Pure.
 
-        Numbers must be finite, and at most `MOST_LEARNED`. A time is written as seconds since 1970 under a name that
-        ends with `_at`: it moves when the clock is set. Not called while the target's size is unknown.
+        Return at most `MOST_LEARNED` numbers, all finite. Store a time as seconds since 1970 under a name that ends
+        with `_at`: it is shifted when the clock is set. Called before `evaluate`, unless the target's size is unknown.
         """
         ...
 
 
 class Bounding(Protocol):
-    """A policy that moves the bounds, such as a schedule. Asked before any policy is evaluated.
+    """A policy that moves the bounds, such as a schedule. It is called before any policy is evaluated.
 
-    One that never asks for a size also has a class attribute `asks = False`: it is left out when policies combine.
+    If it never asks for a size, it also has the class attribute `asks = False`: it is left out when policies combine.
     """
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
@@ -616,7 +616,7 @@ class Stabilizing(Protocol):
 
 
 class Comparing(Protocol):
-    """A policy that compares metrics with fixed levels. One above 1 is refused for a metric that is a share."""
+    """A policy that compares metrics with fixed levels. For a metric that is a share, a level above 1 is refused."""
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
@@ -629,7 +629,7 @@ class LookingBack(Protocol):
 
     @property
     def lookback(self) -> timedelta:
-        """How much of the past it needs. Where that is zero for all policies, old observations have no readings."""
+        """How much of the past it needs. If that is zero for all policies, old observations keep no readings."""
         ...
 
 
@@ -643,9 +643,10 @@ class Requiring(Protocol):
 
 
 class Ranging(Protocol):
-    """A policy that knows what some of its metrics can be. A reading outside is missing.
+    """A policy that knows the ranges of some of its metrics. A reading outside its range counts as missing.
 
-    One above the range is so for this policy: others may still raise the size by it, and nothing is lowered.
+    A reading above the range is missing for this policy only: others may still raise the size because of it. Nothing
+    is lowered then.
     """
 
     @property
@@ -655,13 +656,13 @@ class Ranging(Protocol):
 
 
 class Serving(Protocol):
-    """A policy that keeps up with arrivals: what it goes by is shown to people, and a simulation goes by it too.
+    """A policy that keeps up with arrivals. Users see its objective and its metrics, and a simulation uses them too.
 
-    Each attribute may be left out.
+    Each attribute is optional.
     """
 
     objective: timedelta
-    """No record should wait longer."""
+    """No record should wait longer than this."""
 
     arrivals: str
     throughput: str
@@ -670,28 +671,28 @@ class Serving(Protocol):
 
 
 class Estimating(Protocol):
-    """A policy that learns what sizes can process: that is shown to people, and a simulation goes by it too."""
+    """A policy that learns the capacity of sizes. Users see it, and a simulation uses it too."""
 
     def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
-        """Records/s that a size processes when it is busy, by what was learned; None: not known. Pure.
+        """Records/s that a size processes when it is busy, as far as learned; None: unknown. Pure.
 
-        `workers` is the size less what partitions that do not divide evenly leave idle.
+        `workers` is the size without the part that is idle because partitions do not divide evenly.
         """
         ...
 
 
 class Combine(Protocol):
-    """How several policies become one proposal. Picklable, hashable and pure; `str` of it is shown to people."""
+    """The rule that combines recommendations into one proposal. Picklable, hashable and pure; users see its `str`."""
 
     def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
-        """The size that all policies together ask for, rounded up by the caller; None: nothing.
+        """The combined size, which the caller rounds up; None: the current size stays.
 
         Args:
-            sizes: what each policy asks for by its name; None: it abstains.
-            current: the size there is.
+            sizes: policy name -> the size it asks for; None: it abstains.
+            current: the current size.
 
         Raises:
-            ValueError: it cannot be computed from these sizes; the message is shown.
+            ValueError: no size can be computed from these; users see the message.
         """
         ...
 
@@ -705,8 +706,8 @@ class NamedPolicy:
         allow: the method of a `Bounding` policy, else None.
         asks: False for a `Bounding` policy that never asks for a size.
         stabilizes: whether it is a `Stabilizing` policy.
-        looks_back: whether it may read `View.past`: False where it has a `lookback` of zero.
-        ranges: those of a `Ranging` policy.
+        looks_back: whether it may read `View.past`: False if its `lookback` is zero.
+        ranges: the ranges of a `Ranging` policy.
     """
 
     name: str
@@ -733,20 +734,20 @@ class NamedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Everything fixed that a cluster's decisions depend on.
+    """The configuration that a cluster's decisions depend on.
 
     Attributes:
-        metrics: names of the metrics that must be there; one that is not forbids scaling down.
-        engine: whether an engine is watched; if so, one that cannot be read forbids scaling down.
+        metrics: names of the required metrics; a missing one forbids scaling down.
+        engine: whether an engine is polled; if so, an unreadable engine forbids scaling down.
         slots_per_replica: slots one replica offers the job.
         partitions: source partitions, when the engine does not report them; None: unknown.
-        interval: time between two observations; a gap of several hides what happened in between.
+        interval: time between two observations; a gap of several intervals hides what happened in between.
         max_age: an older reading counts as missing.
         max_ahead: a reading further in the future counts as missing.
-        lookback: how much of the past policies are shown.
-        combine: how the policies become one proposal; None: the greatest size asked for.
-        down: by default a window of 5 minutes, or none where all policies that ask for sizes stabilize themselves.
-        ranges: metric -> what it can be, by its use here and in the policies.
+        lookback: how much of the past the policies see.
+        combine: how the recommendations become one proposal; None: the largest size asked for.
+        down: by default a window of 5 minutes, or none if all policies that ask for sizes stabilize themselves.
+        ranges: metric -> its range, which follows from its use here and in the policies.
         looks_back: whether a policy may read the past.
     """
 
@@ -781,7 +782,7 @@ class ClusterSpec:
             if getattr(self, name) < ZERO:
                 raise ParameterError(name, "must not be negative")
         if self.down is DOWN or self.down is STABILIZED:
-            # By identity: the same written out is what the user wants, whatever the policies do.
+            # By identity: an equal value that the user has configured must stay, whatever the policies do.
             object.__setattr__(self, "down", STABILIZED if self.stabilized else DOWN)
         ranges = {self.settle.lag: AMOUNT, self.settle.throughput: AMOUNT, self.capacity.throughput: AMOUNT}
         for known in ({self.capacity.saturation: SHARE}, *(named.ranges for named in self.policies)):
@@ -791,7 +792,7 @@ class ClusterSpec:
         object.__setattr__(self, "looks_back", any(named.looks_back for named in self.policies))
 
     def with_limits(self, limits: Limits) -> ClusterSpec:
-        """The same with other limits, as a schedule moves them at every step. `dataclasses.replace` checks all anew."""
+        """A copy with other limits, for schedules at every step. `dataclasses.replace` would check all fields again."""
         other = object.__new__(type(self))
         for each in fields(self):
             object.__setattr__(other, each.name, limits if each.name == "limits" else getattr(self, each.name))
@@ -806,7 +807,7 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScaleEvent:
-    """A change of size that was requested: what rate limits count. `change` is signed, in replicas."""
+    """A requested change of size, as rate limits count it. `change` is signed, in replicas."""
 
     at: datetime
     change: int
@@ -823,7 +824,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
-    """A change on its way.
+    """A rescale in progress.
 
     Attributes:
         before: the size when it began.
@@ -835,12 +836,12 @@ class Rescale:
         confirmed: whether the target has shown `to` as its desired size.
         error: the error of the scale call when it failed, else empty.
         durations: phase -> seconds it took.
-        deadlines: what the engine's own settings allow the phases, as last seen.
-        replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
-            accepted, that one is followed on.
-        earlier: sizes requested here before it that the target may show first.
-        waiting_since: when the first of several steps in a row was requested of which nothing has come up; None: `at`.
-        ready_before: replicas that were up then, at most `before`; None: unknown.
+        deadlines: phase -> how long it may take by the engine's own settings, as last reported.
+        replaced: the rescale in progress that this request replaced, kept until this one is confirmed: if the target
+            does not accept this one, the replaced one is followed again.
+        earlier: sizes requested before this one that the target may show first.
+        waiting_since: when the first of several steps in a row was requested, while no replica has come up; None: `at`.
+        ready_before: replicas that were up at that time, at most `before`; None: unknown.
     """
 
     before: int
@@ -866,7 +867,7 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class SizeCapacity:
-    """What one size was seen to process when saturated: records/s, when last seen, how often."""
+    """The measured throughput of one size when saturated: records/s, time of the last sample, number of samples."""
 
     rate: float
     at: datetime
@@ -874,12 +875,12 @@ class SizeCapacity:
 
 
 class RescaleTimes(NamedTuple):
-    """When the job stopped and ran again in a rescale, in seconds after the request: each between two observations.
+    """When the job stopped and ran again in a rescale, in seconds after the request, as bounds from two observations.
 
     Attributes:
-        stopped_after, stopped_before: when it stopped; both None: not known; both `ran_before`: it did not.
-        ran_after, ran_before: when it ran with the new size; equal where the engine reports the time.
-        replicas: how many came or went.
+        stopped_after, stopped_before: when it stopped; both None: unknown; both equal to `ran_before`: it did not stop.
+        ran_after, ran_before: when it ran with the new size; equal if the engine reports the time.
+        replicas: number of replicas that were added or removed.
     """
 
     stopped_after: float | None
@@ -892,12 +893,12 @@ class RescaleTimes(NamedTuple):
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What past rescales and saturated times have taught.
+    """What was learned from past rescales and while the job was saturated.
 
     Attributes:
-        capacity: size -> what it processes when busy.
-        durations: direction -> phase -> the last few durations as they were observed, in seconds, oldest first: each
-            ends with an observation.
+        capacity: size -> its throughput when busy.
+        durations: direction -> phase -> the last few durations as they were observed, in seconds, oldest first. Each
+            ends at an observation.
         memory: policy -> name -> what that policy has learned.
         times: direction -> when the job stopped and ran again in the last rescales, oldest first.
     """
@@ -911,22 +912,22 @@ class Learned:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """All that a decision depends on besides the spec and the observation. It survives a restart.
+    """Everything that a decision depends on besides the spec and the observation. It survives a restart.
 
     Attributes:
         at: time of the last observation.
         desired: the size the target was last seen with.
-        watched_since: from when on the cluster has been watched, on trusted input, without a gap that hides a
+        watched_since: since when the cluster has been watched on trusted input, without a gap too long for the
             stabilization window.
         proposals: trusted proposals within the longest stabilization window, oldest first.
         events: our changes of size within the longest rate period, oldest first.
-        rescale: the change on its way, if any.
+        rescale: the rescale in progress, if any.
         cooldown_from: when the last rescale ended; cooldowns count from here.
-        last_missed: the last rescale that missed a deadline, while what it missed is still so.
+        last_missed: the last rescale that missed a deadline, while its replicas are still missing or the job restarts.
         disturbance_ended_at: when the last disturbance of the job was absorbed; some time later capacity is learned.
         requested: when we last requested a size; None when that call failed.
-        override_times: when requested sizes were changed from outside, or accepted and never shown: the last few,
-            oldest first.
+        override_times: the last few times at which a requested size was changed from outside, or was accepted but never
+            shown; oldest first.
         past: observations within the lookback, oldest first. Restored from the decision log.
         learned: capacity and durations.
     """
@@ -949,7 +950,7 @@ class ClusterState:
 @partial(fast_init, former={"warm_from": "disturbance_ended_at"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a policy is shown. `warm_from` is accepted as the former name of `disturbance_ended_at`.
+    """What a policy sees. `warm_from` is accepted as the former name of `disturbance_ended_at`.
 
     Attributes:
         now: the time of the observation.
@@ -957,12 +958,12 @@ class View:
         ready: replicas that are up (equal to `current` when the target does not report it).
         metrics: the trusted readings only: fresh and finite.
         past: observations within the lookback, oldest first, the present one last.
-        limits: bounds of the size that hold now.
+        limits: the present bounds of the size.
         learned: capacity and durations learned so far.
         spec: the cluster's spec, for slots per replica, partitions and the like.
-        engine: what the engine shows, or None.
-        rescale: the change on its way, if any.
-        disturbance_ended_at: when the last disturbance of the job was absorbed; soon after it readings are transient.
+        engine: the state of the job, or None.
+        rescale: the rescale in progress, if any.
+        disturbance_ended_at: when the last disturbance of the job was absorbed; readings soon after it are transient.
         memory: what this policy has learned; see `Learner`.
     """
 
@@ -985,7 +986,7 @@ class View:
         return self.disturbance_ended_at
 
     def with_learned(self, learned: Learned, memory: Mapping[str, float]) -> View:
-        """The same view with something else learned. Written out: `dataclasses.replace` takes twice as long."""
+        """A copy with other learned values. Written out, because `dataclasses.replace` takes twice as long."""
         return _create_view(
             now=self.now,
             current=self.current,

@@ -1,7 +1,7 @@
-"""Second stage: following a rescale until it is absorbed: requested, ready, registered, absorbed, running, caught up.
+"""Second stage: follow a rescale until it is absorbed: requested, ready, registered, absorbed, running, caught up.
 
-Each phase has a deadline and its duration is kept. A rescale that misses a deadline is reported and released: a
-worker that never starts must not hold decisions forever.
+Each phase has a deadline, and its duration is recorded. A rescale that misses a deadline is reported and released: a
+worker that never starts must not block decisions forever.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from autoscaler.core.rescale_times import observed_times
 from autoscaler.core.trust import Note, Trusted
 
 MAX_EARLIER = 8
-"""So many sizes are known that were requested in a row while the target showed none of them."""
+"""How many sizes are remembered that were requested in a row while the target showed none of them."""
 
 MAX_OVERRIDES = 3
-"""So many times at which a requested size was changed from outside are kept."""
+"""How many times are remembered at which a requested size was changed from outside."""
 
 DEADLINES: Mapping[Phase, timedelta] = {
     Phase.REGISTERED: timedelta(minutes=2),
     Phase.ABSORBED: timedelta(minutes=3),
     Phase.RUNNING: timedelta(minutes=2),
 }
-"""What a phase may take when neither the configuration nor the engine limits it."""
+"""The deadline of a phase if neither the configuration nor the engine sets one."""
 
 _RECOVERING = frozenset({JobState.RUNNING, JobState.RESTARTING})
 
 _UP = frozenset({JobState.RUNNING, JobState.IDLE})
-"""What a rescale ends in: nothing is waited for where there is no job."""
+"""The states of the job in which a rescale can end. If there is no job, there is nothing to wait for."""
 
 
 @dataclass(slots=True)
 class Settled:
-    """What the second stage found.
+    """The result of the second stage.
 
     Attributes:
-        state: with the rescale that is on its way now, and what the one that ended has taught.
+        state: with the rescale now in progress, and with what was learned from one that has ended.
         current: the size that the target was set to.
-        desired: the size the target shows.
+        desired: the size that the target reports.
         notes: what happened, for the decision.
     """
 
@@ -68,13 +68,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """Where a rescale stands after an observation.
+    """The progress of a rescale after an observation. At most one of the four fields is set.
 
     Attributes:
-        rescale: the one still on its way.
-        settled: the one that has just been absorbed.
-        missed: the one that has just been released at a deadline.
-        dropped: the one whose request never reached the target.
+        rescale: it is still in progress.
+        settled: it has just been absorbed.
+        missed: it has just missed a deadline and was released.
+        dropped: the target did not accept its request.
         notes: what happened, for the decision.
     """
 
@@ -86,7 +86,7 @@ class Settling:
 
 
 def settle(seen: Trusted) -> Settled:
-    """Follow the rescale that is on its way, and begin to follow what happened without a request.
+    """Follow the rescale in progress, and start to follow changes that were not requested here.
 
     The target's size must be known (`Trusted.size_known`).
     """
@@ -99,7 +99,7 @@ def settle(seen: Trusted) -> Settled:
             state = _follow(spec, state, observation, notes)
     else:
         state = _follow(spec, state, observation, notes)
-        # What has just settled may have lost a replica since it was ready. Its own restart is over.
+        # A rescale that has just settled may have lost a replica after it was ready. Its own restart is over.
         state = _disturb(spec, state, observation, desired, notes, settled=True)
     if notes and any(reason is Reason.SUPERSEDED for reason, _ in notes):
         state = replace(state, override_times=_override_times(state, observation.at))
@@ -111,7 +111,7 @@ def settle(seen: Trusted) -> Settled:
 def _disturb(
     spec: ClusterSpec, state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
 ) -> ClusterState:
-    """Begin to follow what was not requested here: another size, lost replicas, the job restarting."""
+    """Start to follow changes that were not requested here: another size, lost replicas, a restart of the job."""
     if state.last_missed is not None and not _still_missed(state.last_missed, observation, desired):
         state = replace(state, last_missed=None)
     if state.rescale is not None:
@@ -121,7 +121,7 @@ def _disturb(
         notes.append((Reason.SUPERSEDED, Fact("external_change", {"before": before, "desired": desired})))
         return replace(state, rescale=begin(before, desired, observation.at, Cause.EXTERNAL, observation.ready))
     if state.last_missed is not None or before is None:
-        # What was given up is not waited for again; and at first sight nothing is known to have been lost.
+        # A missed rescale is not followed again. At the first observation no loss can be known.
         return state
     found = disturbed(spec, observation, desired, state.past, None if settled else _last_run(state, observation))
     if found is None:
@@ -132,9 +132,9 @@ def _disturb(
 
 
 def _override_times(state: ClusterState, at: datetime) -> tuple[datetime, ...]:
-    """When sizes that were requested here were changed from outside, now as well if the last one was requested here.
+    """The times at which requested sizes were changed from outside, with now if this is the first since our request.
 
-    Users may change it as often as they like.
+    A user may change the size as often as they like: only the first change after a request counts.
     """
     before = state.override_times
     if state.requested is None or (before and state.requested < before[-1]):
@@ -143,7 +143,7 @@ def _override_times(state: ClusterState, at: datetime) -> tuple[datetime, ...]:
 
 
 def _last_run(state: ClusterState, observation: Observation) -> EngineStatus | None:
-    """What the engine showed when the job was last seen running: at a restart it often cannot be asked for a while."""
+    """The last status in which the job was running: around a restart the engine often cannot be polled for a while."""
     if observation.engine is None:
         return None
     for seen in reversed(state.past):
@@ -170,7 +170,7 @@ def _follow(spec: ClusterSpec, state: ClusterState, observation: Observation, no
         events = tuple(event for event in state.events if event.at != settling.dropped.at)
         return _follow(spec, replace(state, rescale=settling.dropped.replaced, events=events), observation, notes)
     if settling.missed is not None:
-        # Accepted and never shown: another controller put it back before the next observation.
+        # Accepted but never shown: another controller has undone it before the next observation.
         times = state.override_times if settling.missed.confirmed else _override_times(state, at)
         return replace(
             state,
@@ -195,12 +195,12 @@ def _follow(spec: ClusterSpec, state: ClusterState, observation: Observation, no
 
 
 def runs(rescale: Rescale) -> bool:
-    """Whether the job runs with the size already, though it may have a backlog to catch up with."""
+    """Whether the job already runs with the new size, though it may still have to process a backlog."""
     return PHASES.index(rescale.phase) >= PHASES.index(Phase.RUNNING)
 
 
 def begin(before: int, to: int, at: datetime, cause: Cause, ready: int | None = None) -> Rescale:
-    """A rescale at its start. One that was not requested here is there already, so it is confirmed."""
+    """A rescale at its start. One that was not requested here has already happened, so it is confirmed."""
     return Rescale(
         before=before,
         to=to,
@@ -214,10 +214,10 @@ def begin(before: int, to: int, at: datetime, cause: Cause, ready: int | None = 
 
 
 def request(shown: int, to: int, observation: Observation, under_way: Rescale | None) -> Rescale:
-    """A request in place of what is under way, from the size that the target shows: that may be one of before it.
+    """A new request, which replaces the rescale in progress. It starts at the size that the target shows.
 
-    Until it is confirmed it knows what it replaced, even what is not confirmed itself: if it is not accepted, that
-    may still arrive.
+    Until it is confirmed, it remembers the rescale that it replaced, even an unconfirmed one: if the target does not
+    accept the new request, it may still carry out the earlier one.
     """
     ready = observation.ready
     begun = begin(shown, to, observation.at, Cause.REQUEST, ready)
@@ -236,7 +236,7 @@ def request(shown: int, to: int, observation: Observation, under_way: Rescale | 
 
 
 def _nothing_came(rescale: Rescale, ready: int) -> bool:
-    """Whether it is a step up of which no replica has come up."""
+    """Whether it is a step up and none of its replicas has come up."""
     if rescale.cause is Cause.LOSS or rescale.direction is Direction.DOWN or rescale.phase is not Phase.REQUESTED:
         return False
     return ready <= (rescale.before if rescale.ready_before is None else rescale.ready_before)
@@ -249,12 +249,12 @@ def disturbed(
     past: tuple[Observation, ...],
     last_run: EngineStatus | None,
 ) -> tuple[Rescale, Fact] | None:
-    """A rescale for a disturbance, and what it is: lost replicas, or a job that restarts by itself.
+    """A rescale that stands for a disturbance, and its cause: lost replicas, or a job that restarts by itself.
 
     A worker that is stopped (SIGTERM) unregisters from the engine, which gives up its slots at once. One that is
     killed, hangs or is cut off does not: its slots stay until its heartbeat times out, and the job stands still.
 
-    `past` is what was seen before; `last_run` is what the engine showed when the job was last seen running, if it was.
+    `past` has the earlier observations; `last_run` is the last status in which the job was running, if there is one.
     """
     at = observation.at
     ready = observation.ready
@@ -263,31 +263,31 @@ def disturbed(
     if ready is not None and ready < desired:
         kind = "replicas_gone"
         if not any(seen.desired == desired and (seen.ready or 0) >= desired for seen in reversed(past)):
-            kind = "replicas_not_up"  # never seen whole: they are still on their way
+            kind = "replicas_not_up"  # never seen complete: they are still starting
         elif slots is not None:
             kind = "replicas_killed" if slots > ready * spec.slots_per_replica else "replicas_stopped"
         return begin(ready, desired, at, Cause.LOSS), Fact(kind, {"count": desired - ready, "desired": desired})
     if engine is None:
         return None
-    # A surge, as of a rolling update, has more replicas than desired: their slots are not those of a lost worker.
+    # During a rolling update there may be more replicas than desired: their slots are not those of a lost worker.
     here = max(desired, ready or 0)
     theirs = here * spec.slots_per_replica
     grown = slots is not None and slots > theirs and last_run is not None and (last_run.slots or 0) <= theirs
-    # A job that is neither running nor coming back waits for no heartbeat, and is held as it is.
+    # A job that neither runs nor restarts does not wait for a heartbeat, so there is nothing to follow.
     if grown and engine.job in _RECOVERING:
-        # Replaced between two observations: the heartbeat of the one before has still to time out.
+        # A worker was replaced between two observations: the heartbeat of the old one still has to time out.
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
         return lost, Fact("replica_replaced", {"slots": slots, "replicas": here, "theirs": theirs})
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
-        # Every replica is there: only the job has to restart and catch up.
+        # Every replica is up: only the job has to restart and catch up.
         return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), Fact("job_restarts")
     return None
 
 
 def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observation) -> bool:
-    """Whether a loss has stopped the job. The backlog that grows is not load; a rescale prolongs the stop.
+    """Whether a loss has stopped the job. The growing backlog is not load, and a rescale would prolong the stop.
 
-    It stands still while it restarts, and while the engine counts the slots of a worker that is not there any more.
+    The job stands still while it restarts, and while the engine still counts the slots of a worker that is gone.
     """
     engine = observation.engine
     if rescale is None or rescale.cause is not Cause.LOSS or engine is None:
@@ -299,12 +299,12 @@ def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observ
 
 
 def futile(spec: ClusterSpec, state: ClusterState, observation: Observation) -> Fact | None:
-    """Why a step up has to wait: what was requested before it does not come up, so more would not either.
+    """Why a step up must wait: earlier requested replicas do not come up, so more of them would not either.
 
-    With no replica up at all it waits; a start from nothing is not waited for before its deadline. Where some are up,
-    it waits while no more are than when the last step was requested, from that step's deadline on; of several steps
-    in a row the first one's counts. What has missed its deadline is waited for as long once more, then one step is
-    tried: these replicas may never come, or not be ready because there are too few.
+    A step waits while no replica is up, except during a start from 0 replicas until its deadline. If some are up, it
+    waits from the deadline of the last step on, while no more are up than when that step was requested; of several
+    steps in a row, the deadline of the first counts. After a missed deadline it waits once more for the same time, then
+    one step is tried: the replicas may never come, or may not be ready because there are too few.
     """
     ready, rescale, missed = observation.ready, state.rescale, state.last_missed
     if ready is None or ready >= (observation.desired or 0):
@@ -331,10 +331,10 @@ def futile(spec: ClusterSpec, state: ClusterState, observation: Observation) -> 
 
 
 def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
-    """Whether the job has restarted in between: it counts one more restart, or has been running for a shorter time."""
+    """Whether the job has restarted in between: it counts more restarts, or its run began later."""
     if now.restarts is not None and before.restarts is not None and now.restarts > before.restarts:
         return True
-    # After a new submission the count starts from 0.
+    # After a new submission the number of restarts starts from 0.
     return (
         now.running_since is not None
         and before.running_since is not None
@@ -343,7 +343,7 @@ def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
 
 
 def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metrics: Mapping[str, Reading]) -> Settling:
-    """Move a rescale on by what is observed. `metrics` are the trusted readings.
+    """Advance a rescale by what is observed. `metrics` are the trusted readings.
 
     The target's size must be known (`observation.desired`).
     """
@@ -384,12 +384,12 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
 
 
 def next_phase(rescale: Rescale) -> Phase:
-    """What a rescale on its way waits for."""
+    """The phase that a rescale in progress waits for."""
     return PHASES[PHASES.index(rescale.phase) + 1]
 
 
 def deadline(spec: ClusterSpec, rescale: Rescale, phase: Phase) -> timedelta:
-    """How long a phase may take: as configured, else by the engine's own settings, else `DEADLINES`."""
+    """How long a phase may take: as configured, else as the engine's own settings say, else as in `DEADLINES`."""
     configured: timedelta | None = getattr(spec.settle, phase.value)
     if configured is not None:
         return configured
@@ -429,7 +429,7 @@ def _registered(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bo
         return True
     expected = rescale.to * spec.slots_per_replica
     if rescale.cause is Cause.LOSS:
-        # The slots of a lost worker stay registered until its heartbeat runs out: more is not there yet.
+        # The slots of a lost worker stay registered until its heartbeat times out: more slots mean that it has not yet.
         return engine.slots == expected
     return engine.slots >= expected if rescale.direction is Direction.UP else engine.slots <= expected
 
@@ -446,7 +446,7 @@ def _absorbed(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bool
 
 
 def _caught_up(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> bool:
-    """Lag divided by throughput is at most the backlog time; a job without these metrics has caught up at once."""
+    """Whether lag divided by throughput is at most the backlog time; without these metrics it is true at once."""
     if spec.settle.lag not in spec.metrics:
         return True
     lag = metrics.get(spec.settle.lag)

@@ -1,4 +1,4 @@
-"""When a rescale stopped the job and when it ran again, as far as observations show it."""
+"""When a rescale stopped the job and when the job ran again, as far as observations show it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 from autoscaler.core.model import SAME_RUN, ClusterState, Direction, JobState, Observation, Rescale, RescaleTimes
 
 STATUS_AGE = timedelta(seconds=5)
-"""What an engine reports of its job's state may be so old (Flink: 3 s)."""
+"""How old the job state that an engine reports may be (Flink: 3 s)."""
 
 _STOPPED = frozenset({JobState.STARTING, JobState.RESTARTING})
 
 
 def observed_times(rescale: Rescale, state: ClusterState, observation: Observation) -> RescaleTimes:
-    """The times of a requested rescale, as of the first observation of the job running with the new size.
+    """The times of a requested rescale, computed at the first observation of the job running with the new size.
 
-    Where the engine reports since when the job runs, that is exact.
+    If the engine reports since when the job has been running, that time is exact.
     """
     at, requested, replicas = observation.at, rescale.at, abs(rescale.to - rescale.before)
     since = None if observation.engine is None else observation.engine.running_since
@@ -25,7 +25,7 @@ def observed_times(rescale: Rescale, state: ClusterState, observation: Observati
         return RescaleTimes(stopped, stopped, _seconds(after - requested), _seconds(at - requested), replicas)
     after, before = since, since
     for seen in reversed(state.past):
-        # Flink's job runs before its tasks have their state back.
+        # A Flink job is RUNNING before its tasks have restored their state.
         if seen.at > since + STATUS_AGE and seen.engine is not None and seen.engine.job in _STOPPED:
             after, before = seen.at, at
             break
@@ -36,7 +36,7 @@ def observed_times(rescale: Rescale, state: ClusterState, observation: Observati
 def _stopped(
     rescale: Rescale, since: datetime, observations: tuple[Observation, ...]
 ) -> tuple[float, float] | tuple[None, None]:
-    """Between which times the run before the present one ended, in seconds after the request."""
+    """The two times between which the previous run ended, in seconds after the request."""
     following = since
     for seen in reversed(observations):
         engine = seen.engine

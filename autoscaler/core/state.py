@@ -1,4 +1,4 @@
-"""Changes to a state between two steps: a scale call that failed or was not made, a clock that was set."""
+"""Changes to a state between two steps, after a scale call that failed or was not made, or a clock that was set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autoscaler.core.model import ClusterState, Learned, Observation, Rescale
 
 
 def call_failed(state: ClusterState, error: str) -> ClusterState:
-    """Note that the scale call failed. The next status of the target shows whether it took effect anyway."""
+    """Record that the scale call failed. The next status of the target shows whether it took effect anyway."""
     if state.rescale is None or state.rescale.confirmed:
         return state
     # A request that may never have arrived cannot have been undone by another controller.
@@ -18,7 +18,7 @@ def call_failed(state: ClusterState, error: str) -> ClusterState:
 
 
 def call_withheld(state: ClusterState) -> ClusterState:
-    """Take back a request that was never sent (dry run): what was on its way before still is, and no event counts."""
+    """Take back a request that was never sent (dry run): an earlier rescale goes on, and no scale event counts."""
     rescale = state.rescale
     if rescale is None or rescale.confirmed:
         return state
@@ -27,7 +27,7 @@ def call_withheld(state: ClusterState) -> ClusterState:
 
 
 def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
-    """Move every time in the state by `shift`, so that ages stay what they were when the clock was set."""
+    """Move every time in the state by `shift`, so that all ages stay the same when the clock was set."""
 
     def moved(time: datetime | None) -> datetime | None:
         return None if time is None else time + shift

@@ -1,6 +1,6 @@
-"""One step of the decision machine. The daemon, replay, simulate and backtest all drive this one function.
+"""One step of the decision machine. The daemon, replay, simulate and backtest all call this one function.
 
-What one stage hands to the next is not frozen: it never leaves the step, and is made and read in half the time.
+The results that stages pass on are not frozen: they never leave the step, and this halves the time for using them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autoscaler.core.rescale import settle
 from autoscaler.core.trust import trust
 
 Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
-"""What decides: `step`, or something that it is compared with."""
+"""A function that decides: `step`, or one that it is compared with."""
 
 
 def step(
@@ -29,15 +29,15 @@ def step(
     """Decide about one cluster. Pure, synchronous and total.
 
     Args:
-        spec: what is fixed.
-        state: what the last step returned, or `ClusterState()` at first.
-        observation: what is seen now. Its time is the only clock.
-        guards: what stands between the proposal and the size; anything but the guards is for comparisons alone.
+        spec: the configuration of the cluster.
+        state: the state that the last step returned, or `ClusterState()` for the first step.
+        observation: the present observation. Its time is the only clock.
+        guards: turns the proposal into the decided size; another function than `guard` is only for comparisons.
 
     Returns:
-        The new state and the decision. When `decision.rescale` is true the state holds the rescale as requested:
-        keep the state first, then call the target; if that fails, pass the state through `state.call_failed`.
-        The last entry of `state.past` is the observation as it was trusted: the one to record.
+        The new state and the decision. If `decision.rescale` is true, the state already has the rescale as requested:
+        store the state first, then call the target; if that fails, pass the state through `state.call_failed`.
+        The last entry of `state.past` is the observation with only its trusted readings: record this one.
     """
     seen = trust(spec, state, observation)
     if not seen.size_known():

@@ -1,4 +1,4 @@
-"""First stage: what of an observation can be used, and what it is seen against."""
+"""First stage: find out what of an observation can be used, and add it to the past."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _create_observation = creator(Observation)
 _NO_ENTRIES = no_entries()
 
 _GAP = 2.5
-"""Intervals without a trusted observation that a window may always have: one tick may be lost."""
+"""A gap of this many intervals without a trusted observation is always allowed: one tick may be lost."""
 
 
 @dataclass(slots=True)
 class Trusted:
-    """An observation as far as it can be trusted, and what it is seen against.
+    """The trusted part of an observation, and its context.
 
     Attributes:
-        spec: with the limits that hold now.
-        state: of the last step, by the present clock.
-        observation: only with the metrics that were trusted.
+        spec: the configuration, with the present limits.
+        state: the state of the last step, its times shifted if the clock went backwards.
+        observation: the observation, with only the trusted metrics.
         untrusted: metric (or `target`, `engine`) name -> why it cannot be used.
         past: observations within the lookback, oldest first, this one last.
-        watched_since: from when on the cluster has been watched without a gap.
-        excluded: why nothing may change now, by a policy that moves the bounds.
-        policy_errors: policy -> what went wrong when it was asked for the bounds.
-        notes: for the decision.
+        watched_since: since when the cluster has been watched without a gap.
+        excluded: why nothing may change now, from a policy that moves the bounds.
+        policy_errors: policy -> its error when it was asked for the bounds.
+        notes: notes for the decision.
     """
 
     spec: ClusterSpec
@@ -68,7 +68,7 @@ class Trusted:
 
 
 def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> Trusted:
-    """Keep what can be used. Only that is remembered, recorded and replayed, and why the rest was not."""
+    """Keep the usable readings, and the reasons for dropping others. Only these are kept, recorded and replayed."""
     at = observation.at
     notes: tuple[Note, ...] = ()
     if state.at is not None and at < state.at:
@@ -94,13 +94,13 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
 
 
 def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
-    """Split what was observed into readings that can be used and names that cannot, with the reason.
+    """Split an observation into usable readings, and names that cannot be used with the reason for each.
 
-    A reading is used when it is finite, within what the metric can be (`ClusterSpec.ranges`), at most `max_age` old
-    and at most `max_ahead` in the future. A metric of the spec that was not delivered, an engine that should be
-    watched and cannot be read: these are reasons too.
+    A reading is usable if it is finite, within the range of the metric (`ClusterSpec.ranges`), at most `max_age` old
+    and at most `max_ahead` in the future. A metric of the spec that was not delivered gets a reason too, and so does an
+    engine that is to be polled and cannot be read.
 
-    A reading above its range is both: who does not know the metric so may raise the size by it; see `views_for`.
+    A reading above its range is in both: a policy that does not know the range may raise the size by it (`views_for`).
     """
     at = observation.at
     oldest = at - spec.max_age
@@ -112,7 +112,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
         try:
             least, most, _ = ranges.get(name, ANY)
             value = reading.value
-            # Most are a number and nothing else; NaN is in no range.
+            # Most readings are a plain number; NaN is in no range.
             plain = type(value) is float and reading.mean is None and not reading.parts
             if (
                 (least <= value <= most if plain else reading.within(least, most))  # type: ignore[operator]
@@ -128,7 +128,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
             if usable is not None and untrusted.get(name) == problem:
                 good[name] = usable
         except (TypeError, OverflowError) as error:
-            # Of a source that returns a string, a time without a zone, a whole number beyond all floats.
+            # The source returned a string, a time without a zone, or an integer too large for a float.
             untrusted[name] = f"not a reading: {error}"
     for name in spec.metrics:
         if name not in good and name not in untrusted:
@@ -139,7 +139,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
 
 
 def _usable_part(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> tuple[Reading | None, str | None]:
-    """What of a reading can be used after all, and what is wrong with it. One above its range has both."""
+    """The usable form of a reading, and what is wrong with it. A reading above its range has both."""
     known = spec.ranges.get(name, ANY)
     if known == AMOUNT:
         reading = _nonnegative(reading)
@@ -148,10 +148,10 @@ def _usable_part(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -
 
 
 def _nonnegative(reading: Reading) -> Reading:
-    """The reading of an amount with its negative numbers as 0, where these stand for nothing.
+    """The reading of an amount, with negative numbers replaced by 0 if they mean nothing.
 
-    Less than 1 below 0 is rounding, or two clocks. Beside others -1 is what exporters show for a partition without a
-    committed offset, and what the others make up for is of a partition that was read at another time.
+    A number above -1 comes from rounding, or from two clocks. Among several numbers, -1 is what exporters report for a
+    partition without a committed offset; and if their sum is 0 or more, one partition was read at another time.
     """
     value = reading.value
     numbers = value if isinstance(value, tuple) else (value,)
@@ -165,7 +165,7 @@ def _nonnegative(reading: Reading) -> Reading:
 
 
 def _problem(spec: ClusterSpec, known: Range, reading: Reading, at: datetime) -> str | None:
-    """Why a reading of a metric that can be in this range cannot be used."""
+    """Why a reading cannot be used, if `known` is the range of its metric."""
     if not reading.finite():
         return f"not a finite number: {reading.value}"
     least, most, expected = known
@@ -195,11 +195,11 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 
 
 def _drop_values(kept: list[Observation], begin: datetime) -> None:
-    """Take from old observations the readings that nothing looks at: most of what an observation takes in memory.
+    """Drop the readings that nothing uses from old observations: they are most of an observation's memory.
 
-    Capacity is learned from those since `begin` and the last one before it. Of the others those readings are kept
-    whose log has partitions: they hold while it cannot be read. Where one has no values any more, neither have those
-    before it.
+    Capacity is learned from the observations since `begin` and the last one before it, so these keep their readings.
+    Older ones only keep readings that have a number of partitions, which counts while the log cannot be read. The loop
+    ends at an observation without other readings, as all older ones are without them too.
     """
     index = len(kept) - 2
     while index > 0 and kept[index].at > begin:
@@ -212,7 +212,7 @@ def _drop_values(kept: list[Observation], begin: datetime) -> None:
         read = {name: reading for name, reading in seen.metrics.items() if reading.partitions}
         if len(read) == len(seen.metrics):
             break
-        kept[index] = _create_observation(  # one in each step: `replace` takes five times as long
+        kept[index] = _create_observation(  # once in each step: `replace` takes five times as long
             at=seen.at,
             desired=seen.desired,
             ready=seen.ready,
@@ -227,10 +227,10 @@ def _drop_values(kept: list[Observation], begin: datetime) -> None:
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
-    """From when on the cluster has been watched; a gap starts anew.
+    """Since when the cluster has been watched; after a gap the time starts again.
 
-    A lost tick is not a gap, nor is a time within `max_age` and a tenth of the window. What could not be trusted was
-    not watched: the gap counts from the last proposal that was.
+    A lost tick is not a gap, nor is a time within both `max_age` and a tenth of the window. Steps whose input could not
+    be trusted do not count as watched: the gap begins at the last trusted proposal.
     """
     if state.watched_since is None or not state.proposals:
         return at

@@ -1,4 +1,4 @@
-"""Numbers, counts and times as people read them."""
+"""Numbers, counts and times in words for users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def format_number(value: float) -> str:
-    """A number as people are shown it: four significant digits, thousands kept whole."""
+    """A number for users: four significant digits, without a fraction from 1000 on."""
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
         return str(value)
     if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction is noise
@@ -15,7 +15,7 @@ def format_number(value: float) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """A time that something took, in two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    """A duration in at most two units: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
     whole = round(seconds)
     for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
@@ -39,13 +39,13 @@ def count_of(amount: int, noun: str) -> str:
 
 
 def first_of(texts: Sequence[str], most: int) -> list[str]:
-    """The first ones, and how many are left out: a, b, and 3 more."""
+    """The first texts of a list, and how many are left out: a, b, and 3 more."""
     more = len(texts) - most
     return [*texts[:most], f"and {more} more"] if more > 0 else list(texts)
 
 
 def list_of(texts: Sequence[str], most: int) -> str:
-    """Likewise as one text: `a, b and 3 more`."""
+    """The same as one text: `a, b and 3 more`."""
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,7 +1,7 @@
-"""The profile of a cluster: its season, the capacity of each size, how long rescales take.
+"""The profile of a cluster: its seasonal arrivals, the capacity of each size, the duration of rescales.
 
-A profile is computed from weeks of history (`autoscaler profile`) and given to policies as one more reading, with the
-values that matter now: so it is recorded with every observation, and a replay decides with it as the daemon did.
+`autoscaler profile` computes it from weeks of history. Policies get it as one more reading, with the values that matter
+now: so every recorded observation contains it, and a replay decides with it as the daemon did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MONDAY_S = 4 * 86400.0
 """The first Monday of 1970 was the 5th of January."""
 
 MINUTES = 30
-"""A reading has the seasonal arrivals of now and of this many next minutes."""
+"""A reading has the seasonal arrivals of the present and of this many next minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Summary:
     """Cost and lateness in the time of a profile.
 
     Attributes:
-        replica_hours: paid for, while the size was known.
-        needed_hours: replica-hours that the arrivals needed at each moment of that time, by the curve; None: not known.
-        violation: share of the time in which the oldest record was older than the objective; None: lag is not known.
-        rescales_per_hour: changes of size.
+        replica_hours: replica-hours that were paid for while the size was known.
+        needed_hours: replica-hours that the arrivals needed in that time, according to the curve; None: unknown.
+        violation: share of the time in which the oldest record was older than the objective; None: lag is unknown.
+        rescales_per_hour: changes of size per hour.
     """
 
     replica_hours: float
@@ -93,9 +93,9 @@ class Finding:
     """A problem, or a possible saving.
 
     Attributes:
-        kind: such as `flaps`, the same for all clusters.
+        kind: its kind, such as `flaps`, the same for all clusters.
         text: a sentence with the numbers.
-        replica_hours: its cost in a week, where it is known.
+        replica_hours: its cost in a week, if known.
     """
 
     kind: str
@@ -113,13 +113,13 @@ class Profile:
         begin, end: the times of the first and the last observation.
         observations: their number.
         capacity: the capacity of sizes; None: the job was never busy enough.
-        times: direction -> phase -> durations: `start_up` (from the request until all are ready), `absorb` (until the
-            job uses them), `stall` (the job stands still), `catch_up` (until the backlog is processed).
-        season: the season; None: there is none, or less than a week is known.
-        errors: minutes ahead -> mean error of the season's forecasts, as a share of the arrivals, on days that it was
-            not computed from.
+        times: direction -> phase -> durations: `start_up` (from the request until all replicas are ready), `absorb`
+            (until the job uses them), `stall` (the job stands still), `catch_up` (until the backlog is processed).
+        season: the seasonal arrivals; None: there is no season, or less than a week of history.
+        errors: minutes ahead -> mean error of the seasonal forecasts, as a share of the arrivals, on days that were not
+            used to compute the season.
         done: cost, lateness and number of rescales.
-        findings: the most expensive first.
+        findings: problems and possible savings, the most expensive first.
     """
 
     cluster: str
@@ -136,7 +136,7 @@ class Profile:
 
 
 def local_seconds(at: float, time_zone: str) -> float:
-    """What the clocks of a time zone show at a time (seconds since 1970, UTC), as if that were UTC.
+    """The local time of a time zone at a time (seconds since 1970, UTC), as seconds since 1970 as if it were UTC.
 
     Raises ValueError: there is no such time zone.
     """
@@ -155,7 +155,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def seasonal_value(slots: tuple[float, ...], at: float) -> float:
-    """The value at a local time (`local_seconds`), interpolated between the middles of two slots."""
+    """The value at a local time (`local_seconds`), interpolated between the centers of two slots."""
     place = ((at - MONDAY_S) % WEEK_S) / WEEK_S * len(slots) - 0.5
     slot = int(place) if place >= 0 else -1
     share = place - slot
@@ -163,10 +163,10 @@ def seasonal_value(slots: tuple[float, ...], at: float) -> float:
 
 
 def reading(profile: Profile, at: datetime) -> Reading:
-    """The profile as a reading: the seasonal arrivals of now and of the next minutes, capacity and durations.
+    """The profile as a reading: present and next seasonal arrivals, capacity and durations.
 
-    The value has `MINUTES` + 1 numbers, all 0 where there is no season. `parts` has `capacity` (rate, exponent and
-    their errors) and `up` and `down` (median seconds of each phase), as far as they are known.
+    The value has `MINUTES` + 1 numbers, all 0 if there is no season. `parts` has `capacity` (rate, exponent and their
+    errors) and `up` and `down` (median seconds of each phase), as far as they are known.
     """
     now = at.timestamp()
     season = profile.season

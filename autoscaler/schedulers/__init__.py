@@ -1,1 +1,1 @@
-"""The schedulers inside the jobs as pure functions: what Flink and Spark make of the slots they are given."""
+"""The schedulers inside the jobs as pure functions: how Flink and Spark use the slots they get."""

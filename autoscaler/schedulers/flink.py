@@ -1,7 +1,7 @@
-"""Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it restarts.
+"""Flink's adaptive scheduler, version by version: when it stops a job for a rescale, and when it restarts the job.
 
-Made after `org.apache.flink.runtime.scheduler.adaptive` of the releases 1.18 to 2.3, whose names are used here. What is
-left out: savepoints, cancellation, and the jitter of the restart delay.
+It follows `org.apache.flink.runtime.scheduler.adaptive` of the releases 1.18 to 2.3, and uses the names there. Not
+included are savepoints, cancellation, and the jitter of the restart delay.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from autoscaler.schedulers.state_machine import (
 
 OLDEST = (1, 18)
 CHECKPOINT_FAILURES = 2  # the default of `rescale-trigger.max-checkpoint-failures`
-MAX_PARALLELISM = 1 << 15  # parallelism of any vertex
+MAX_PARALLELISM = 1 << 15  # of any vertex
 
 
 class Rules(StrEnum):
     """When an executing job is rescaled."""
 
     INTERVAL = "interval"
-    """Until 1.20: at once, or as soon as the least interval since the last restart is over."""
+    """Until 1.20: at once, or as soon as the minimum interval since the last restart is over."""
     STABILIZED = "stabilized"
-    """From 2.0 on: after a cooldown, and when the slots are stable or all there, with the next checkpoint."""
+    """From 2.0 on: after a cooldown, once the slots are stable or complete, with the next checkpoint."""
 
 
 class Restart(StrEnum):
@@ -60,10 +60,10 @@ class Restart(StrEnum):
 
 
 def default_max_delay(interval: float | None, failures: int = CHECKPOINT_FAILURES) -> float:
-    """Seconds that a rescale waits for a checkpoint at most, unless configured: `AdaptiveScheduler.Settings.of`.
+    """The default of the longest wait of a rescale for a checkpoint, in seconds: `AdaptiveScheduler.Settings.of`.
 
     Args:
-        interval: seconds between checkpoints; None: the job makes none.
+        interval: seconds between checkpoints; None: the job has no checkpoints.
         failures: `rescale-trigger.max-checkpoint-failures`.
     """
     return 0.0 if interval is None else interval * (failures + 1)
@@ -76,29 +76,30 @@ class FlinkSettings:
     Attributes:
         groups: the job's slot sharing groups: the lower and upper bound of every vertex's parallelism.
         rules: when an executing job is rescaled.
-        cooldown: no rescale for so long after a deployment: `scaling-interval.min`, in 2.x
+        cooldown: time after a deployment without a rescale: `scaling-interval.min`, in 2.x
             `executing.cooldown-after-rescaling`. 1.18 has none.
-        stabilization: an executing job waits so long for more slots after the first change, in 2.x only:
+        stabilization: how long an executing job waits for more slots after the first change, in 2.x only:
             `executing.resource-stabilization-timeout`.
         max_delay: longest wait of a rescale for a checkpoint, from the first change, in 2.x only:
             `rescale-trigger.max-delay`.
-        checkpoint_failures: so many failed checkpoints trigger like a completed one, in 2.x only.
+        checkpoint_failures: this many failed checkpoints trigger a rescale like a completed one, in 2.x only.
         min_increase: slots that a vertex must gain to be worth a restart, until 1.20.
-        force_after: smaller gains are taken after so long, in 1.19 and 1.20: `scaling-interval.max`; math.inf: never.
+        force_after: time after which smaller gains are worth a restart, in 1.19 and 1.20: `scaling-interval.max`;
+            math.inf: never.
         resource_wait: how long a starting job waits for all its slots; then it takes the available ones, or fails.
             math.inf: no limit, as in Reactive Mode.
-        submission_stabilization: a starting job takes fewer slots than wished when they suffice for so long; 0 in
+        submission_stabilization: a starting job takes fewer slots than wanted if they suffice for this long; 0 in
             Reactive Mode.
-        heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
-            noticed earlier, after about 20 s.
-        refused: whether the machine of a killed worker is still up and refuses connections to it. The job fails at once
-            then, and is deployed after each delay until the worker is noticed. Otherwise requests time
-            out, and tasks are not cancelled before.
+        heartbeat: time until a killed worker is noticed: `heartbeat.timeout`. A refused connection is noticed earlier,
+            after about 20 s.
+        refused: whether the machine of a killed worker is still up and refuses connections. Then the job fails at once,
+            and is deployed again after each delay until the worker is noticed. Otherwise requests time out, and tasks
+            are not cancelled before the worker is noticed.
         restart: the restart strategy.
-        delay: the pause before the job restarts after a failure, or the first one.
-        multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
-            longest; after so long without a failure it begins anew.
-        attempts: so many failures a job survives; math.inf: any number.
+        delay: the pause before the job restarts after a failure; of an exponential delay, the first pause.
+        multiplier, longest, reset_after: of the exponential delay: each pause is `multiplier` times the one before, up
+            to `longest`; after `reset_after` without a failure, the pauses start again at `delay`.
+        attempts: failures that a job survives; math.inf: any number.
         cancel: how long it takes to cancel the tasks.
         create: how long it takes to build the execution graph.
     """
@@ -150,13 +151,13 @@ class FlinkSettings:
 
         Args:
             version: such as 1.18, 1.20.1, 2.3 or 2.x.
-            reactive: whether in Reactive Mode, where a job waits for its first slots as long as it must, and no longer.
-            checkpoint_interval: seconds between checkpoints; None: the job makes none, and does not restart after a
-                failure.
-            changes: settings that are not the default.
+            reactive: whether in Reactive Mode, where a job waits for its first slots without limit, and then starts.
+            checkpoint_interval: seconds between checkpoints; None: the job has no checkpoints, and does not restart
+                after a failure.
+            changes: settings that differ from the defaults.
 
         Raises:
-            ValueError: the version is older than any that is known, or none.
+            ValueError: the version is older than 1.18, or is not a version.
         """
         found = re.fullmatch(r"(\d+)(?:\.(\d+|x)(?:[.-].*)?)?", version)
         known = (int(found[1]), math.inf if found[2] in {None, "x"} else int(found[2])) if found else (0, 0)
@@ -166,7 +167,7 @@ class FlinkSettings:
         if known < (2, 0):
             settings |= {"rules": Rules.INTERVAL}
         if known < (1, 19):
-            # With checkpoints it restarts with a fixed delay, whatever the settings of the other strategies.
+            # With checkpoints, 1.18 restarts with a fixed delay, whatever the settings of the other strategies.
             settings |= {"cooldown": 0.0, "multiplier": 2.0, "longest": 300.0, "restart": Restart.FIXED}
         if not reactive:
             settings |= {"resource_wait": 300.0, "submission_stabilization": 10.0}
@@ -180,7 +181,7 @@ class FlinkSettings:
     def merging(cls, window: float) -> FlinkSettings:
         """A job that restarts at once when slots are lost, and `window` seconds after the first new slot.
 
-        It runs on any number of slots, even none, without cooldown, checkpoints and heartbeats: the driver of the
+        It runs on any number of slots, even 0, without cooldown, checkpoints and heartbeats: the driver of the state
         machine adds the time until a loss is noticed.
         """
         return cls(
@@ -194,10 +195,10 @@ class FlinkSettings:
         )
 
     def executing(self, slots: int, at: float) -> Job:
-        """A job that was deployed on so many slots at that time, and runs.
+        """A running job that was deployed on this many slots at that time.
 
         Raises:
-            ValueError: they do not suffice.
+            ValueError: the slots do not suffice.
         """
         job, _ = self._create(replace(Job(slots=slots), phase=Phase.WAITING_FOR_RESOURCES), at)
         if job.phase is Phase.CREATING_EXECUTION_GRAPH:
@@ -211,7 +212,7 @@ class FlinkSettings:
         return self._wait(job, at)
 
     def react(self, job: Job, event: Change) -> Transition:
-        """What an event changes."""
+        """The job after an event, and the instructions that follow."""
         at = event.at
         done: tuple[Instruction, ...] = ()
         match event:
@@ -261,14 +262,14 @@ class FlinkSettings:
             case _:
                 return self._rescale(job, at) if self._differs(job) else (job, ())
 
-    # what there is
+    # available slots
 
     def _available(self, job: Job) -> Vertices | None:
         """The parallelism of every vertex with the slots that the scheduler counts; None: too few."""
         return slot_allocation(self.groups, job.slots + job.dead)
 
     def _all(self, job: Job) -> bool:
-        """Whether all wished slots are there."""
+        """Whether all wanted slots are available."""
         return job.slots + job.dead >= required_slots(self.groups)
 
     def _differs(self, job: Job) -> bool:
@@ -283,7 +284,7 @@ class FlinkSettings:
             for after, before in zip(there, here, strict=True)
         )
 
-    # from state to state
+    # transitions between phases
 
     def _wait(self, job: Job, at: float) -> Transition:
         job = enter(job, Phase.WAITING_FOR_RESOURCES, at)
@@ -292,7 +293,7 @@ class FlinkSettings:
         return self._check_slots(job, at)
 
     def _check_slots(self, job: Job, at: float) -> Transition:
-        """Start a waiting job if its slots suffice: with all of them at once, with fewer after a stabilization."""
+        """Start a waiting job if its slots suffice: at once with all slots, after a stabilization with fewer."""
         if self._all(job):
             return self._create(job, at)
         if self._available(job) is None:
@@ -340,7 +341,7 @@ class FlinkSettings:
 
     def _restart(self, job: Job, at: float) -> Transition:
         if job.dead and not self.refused:
-            # Tasks of a dead worker are not cancelled before it is noticed.
+            # Tasks of a dead worker are not cancelled until the worker is noticed.
             return set_timer(job, Timer(max(timer.at for timer in job.timers), Due.RESTARTED)), ()
         if self.rules is Rules.STABILIZED and job.wished and job.wished == self._available(job):
             return self._create(job, at)
@@ -349,7 +350,7 @@ class FlinkSettings:
     def _rescale(self, job: Job, at: float) -> Transition:
         return self._stop(replace(job, wished=self._available(job) or ()), at, Why.RESCALE, 0.0)
 
-    # what changes
+    # changes of slots, failures, checkpoints
 
     def _gain(self, job: Job, at: float) -> Transition:
         """Slots were added."""
@@ -382,7 +383,7 @@ class FlinkSettings:
         return self._stop(job, at, why, delay)
 
     def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Transition:
-        """A checkpoint completed or failed: it matters on the way to a rescale."""
+        """A checkpoint completed or failed: it can trigger a pending rescale."""
         if not completed:
             if job.failed_checkpoints is None:
                 return job, ()
@@ -426,7 +427,7 @@ class FlinkSettings:
         return self._stabilize(job, at, job.changed)
 
     def _stabilize(self, job: Job, at: float, since: float) -> Job:
-        """Wait for the slots to stay as they are, or for all of them."""
+        """Wait until the slots stay the same, or all of them are available."""
         job = replace(job, stage=Stage.STABILIZING, changed=since)
         job = set_timer(job, Timer(max(since + self.stabilization, at), Due.STABILIZED))
         return set_timer(job, Timer(max(since + self.max_delay, at), Due.EVALUATED))

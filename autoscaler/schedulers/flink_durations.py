@@ -18,18 +18,18 @@ _NANOSECONDS = {name: length for length, names in _UNITS.items() for name in nam
 
 
 LONG = 19
-"""Digits from which a number has more than Java can hold."""
+"""A number with this many digits may be too large for Java's long."""
 
 
 def seconds(text: str, unit: str = "ms") -> float | None:
     """A duration as Flink and Spark write it: `10 s`, `500ms`, `1 min`, `PT5S`.
 
     Args:
-        text: what is written.
-        unit: that of a bare number; Flink's is ms.
+        text: the duration.
+        unit: the unit of a bare number; Flink's is ms.
 
     Returns:
-        Seconds, below 0 for `-1`; None when it cannot be read.
+        Seconds, below 0 for `-1`; None if the text is not a duration.
     """
     plain = text.strip().strip("'\"").lower()
     if (found := re.fullmatch(r"(-?\d+)\s*([a-zµ]*)", plain)) and (found[2] or unit) in _NANOSECONDS:
@@ -42,7 +42,7 @@ def seconds(text: str, unit: str = "ms") -> float | None:
 
 
 def format_seconds(span: float) -> str:
-    """A duration as Flink writes it, in the largest unit in which it is whole; no limit is `-1 ms`."""
+    """A duration as Flink writes it, in the largest unit that gives a whole number; no limit is `-1 ms`."""
     if span == math.inf:
         return "-1 ms"
     whole = round(span * 1000) * 10**6

@@ -1,7 +1,7 @@
-"""What Flink's adaptive scheduler makes of a number of slots: pure arithmetic, as in Flink 1.18 to 2.x.
+"""How Flink's adaptive scheduler distributes slots: pure arithmetic, as in Flink 1.18 to 2.x.
 
 Vertices of one slot sharing group share slots: one slot runs one subtask of each of them. Vertices of different groups
-do not. A job without configured groups has a single one.
+do not share slots. A job without configured groups has a single group.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_MAX_PARALLELISM = 1 << 7
-"""The key groups of a vertex of a parallelism up to 85 whose author set none."""
+"""The default number of key groups of a vertex with a parallelism up to 85."""
 MOST_MAX_PARALLELISM = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least parallelism with which a vertex may run, and the most that it can use."""
+    """The smallest parallelism with which a vertex may run, and the largest that it can use."""
 
     lower: int
     upper: int
@@ -32,9 +32,9 @@ Group = Sequence[Bounds]
 
 
 def reactive_bounds(max_parallelism: int = DEFAULT_MAX_PARALLELISM) -> Bounds:
-    """What a vertex asks for in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
+    """The bounds of a vertex in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
 
-    Its configured parallelism does not count: it takes all there are, up to its key groups.
+    Its configured parallelism does not count: it uses all available slots, up to its number of key groups.
     """
     return Bounds(1, max_parallelism)
 
@@ -47,11 +47,12 @@ def required_slots(groups: Sequence[Group]) -> int:
 def slot_allocation(groups: Sequence[Group], slots: int) -> tuple[tuple[int, ...], ...] | None:
     """The parallelism of every vertex with this many slots: `SlotSharingSlotAllocator.determineParallelism`.
 
-    Each group gets its least; what is left is shared evenly, and what a group cannot use goes to the others. Flink
-    takes the groups with the narrowest bounds first; of equal ones it takes any, we take them in the order given.
+    Each group gets its minimum; the remaining slots are shared evenly, and slots that a group cannot use go to the
+    others. Flink takes the groups with the narrowest bounds first; for equal bounds its order is undefined, and this
+    function takes them in the given order.
 
     Returns:
-        Group by group, vertex by vertex; None when the slots do not suffice for the least of every group.
+        The parallelism by group and vertex; None if the slots do not suffice for the minimum of every group.
     """
     reserved = sum(_least(group) for group in groups)
     if reserved > slots:
@@ -68,17 +69,17 @@ def slot_allocation(groups: Sequence[Group], slots: int) -> tuple[tuple[int, ...
 
 
 def slots_needed(groups: Sequence[Group], needed: Sequence[Sequence[int]]) -> int:
-    """The fewest slots with which every vertex surely runs at the parallelism it needs, or at its upper bound.
+    """The fewest slots with which every vertex is certain to run at the parallelism it needs, or at its upper bound.
 
-    With a single group that is the greatest of them. Groups are given slots evenly, so a job with several may need more
-    than their sum where they differ. No group is empty; `needed` is in the same order.
+    With a single group that is the largest needed parallelism. Slots are shared evenly among groups, so a job whose
+    groups differ may need more than the sum of their needs. No group may be empty; `needed` has the same order.
     """
 
     def beyond(pair: tuple[Group, Sequence[int]]) -> int:
         group, wants = pair
         return max(min(want, vertex.upper) for vertex, want in zip(group, wants, strict=True)) - _least(group)
 
-    # Of groups with equally wide bounds any may come first and be given less: let it be the one that needs most.
+    # Of groups with equally wide bounds, any may come first and get fewer slots: assume that the neediest comes first.
     pairs = sorted(zip(groups, needed, strict=True), key=beyond, reverse=True)
 
     def enough(slots: int) -> bool:

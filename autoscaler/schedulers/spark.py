@@ -1,7 +1,7 @@
-"""Spark's standalone scheduler: it takes every worker that registers, without a stop, a few seconds later.
+"""Spark's standalone scheduler: it uses every worker a few seconds after it has registered, without stopping the job.
 
-The job continues without a worker that is decommissioned or stopped; one that hangs or is unreachable blocks the batch
-until the master notices. Spark itself does not request workers.
+If a worker is decommissioned or stopped, the job continues without it. A worker that hangs or is unreachable blocks the
+batch until the master notices. Spark itself does not request workers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class SparkSettings:
 
     Attributes:
         used_after: from a worker's registration until its executor has its first task; measured 3.5 to 5 s.
-        heartbeat: until a hung worker is noticed. The master checks every `spark.worker.timeout` (60 s) for workers
-            without a heartbeat for so long: 60 to 120 s.
-        most: slots that the application takes at most: `spark.cores.max`; math.inf: all.
+        heartbeat: until a hung worker is noticed. Every `spark.worker.timeout` (60 s) the master looks for workers that
+            have sent no heartbeat for that time: 60 to 120 s.
+        most: the most slots that the application takes: `spark.cores.max`; math.inf: all.
     """
 
     used_after: float = 4.0
@@ -48,7 +48,7 @@ class SparkSettings:
                 raise ParameterError(name, f"is {value:g}, expected 0 or more")
 
     def executing(self, slots: int, at: float) -> Job:
-        """A query that has used so many slots since then, or as many of them as it may."""
+        """A query that has used this many slots since that time, limited to `most`."""
         return self._use(Job(slots=slots), slots, at)[0]
 
     def start(self, job: Job, at: float) -> Transition:
@@ -56,7 +56,7 @@ class SparkSettings:
         return enter(job, Phase.WAITING_FOR_RESOURCES, at), ()
 
     def react(self, job: Job, event: Change) -> Transition:
-        """What an event changes."""
+        """The job after an event, and the instructions that follow."""
         at = event.at
         done: tuple[Instruction, ...] = ()
         match event:
@@ -79,17 +79,17 @@ class SparkSettings:
         return self._take(job, timer.at), done
 
     def _there(self, job: Job) -> int:
-        """The slots that the application has or gets."""
+        """The slots that the application has or will get."""
         return int(min(job.slots + job.dead, self.most))
 
     def _take(self, job: Job, at: float) -> Job:
-        """Unused slots are used a little later."""
+        """Set a timer after which the unused slots are used."""
         coming = sum(timer.slots for timer in job.timers if timer.due is Due.USED)
         more = self._there(job) - job.parallelism - coming
         return set_timer(job, Timer(at + self.used_after, Due.USED, more)) if more > 0 else job
 
     def _use(self, job: Job, slots: int, at: float) -> Transition:
-        """Continue with so many slots, if available."""
+        """Continue with this many slots, as far as they are available."""
         slots = max(0, min(slots, self._there(job)))
         if slots == job.parallelism:
             return job, ()

@@ -1,8 +1,8 @@
 """The scheduler inside a job as a state machine: events in, instructions out.
 
-The driver, a simulated cluster or a test beside a real one, sends events and carries out instructions. Times are
-seconds from any origin. The driver also determines how long it takes to stop tasks and to restore state: the machine
-instructs it to stop and deploy the job, and is notified when the job has restarted.
+The driver sends the events and carries out the instructions. It is a simulated cluster, or a test that runs beside a
+real one. The driver also determines how long it takes to stop tasks and to restore state: it gets the instructions to
+stop and deploy the job, and sends an event when the job has restarted. Times are seconds from any origin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Vertices = tuple[tuple[int, ...], ...]
 
 
 class Phase(StrEnum):
-    """Where a job is, by the names of Flink's states."""
+    """The phase of a job, with the names of Flink's states."""
 
     CREATED = "created"
     WAITING_FOR_RESOURCES = "waiting for resources"
@@ -27,11 +27,11 @@ class Phase(StrEnum):
     EXECUTING = "executing"
     RESTARTING = "restarting"
     FINISHED = "finished"
-    """Over for good: it failed and may not restart, or slots never sufficed."""
+    """Ended for good: it failed and may not restart, or there were never enough slots."""
 
 
 class Stage(StrEnum):
-    """How far an executing job is on its way to a rescale: the phases of Flink 2's `DefaultStateTransitionManager`."""
+    """The progress of an executing job towards a rescale: the phases of Flink 2's `DefaultStateTransitionManager`."""
 
     COOLDOWN = "cooldown"
     IDLING = "idling"
@@ -48,7 +48,7 @@ class Why(StrEnum):
     ERROR = "error"
     """Its own code failed."""
     FAILED = "failed"
-    """It is over: nothing restarts it."""
+    """The job has ended: nothing restarts it."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What happens at a time."""
+    """An event at a time."""
 
     at: float
 
@@ -68,7 +68,7 @@ class Slots:
 
     Attributes:
         at: when.
-        slots: of all workers that are up now.
+        slots: the slots of all workers that are up now.
         spare: whether the job used none of the lost slots. Otherwise it is assumed to have used them.
     """
 
@@ -83,8 +83,8 @@ class Killed:
 
     Attributes:
         at: when.
-        slots: those that are lost.
-        spare: whether the job used none of them.
+        slots: the lost slots.
+        spare: whether the job used none of the lost slots.
     """
 
     at: float
@@ -105,7 +105,7 @@ class Failed(Timed):
 
 
 class Restored(Timed):
-    """The tasks have restarted, with their state, as they were deployed."""
+    """The deployed tasks run, with their state restored."""
 
 
 class Passed(Timed):
@@ -134,8 +134,8 @@ class Deploy:
 
     Attributes:
         at: when.
-        parallelism: the greatest of all vertices.
-        vertices: that of each.
+        parallelism: the largest parallelism of all vertices.
+        vertices: the parallelism of each vertex.
     """
 
     at: float
@@ -145,7 +145,7 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The job continues with so many slots, without a stop (Spark)."""
+    """The job continues with this many slots, without a stop (Spark)."""
 
     at: float
     parallelism: int
@@ -164,18 +164,18 @@ class Due(StrEnum):
     NOTICED = "killed workers are noticed"
     RESTARTED = "tasks are cancelled and the restart delay is over"
     CREATED = "the execution graph is built"
-    GIVEN_UP = "no longer wait for the resources that a job needs to start"
+    GIVEN_UP = "the wait for the resources that a job needs to start is over"
     COOLED = "the cooldown is over"
-    STABILIZED = "the slots are taken to be stable"
-    EVALUATED = "see whether there are all slots wished for"
-    TRIGGERED = "no longer wait for a checkpoint"
-    RESCALED = "a rescale was put off until now"
+    STABILIZED = "the slots count as stable"
+    EVALUATED = "check whether all wanted slots are available"
+    TRIGGERED = "the wait for a checkpoint is over"
+    RESCALED = "a rescale was postponed until now"
     FORCED = "even the smallest increase is worth a restart"
     USED = "added slots are used"
 
 
 class Timer(NamedTuple):
-    """Something that will happen: when and what; for how many slots, and whether spare ones, where that matters."""
+    """Something that will happen: when and what; if it matters, for how many slots, and whether those are spare."""
 
     at: float
     due: Due
@@ -188,19 +188,20 @@ class Job:
     """The state of a job as its scheduler sees it.
 
     Attributes:
-        phase: where it is.
-        since: from when on.
-        slots: of the workers that are up.
+        phase: the present phase.
+        since: when that phase began.
+        slots: slots of the workers that are up.
         dead: slots of killed workers that the scheduler still counts.
-        vertices: as the job is deployed; empty while it is not.
+        vertices: the deployed parallelism of each vertex; empty while the job is not deployed.
         restored: whether the tasks run; False from their deployment until `Restored`.
-        timers: what will happen if nothing else does, soonest first; of one time in the order they were set.
-        stage: on the way to a rescale, while it executes.
+        timers: what will happen without other events, soonest first; at the same time in the order they were set.
+        stage: the progress towards a rescale, while the job executes.
         changed: when the slots first changed so that a rescale makes a difference; math.inf: they did not.
-        wished: the vertices with which it is to be deployed; empty after a failure, when they are unknown.
-        failed_checkpoints: how many more of them may fail before a rescale waits for none; None: none is waited for.
+        wished: the vertices with which to deploy it next; empty after a failure, when they are unknown.
+        failed_checkpoints: how many more checkpoints must fail until a rescale no longer waits for one; None: no
+            rescale waits for a checkpoint.
         attempts: restarts after failures in short succession.
-        delay: how long it paused after the last of them.
+        delay: the pause after the last of these failures.
         restart_at: when that pause was over.
     """
 
@@ -226,7 +227,7 @@ class Job:
 
     @property
     def parallelism(self) -> int:
-        """The greatest of its vertices; 0 while it is not deployed."""
+        """The largest parallelism of its vertices; 0 while it is not deployed."""
         return widest(self.vertices)
 
     @property
@@ -237,28 +238,29 @@ class Job:
 
 
 Transition = tuple[Job, tuple[Instruction, ...]]
-"""What becomes of a job, and what is to be done."""
+"""The new state of a job, and the instructions for the driver."""
 
 
 class Settings(Protocol):
     """The rules of one scheduler: `FlinkSettings` or `SparkSettings`."""
 
     def start(self, job: Job, at: float) -> Transition:
-        """What becomes of a job that was only created."""
+        """Start a job that was only created."""
 
     def react(self, job: Job, event: Change) -> Transition:
-        """What an event changes; no timer of an earlier time is left."""
+        """Handle an event; the job has no timer of an earlier time."""
 
     def wake(self, job: Job, timer: Timer) -> Transition:
-        """What happens when a timer runs out that is not among the job's any more."""
+        """Handle a timer that has run out, and that was already removed from the job."""
 
 
 def advance(settings: Settings, job: Job, event: Event) -> Transition:
     """The state of a job after an event, and the instructions for its driver.
 
-    The first event starts the job. Timers that ran out before an event are handled first, in order. At one and the same
-    time the slots change first, then timers run out, then a checkpoint completes: what is due at the time of `Slots`,
-    `Killed` or `Restored` waits for the next event, which may be `Passed` of that time. Events are in order of time.
+    The first event starts the job. Events must be in order of time. Timers that ran out before an event are handled
+    first, in order. If several things happen at the same time, the slots change first, then timers run out, then a
+    checkpoint completes: timers due at the time of `Slots`, `Killed`, `Failed` or `Restored` wait for the next event,
+    which may be `Passed` with the same time.
     """
     done: list[Instruction] = []
     if job.phase is Phase.CREATED:
@@ -276,14 +278,14 @@ def advance(settings: Settings, job: Job, event: Event) -> Transition:
 
 
 def set_timer(job: Job, timer: Timer) -> Job:
-    """A job for which something will happen; after what is set for the same time already."""
+    """The job with one more timer, after existing timers of the same time."""
     timers = list(job.timers)
     insort_right(timers, timer, key=attrgetter("at"))
     return replace(job, timers=tuple(timers))
 
 
 def enter(job: Job, phase: Phase, at: float) -> Job:
-    """A job in its next phase: of its timers only those stay that are about killed workers."""
+    """The job in its next phase. Only the timers for killed workers stay."""
     kept = tuple(timer for timer in job.timers if timer.due is Due.NOTICED)
     return replace(
         job, phase=phase, since=at, timers=kept, stage=Stage.IDLING, changed=math.inf, failed_checkpoints=None
@@ -291,10 +293,10 @@ def enter(job: Job, phase: Phase, at: float) -> Job:
 
 
 def widest(vertices: Vertices) -> int:
-    """The greatest parallelism of all vertices."""
+    """The largest parallelism of all vertices."""
     return max((share for group in vertices for share in group), default=0)
 
 
 def occupied(vertices: Vertices) -> int:
-    """Slots that these vertices take up: those of one group share them."""
+    """The slots that these vertices occupy: vertices of one group share slots."""
     return sum(max(group, default=0) for group in vertices)
