@@ -1,1 +1,1 @@
-"""The built-in policies, shipped as a plug-in package like anyone's."""
+"""The built-in policies. They are plug-ins like those of any other package."""

@@ -1,8 +1,8 @@
-"""What a job can process by its size, learned whenever it runs undisturbed, not only when it is saturated.
+"""The capacity of each size, learned whenever the job runs undisturbed, not only when it is saturated.
 
-x replicas process e^level * x^exponent records/s. Level and exponent are followed by a Kalman filter on
-ln(throughput / utilization), the "true processing rate" of DS2 (Kalavri et al., OSDI 2018). It is a power law because
-more workers add less than their share: exponents of 0.80 to 0.90 were measured for Nexmark and for saturated
+x replicas process e^level * x^exponent records/s. A Kalman filter estimates level and exponent from
+ln(throughput / utilization), the "true processing rate" of DS2 (Kalavri et al., OSDI 2018). The model is a power law,
+since capacity grows less than in proportion: exponents of 0.80 to 0.90 were measured for Nexmark and for saturated
 TaskManagers.
 """
 
@@ -18,42 +18,42 @@ EXPONENTS = (
     TUNING.exponent - TUNING.significance * TUNING.exponent_error,
     TUNING.exponent + TUNING.significance * TUNING.exponent_error,
 )
-"""Beyond lies a job that does not scale, or a measurement that is wrong."""
+"""Bounds of the exponent. Outside them, the job does not scale or the measurement is wrong."""
 SHIFT = TUNING.significance * TUNING.noise
-"""Samples that are off by more than this, for minutes, mean that a record costs something else now."""
+"""If samples deviate by more than this for minutes, the cost of a record has changed."""
 
 
 @dataclass(slots=True)
 class Saturation:
-    """The utilization at which a job does all it can.
+    """The utilization at which a job is saturated.
 
-    It is below 1 where workers wait for another system, or use fewer cores than they may: then the CPU never shows
-    that they are busy.
+    It is below 1 if workers wait for another system, or use fewer cores than they may: then the CPU never shows that
+    they are fully busy.
 
     Attributes:
-        utilization: that one, above 0 to 1.
-        highest: the highest utilization that was seen.
+        utilization: the utilization of the saturated job, above 0 to 1.
+        highest: the highest utilization seen; it decays.
     """
 
     utilization: float = 1.0
     highest: float = 0.0
 
     def plausible(self, busy: float) -> bool:
-        """Whether a job that is behind does all it can when so busy: else something else holds it up for a while."""
+        """Whether a job that is behind may be saturated at this utilization; else something else delays it."""
         return busy > TUNING.saturated_utilization * self.utilization or busy >= (1.0 - SHIFT) * self.highest
 
     def follow(self, busy: float, since: float, *, saturated: bool) -> float:
-        """Take in how busy the workers are, so many seconds after the last time.
+        """Learn from the present utilization of the workers.
 
         Args:
-            busy: 0 to 1.
-            since: seconds; what was higher is forgotten to 37 % within `TUNING.plateau_s`.
-            saturated: whether the job has been behind for a while though it was as busy as it may be.
+            busy: the utilization, 0 to 1.
+            since: seconds since the last call; a higher utilization decays to 37 % within `TUNING.plateau_s`.
+            saturated: whether the job has been behind for a while although it was as busy as it can be.
 
         Returns:
-            By how many times that changes what it can do.
+            The factor by which the capacity changes.
         """
-        before = self.utilization if 0.0 < self.utilization <= 1.0 else 1.0  # of a damaged memory
+        before = self.utilization if 0.0 < self.utilization <= 1.0 else 1.0  # the memory may be damaged
         self.highest = max(busy, busy + (self.highest - busy) * math.exp(-since / TUNING.plateau_s))
         differs = busy > (1.0 + SHIFT) * before or (saturated and 0.0 < busy < (1.0 - SHIFT) * before)
         self.utilization = min(busy, 1.0) if differs else before
@@ -62,7 +62,7 @@ class Saturation:
 
 @dataclass(slots=True)
 class Idle:
-    """Moving sums of throughput per replica^exponent, x, and utilization, y: for the line through them."""
+    """Decaying sums of x, throughput / replicas^exponent, and y, utilization, for a line through these points."""
 
     weight: float = 0.0
     x: float = 0.0
@@ -72,16 +72,16 @@ class Idle:
     yy: float = 0.0
 
     def learn(self, x: float, y: float, since: float) -> None:
-        """Take in a reading, so many seconds after the last one."""
+        """Add a reading, `since` seconds after the last one."""
         kept = math.exp(-since / TUNING.memory_s)
         self.weight = self.weight * kept + 1.0
         self.x, self.y = self.x * kept + x, self.y * kept + y
         self.xx, self.xy, self.yy = self.xx * kept + x * x, self.xy * kept + x * y, self.yy * kept + y * y
 
     def utilization(self) -> float:
-        """Utilization without any record, 0 to 1, by the line; 0 until it is clear.
+        """Utilization without any records, 0 to 1, from the line; 0 until the fit is good enough.
 
-        CPU is never 0: uncorrected, it makes the capacity of a job that is hardly busy seem small.
+        The CPU is never idle: without this correction, the capacity of a job with little load would seem too small.
         """
         if self.weight <= 0:
             return 0.0
@@ -99,15 +99,15 @@ class Idle:
 
 @dataclass(slots=True)
 class Capacity:
-    """The model.
+    """The capacity model.
 
     Attributes:
-        seen_at: when it was measured last, seconds since 1970.
-        level: ln of the records/s of one replica; None: nothing is known.
-        exponent: how that grows with the replicas.
-        level_variance, covariance, exponent_variance: how uncertain both are.
-        surprise: what the last samples were off by, ln.
-        least: whether it was only seen so idle that it can do this much at least.
+        seen_at: time of the last sample, seconds since 1970.
+        level: ln of the records/s of one replica; None: unknown.
+        exponent: the power with which capacity grows with the replicas.
+        level_variance, covariance, exponent_variance: the uncertainty of both.
+        surprise: moving average of the deviations of the last samples, in ln.
+        least: whether the job was never busy enough, so that the model is only a lower bound.
     """
 
     seen_at: float | None = None
@@ -120,31 +120,31 @@ class Capacity:
     least: bool = False
 
     def rate(self, replicas: float) -> float:
-        """Records/s that so many replicas' work is when busy; 0 when nothing is known."""
+        """Records/s that this many fully used replicas process when busy; 0 if unknown."""
         if self.level is None or replicas <= 0:
             return 0.0
         return math.exp(min(self.level + self.exponent * math.log(replicas), 700.0))  # e^709 is the largest float
 
     def uncertainty(self, replicas: float) -> float:
-        """By how much `rate` may be wrong, as a share of it (standard deviation)."""
+        """Standard deviation of `rate`, as a share of it."""
         x = math.log(replicas)
         variance = self.level_variance + 2 * x * self.covariance + x * x * self.exponent_variance
         return math.sqrt(max(variance, 0.0))
 
     def sample(self, idle: Idle, replicas: float, throughput: float, utilization: float, now: float) -> None:
-        """Take in one observation of a job that has run undisturbed on a size for a while.
+        """Learn from one observation of a job that has run undisturbed at one size for a while.
 
         Args:
-            idle: changed in place.
-            replicas: how many replicas' work the size does.
-            throughput: records/s that were processed.
+            idle: the sums for idle utilization; changed in place.
+            replicas: the number of fully used replicas that the size is worth.
+            throughput: processed records/s.
             utilization: how busy the hottest worker was, 0 to 1.
             now: seconds since 1970.
         """
         if not (throughput > 0 and utilization >= TUNING.min_utilization and replicas > 0):
             return
         low, high = EXPONENTS
-        self.exponent = min(max(self.exponent, low), high)  # of a damaged memory the power below may overflow
+        self.exponent = min(max(self.exponent, low), high)  # with a damaged memory, the power below could overflow
         busy = min(utilization, 1.0)
         since = 0.0 if self.seen_at is None else max(now - self.seen_at, 0.0)
         idle.learn(throughput / replicas**self.exponent, busy, since)
@@ -172,7 +172,7 @@ class Capacity:
         self.surprise += share * (off - self.surprise)
         if abs(self.surprise) > SHIFT:
             level_variance += self.surprise * self.surprise * share
-        # Errors that hold on for TUNING.stale_s make a sample of a shorter time worth that part of one.
+        # Samples within TUNING.stale_s share their errors: one after a shorter time counts for that part of a sample.
         noise = TUNING.noise * TUNING.noise * TUNING.stale_s / lasted
         by_level = level_variance + x * self.covariance
         by_exponent = self.covariance + x * exponent_variance

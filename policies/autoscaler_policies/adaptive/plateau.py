@@ -1,7 +1,7 @@
-"""Whether more workers still raise what a job processes that cannot keep up.
+"""Whether more workers still raise the throughput of a job that cannot keep up.
 
-Where something else limits it (a database that it writes to, one partition with most of the records), more of them cost
-money and change nothing.
+If something else limits the job (a database that it writes to, one partition with most of the records), more workers
+cost money and change nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from autoscaler_policies.adaptive.tuning import TUNING
 from autoscaler_policies.shared.recommend import format_number
 
 GAIN = TUNING.significance * TUNING.noise
-"""More workers do not help where they bring less than this share of what they would at best."""
+"""More workers do not help if they bring less than this share of the gain in proportion to their number."""
 
 
 @dataclass(slots=True)
 class Throughput:
-    """What a size processes, or could.
+    """The throughput, or the capacity, of a size.
 
     Attributes:
         size: replicas; 0: nothing is known.
@@ -31,22 +31,22 @@ class Throughput:
     seen_at: float = NEVER
 
     def set(self, size: float, rate: float, now: float) -> None:
-        """Keep what was seen now."""
+        """Store the throughput of a size, seen now."""
         self.size, self.rate, self.seen_at = size, rate, now
 
 
 def climb(smaller: Throughput, size: int, rate: float, now: float) -> None:
-    """Keep what a size can process, records/s, that is left for a larger one; of several in a row that of the first."""
+    """Store the capacity of a size, records/s, when a larger size follows it; of several in a row, the first counts."""
     if now - smaller.seen_at > TUNING.plateau_s or size < smaller.size:
         smaller.set(size, rate, now)
 
 
 def compare(smaller: Throughput, limit: Throughput, size: int, throughput: float, now: float) -> None:
-    """Compare what a job processes that is behind, undisturbed and busy, with what a smaller size could.
+    """Compare the throughput of a job that is behind, undisturbed and busy with the capacity of a smaller size.
 
     Args:
-        smaller: what is known of a smaller size, changed in place.
-        limit: where more did not help, changed in place.
+        smaller: the capacity of a smaller size; changed in place.
+        limit: the size from which more workers did not help; changed in place.
         size: the job's size.
         throughput: records/s.
         now: seconds since 1970.
@@ -59,13 +59,13 @@ def compare(smaller: Throughput, limit: Throughput, size: int, throughput: float
 
 
 def forget(limit: Throughput, size: int, throughput: float, now: float) -> None:
-    """Forget that more do not help where it is too long ago, the size is smaller now, or far more is processed."""
+    """Forget the limit if it is too old, if the size is smaller now, or if the throughput is far higher."""
     if now - limit.seen_at > TUNING.plateau_s or size < limit.size or throughput > (1.0 + GAIN) * limit.rate:
         limit.set(0.0, 0.0, NEVER)
 
 
 def describe(smaller: Throughput, limit: Throughput) -> str | None:
-    """Why more would not help; None where they may."""
+    """Why more workers would not help; None: they may."""
     if limit.size <= 0:
         return None
     before, less, size, more = map(format_number, (smaller.size, smaller.rate, limit.size, limit.rate))

@@ -1,4 +1,4 @@
-"""The default policy: it knows what each size can do, what a rescale costs and what will probably arrive."""
+"""The default policy: it learns the capacity of each size and the cost of a rescale, and it predicts the arrivals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Rates = tuple[float | None, float | None, float | None]
 
 @dataclass(slots=True, kw_only=True)
 class _Outlook:
-    """What is known and expected at one moment. Times are seconds, rates records/s."""
+    """The known and expected numbers at one moment. Times are seconds, rates records/s."""
 
     view: View
     state: State
@@ -60,7 +60,7 @@ class _Outlook:
     share: float = 1.0
 
     def capacity_at(self, size: int) -> float:
-        """What a size can process."""
+        """The capacity of a size."""
         replicas = _effective_replicas(self.view, size, self.partitions)
         if self.state.capacity.level is not None:
             return self.share * self.state.capacity.rate(replicas)
@@ -71,27 +71,27 @@ class _Outlook:
         return seen or 0.0
 
     def rate_at(self, ahead: float) -> float:
-        """What will arrive so far ahead: what lasts of what arrives now, and any rise; a forecast lowers nothing."""
+        """Expected arrivals in `ahead` seconds: the lasting part of the present ones, plus any rise; no fall counts."""
         if self.expected:
             return min(max(self.lasting, self.level + self.rise_expected(ahead)), LARGEST)
         rise = max(self.state.arrivals.rise(ahead), self.state.lasting.rise(self.level, ahead))
         return min(self.lasting + rise, LARGEST)
 
     def rise_expected(self, ahead: float) -> float:
-        """How much more will arrive within so long by a forecast or the profile, records/s, 0 or more."""
+        """The largest rise within `ahead` seconds by a forecast or the profile, records/s, 0 or more."""
         return max(0.0, *self.expected[: math.ceil(ahead / forecast.MINUTE_S) + 1], self.level) - self.level
 
     def stall(self, direction: Direction, more: int = 1) -> float:
-        """How long the job stands still for a rescale, up by so many replicas."""
+        """How long the job stands still for a rescale, upwards by `more` replicas."""
         seen = stall_time(self.view.learned, direction, more)
         return self.restart if seen is None else seen
 
     def downtime(self, more: int = 1) -> float:
-        """What a rescale up by so many replicas costs: how long the job stands still, and what it processes twice."""
+        """The downtime of a rescale up by `more` replicas: the stall, and the time for records processed twice."""
         return self.stall(Direction.UP, more) + self.replay
 
     def effective(self, size: int) -> float:
-        """How many replicas' work a size does."""
+        """The number of fully used replicas that a size is worth."""
         return _effective_replicas(self.view, size, self.partitions)
 
 
@@ -99,33 +99,34 @@ class _Outlook:
 class Adaptive:
     """Keeps the delay of records below an objective at the least cost, with few rescales.
 
-    It learns what each size can process (from throughput and utilization, whenever the job runs undisturbed), how
-    long workers take to start, how long the job stands still, and how arrivals rise and swing. From these it predicts
-    how old the oldest record gets. It asks for more when that age, the downtime of the rescale included, would
-    approach `objective`, and then for the size at which workers and lateness together cost least; for fewer in one
-    step, when the smaller size would have done for `scale_down_window` and has cost more than a rescale is worth.
+    It learns the capacity of each size (from throughput and utilization, whenever the job runs undisturbed), how long
+    workers take to start, how long the job stands still, and how arrivals rise and swing. From these it predicts the
+    age of the oldest record. When that age, including the downtime of the rescale, would approach `objective`, it asks
+    for the size at which workers and lateness together cost least. It asks for fewer replicas in one step, when the
+    smaller size would have been enough for `scale_down_window` and would have saved more than a rescale costs.
 
     Attributes:
         objective: the oldest unprocessed record should not be older than this; default 60s.
-        slack: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
-        headroom: capacity that a larger size should have above what is expected, as a share of that; default 0.2.
-        down_headroom: the same for a smaller size, besides how unsure its capacity is; default 0.05.
-        scale_down_window: fewer only when watched for so long, and for the most that arrived within it; default 3m.
-        rescale_price: a rescale is worth as much as the whole cluster for so long; default 60s.
-        lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
-        restart: how long the job stands still for a rescale, until that has been seen; default 15s.
-        start_up: how long new workers take to start, until that has been seen; default 45s.
+        slack: share of the objective that may be used up before the policy asks for more, above 0 to 1; default 0.75.
+        headroom: capacity that a larger size should have above the expected arrivals, as a share of them; default 0.2.
+        down_headroom: the same for a smaller size, in addition to the uncertainty of its capacity; default 0.05.
+        scale_down_window: the policy asks for fewer only after it has watched the present size for this long, and if
+            fewer are enough for all arrivals of that time; default 3m.
+        rescale_price: price of a rescale, as the time for which the whole cluster costs as much; default 60s.
+        lateness_weight: price of a second beyond the objective, in seconds of the whole cluster; default 14.
+        restart: how long the job stands still for a rescale, until that is learned; default 15s.
+        start_up: how long new workers take to start, until that is learned; default 45s.
         profile: name of a metric of the source `profile`, which has the typical arrivals, the capacity of sizes and the
-            duration of rescales from weeks of history; trusted while it was no more wrong than constant arrivals.
+            duration of rescales from weeks of history; trusted while it is no more wrong than constant arrivals.
             Default none.
-        forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
-            on; it takes the place of trends and profile, which count while it is missing. Default none.
+        forecast: name of a metric with the records/s expected in each of the next minutes; the last one holds from then
+            on. It replaces trends and profile, which count while it is missing. Default none.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
-        utilization: name of the metric from 0 to 1 with the busy share or the CPU of the workers; of one number per
-            replica the hottest counts. It need not reach 1: at how much the job can do no more is learned when it
-            falls behind. Without it capacity is learned only then.
+        utilization: name of the metric from 0 to 1 with the busy share or the CPU of the workers; if it has one number
+            per replica, the highest counts. It need not reach 1: when the job falls behind, the policy learns at which
+            utilization it is saturated. Without this metric, capacity is learned only then.
     """
 
     stabilizes: ClassVar[bool] = True
@@ -167,12 +168,12 @@ class Adaptive:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the longest trend, and the window for scaling down."""
+        """How much of the past it needs: the longest trend, and the window for scaling down."""
         longest = timedelta(seconds=forecast.MINUTE_S * TUNING.points)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
     def estimate_capacity(self, memory: Mapping[str, float], size: int, workers: float) -> float | None:
-        """Records/s that a size processes, by the model of its capacity."""
+        """Records/s that a size processes, according to the capacity model."""
         del size
         capacity = State.load(memory).capacity
         return None if capacity.level is None else capacity.rate(workers)
@@ -180,13 +181,13 @@ class Adaptive:
     # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """What is known now: arrivals, what lasts of them, capacity, checkpoints, and what fewer would have saved."""
+        """Learn arrivals, how much of them lasts, capacity, checkpoints, and what fewer replicas would have saved."""
         state = State.load(view.memory)
         now = seconds(view.now)
         _learn_checkpoints(view, state)
         rates = lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
-            # What arrives is processed or waits: these readings show no more than both.
+            # Arriving records are processed or wait: these two readings confirm arrivals up to their sum.
             confirmed = math.inf if throughput is None or lag is None else throughput + lag
             at, latest = seconds(view.metrics[self.arrivals].at), self._latest_rate(view)
             state.arrivals.follow(arrivals, at, latest=latest, confirmed=confirmed)
@@ -210,12 +211,13 @@ class Adaptive:
         least = TUNING.min_utilization
         curve = _curve(self._profile(view))
         if curve is not None and state.capacity.level is None:
-            # The level is measured at once, the exponent takes days; of a job that cannot do so much it is another's.
+            # The level is measured at once, the exponent takes days: take it from the profile. But if the job cannot
+            # process as much as the profile says, the profile is that of another job.
             most = (1.0 + TUNING.abnormal) * throughput / max(busy, least)
             if curve[0] * math.pow(workers, curve[1]) <= most:
                 state.capacity.exponent = curve[1]
         seen = state.capacity.rate(workers)
-        # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
+        # A job that was never busier can process at least this much: enough to get fewer replicas and be measured then.
         hardly = busy < least
         if hardly and not (
             busy > 0 and (state.capacity.level is None or state.capacity.least) and throughput / least > seen
@@ -228,7 +230,7 @@ class Adaptive:
     def _learn_saturation(
         self, view: View, state: State, throughput: float, now: float, *, falls_behind: bool
     ) -> float | None:
-        """How busy the job is, as a share of what it can be, 0 to 1; None: not known, or it has not run undisturbed."""
+        """Utilization as a share of that of the saturated job, 0 to 1; None: unknown, or the job is disturbed."""
         behind, since = state.behind, state.behind.since_at
         gap, behind.seen_at, behind.since_at = max(now - (behind.seen_at or now), 0.0), now, None
         if not _undisturbed(view):
@@ -250,14 +252,14 @@ class Adaptive:
         return 1.0
 
     def _learn_spare(self, view: View, state: State, rates: Rates, now: float) -> None:
-        """What fewer replicas would have saved since the size changed last, in replica-seconds.
+        """Learn what fewer replicas would have saved since the last change of size, in replica-seconds.
 
-        The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much
-        is done early, one that saves little late, and one whose gain does not last is not done.
+        As in the ski rental problem, one rents until buying would have been cheaper: a rescale that saves much is made
+        early, one that saves little is made late, and one whose gain does not last is not made.
         """
         lag, arrivals, throughput = rates
         if lag is None or arrivals is None or throughput is None or _missing(view):
-            return  # what fewer would have saved goes on with the next reading, unless that is too long after
+            return  # the sum continues at the next reading, unless the gap is too long
         spare = state.spare
         since = 0.0 if spare.seen_at is None else max(now - spare.seen_at, 0.0)
         before, spare.size, spare.seen_at = spare.size, view.current, now
@@ -266,7 +268,7 @@ class Adaptive:
             plateau.climb(state.climb, before, state.capacity.rate(workers), now)
         if before != view.current or since > _longest_gap(view) or spare.since_at > now:
             spare.since_at, spare.saved, since = now, 0.0, 0.0
-        # Of polls far apart the one before must have shown it as well.
+        # If polls are far apart, the previous one must have shown the smaller size as well.
         least = (spare.enough or 0) if since > forecast.MINUTE_S else 0
         spare.enough = None
         if moving(view):
@@ -293,7 +295,7 @@ class Adaptive:
         larger, up = self._larger_size(outlook), outlook.start_time
         more = max(larger - view.current, 1)
         rate_ahead = outlook.rate_at(up)
-        # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
+        # The backlog, and the age of the oldest record, at the end of a rescale that is requested now.
         waiting = max(0.0, lag + ((outlook.level + rate_ahead) / 2 - capacity) * up)
         waiting += min(capacity, outlook.level) * outlook.replay + rate_ahead * outlook.stall(Direction.UP, more)
         backlog_after_rescale = min(waiting, LARGEST)
@@ -332,7 +334,7 @@ class Adaptive:
     def _scale_up(
         self, outlook: _Outlook, least: int, rate_ahead: float, backlog_after_rescale: float, inputs: dict[str, float]
     ) -> Recommendation:
-        """The size above the present one at which workers and lateness together cost least."""
+        """Ask for the size above the present one at which workers and lateness together cost least."""
         view = outlook.view
         if (limited := plateau.describe(outlook.state.climb, outlook.state.plateau)) is not None:
             return sized(view, view.current, inputs, f"{self._describe_load(outlook, inputs)}; {limited}")
@@ -345,7 +347,7 @@ class Adaptive:
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
             if cost < price:
                 best, price = size, cost
-        # What has nothing to read does nothing: more replicas than partitions, or than divide them better.
+        # Replicas without partitions do nothing, so use no more than improve the distribution of the partitions.
         used = outlook.effective(best)
         best = smallest(min(view.current, best), best, lambda size: outlook.effective(size) >= used)
         capacity = outlook.capacity_at(best)
@@ -367,17 +369,17 @@ class Adaptive:
         return sized(view, max(best, view.current), inputs, text)
 
     def _larger_size(self, outlook: _Outlook) -> int:
-        """The smallest size above the present one that would do."""
+        """The smallest size above the present one that would be enough."""
         maximum = outlook.view.limits.maximum
         wanted = outlook.rate_at(TUNING.horizon_s + outlook.start_time) * (1 + self.headroom)
         least = min(outlook.view.current + 1, maximum)
         return smallest(least, maximum, lambda size: outlook.capacity_at(size) >= wanted)
 
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether arrivals only swing above a level that they return to before much waits.
+        """Whether arrivals only swing above a level, and return to it before a large backlog forms.
 
-        The size falls behind by what is above the level for a while (`forecast.Swings.backlog`), and then catches
-        up, at the latest within the time a rescale would have taken.
+        The job falls behind during the swing (`forecast.Swings.backlog`). Then it must process the excess backlog
+        within the time that a rescale would have taken.
         """
         found = outlook.state.lasting.swings()
         if found is None or outlook.expected:
@@ -387,21 +389,21 @@ class Adaptive:
         return outlook.lag + over <= most + (outlook.start_time + outlook.downtime()) * (capacity - found.middle)
 
     def _recovers_sooner(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether the objective is met earlier without a rescale, whose downtime has to be worked off as well.
+        """Whether the objective is met earlier without a rescale, since its downtime would add to the backlog.
 
-        Compared with the capacity and not with the arrivals: more arrivals must not seem to be less delay.
+        The lag is compared with the capacity, not with the arrivals: more arrivals must not look like less delay.
         """
         kept = self.slack * self.objective.total_seconds() * capacity
         return outlook.lag - kept <= (outlook.start_time + outlook.downtime()) * (capacity - outlook.level)
 
     def _smallest_size(self, outlook: _Outlook) -> int:
-        """The smallest size that would do, up to the present one."""
+        """The smallest size that would be enough, up to the present one."""
         view, model = outlook.view, outlook.state.capacity
         low = view.limits.minimum
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        # What is processed counts, too, as arrivals may be reported too low.
+        # Throughput counts too, as arrivals may be reported too low.
         most = max(outlook.rate_at(TUNING.horizon_s), outlook.throughput or 0.0)
         most *= 1 + self.down_headroom
         seen = self._points(view, 1, begin=seconds(view.now - self.scale_down_window))
@@ -423,7 +425,7 @@ class Adaptive:
         return smallest(low, view.current, fits)
 
     def _scale_down(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
-        """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
+        """Ask for a smaller size that was enough for a while, once it would have saved more than a rescale costs."""
         view, spare = outlook.view, outlook.state.spare
         saved, price = spare.saved, self._rescale_price(outlook)
         if spare.size != view.current or saved < price:
@@ -444,7 +446,7 @@ class Adaptive:
         return sized(view, size, inputs, text)
 
     def _awaited(self, outlook: _Outlook, size: int) -> str | None:
-        """What a smaller size waits for, however much it has saved; None: nothing."""
+        """What a smaller size still waits for, however much it would have saved; None: nothing."""
         view, window = outlook.view, self.scale_down_window.total_seconds()
         if view.rescale is not None:
             return "the rescale in progress has settled"
@@ -463,9 +465,9 @@ class Adaptive:
         return min(price * outlook.view.current, LARGEST)
 
     def _late_by_stop(self, outlook: _Outlook) -> float:
-        """By how many seconds a rescale down makes records older than the objective: its stop, and what is replayed.
+        """By how many seconds a rescale down makes records older than the objective, through its stall and replay.
 
-        What waits now is compared with the capacity and not with the arrivals: more of these must not lower the price.
+        The lag is compared with the capacity, not with the arrivals: more arrivals must not lower the price.
         """
         capacity = outlook.capacity_at(outlook.view.current)
         if outlook.level <= 0 or capacity <= 0:
@@ -503,7 +505,7 @@ class Adaptive:
         return text if full == 1.0 else f"{text}, at a utilization of {full:.2g} it can do no more"
 
     def _without_capacity(self, view: View, lag: float, arrivals: float, throughput: float | None) -> Recommendation:
-        """Without a known capacity: one more when there is clearly too little, else no opinion."""
+        """If the capacity is unknown: ask for one more replica if there are clearly too few, else abstain."""
         inputs = {"lag": lag, "arrivals": arrivals}
         what = f"lag {format_number(lag)} records at {format_number(arrivals)}/s arriving, capacity not known yet"
         if not view.current:
@@ -545,12 +547,12 @@ class Adaptive:
         behind = state.behind.since_at
         if throughput and behind is not None and seconds(view.now) - behind >= forecast.MINUTE_S:
             capacity = outlook.capacity_at(view.current)
-            if throughput < (1.0 - capacity_model.SHIFT) * capacity:  # that was learned on little load
+            if throughput < (1.0 - capacity_model.SHIFT) * capacity:  # the capacity was learned at little load
                 outlook.share = throughput / capacity
         return outlook
 
     def _external_forecast(self, view: View) -> tuple[float, ...]:
-        """What another system forecasts, by the minute; nothing where that is not a forecast."""
+        """The arrivals that another system forecasts, per minute; empty if there is no valid forecast."""
         reading = None if self.forecast is None else view.metrics.get(self.forecast)
         if reading is None:
             return ()
@@ -562,7 +564,7 @@ class Adaptive:
         return None if self.profile is None else view.metrics.get(self.profile)
 
     def _latest_rate(self, view: View) -> float:
-        """What arrived recently, records/s, where readings are means over a longer time; else 0."""
+        """The most recent arrivals, records/s, if readings are means over a longer time; else 0."""
         over, apart = view.metrics[self.arrivals].over, view.spec.interval
         if over <= apart:
             return 0.0
@@ -578,7 +580,7 @@ class Adaptive:
     def _points(
         self, view: View, stride: int, polls: int | None = None, begin: float = -math.inf
     ) -> list[tuple[float, float]]:
-        """The arrivals that were seen (`reading_window.points`), those of now at least."""
+        """Past arrivals (`reading_window.points`), at least the present ones."""
         now = view.metrics[self.arrivals]
         found = reading_window.points(view.past, self.arrivals, stride, polls, begin)
         return found or [(seconds(now.at), total_of(now))]
@@ -586,7 +588,7 @@ class Adaptive:
     def _rates(self, view: View) -> Rates:
         """Lag, arrivals and throughput, as far as they can be used.
 
-        A lag that has grown by far more than can have arrived counts only that much until it is read again.
+        If the lag has grown by more than can have arrived, only the possible growth counts until the next reading.
         """
         lag, arrivals, throughput = total(view, self.lag), total(view, self.arrivals), total(view, self.throughput)
         before = rate(view.past[-2], self.lag) if lag and len(view.past) > 1 else None
@@ -598,7 +600,7 @@ class Adaptive:
 
 
 def _undisturbed(view: View) -> bool:
-    """Whether what is seen is what this size does, not a transient."""
+    """Whether the readings show this size in a steady state, not a transient."""
     if view.ready != view.current or view.current < 1:
         return False
     engine = view.engine
@@ -613,41 +615,41 @@ def _undisturbed(view: View) -> bool:
 
 
 def _missing(view: View) -> Mapping[str, str]:
-    """What cannot be trusted now, and why."""
+    """The names that cannot be trusted now, each with the reason."""
     return view.past[-1].missing if view.past else {}
 
 
 def _longest_gap(view: View) -> float:
-    """Seconds between two readings within which nothing is taken to have changed: a minute, or one lost poll."""
+    """The longest gap between two readings that is ignored, in seconds: a minute, or one lost poll."""
     return max(forecast.MINUTE_S, 2.5 * view.spec.interval.total_seconds())
 
 
 def _learn_checkpoints(view: View, state: State) -> None:
-    """How far apart checkpoints are."""
+    """Learn the interval of checkpoints."""
     if view.engine is None or view.engine.last_checkpoint is None:
         return
     known, at = state.checkpoint, seconds(view.engine.last_checkpoint)
     took = 0.0 if known.seen_at is None else at - known.seen_at
     if took > 0:
-        # They are not seen one by one: the least is the nearest to the truth, and may grow.
+        # Polls may miss checkpoints: the smallest interval is nearest to the truth, and may grow slowly.
         known.interval = took if known.interval is None else min(took, known.interval * 1.1)
     known.seen_at = at
 
 
 def _effective_replicas(view: View, size: int, partitions: int | None) -> float:
-    """How many replicas' work a size does: partitions that do not divide evenly leave some of it idle."""
+    """The number of fully used replicas that a size is worth: slots are idle if partitions do not divide evenly."""
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
 
 
 def _season(profile: Reading | None) -> tuple[float, ...]:
-    """Arrivals of the profile now and in the next minutes; empty where it has none."""
+    """Arrivals of the profile now and in the next minutes; empty if it has none."""
     if profile is None or not isinstance(profile.value, tuple) or min(profile.value) < 0:
         return ()
     return profile.value if profile.value[0] > 0 and max(profile.value) <= LARGEST else ()
 
 
 def _curve(profile: Reading | None) -> tuple[float, float] | None:
-    """What one replica can do and how that grows with the size, by the profile."""
+    """The capacity of one replica and the exponent of the size, from the profile; None: unknown."""
     if profile is None:
         return None
     curve = profile.parts.get("capacity", {})
@@ -657,7 +659,7 @@ def _curve(profile: Reading | None) -> tuple[float, float] | None:
 
 
 def _profiled_time(profile: Reading | None, what: str, otherwise: timedelta) -> float:
-    """How many seconds something took on the way up, by the profile."""
+    """The duration of a phase when scaling up, in seconds, from the profile; if it has none, `otherwise`."""
     known = -1.0 if profile is None else profile.parts.get("up", {}).get(what, -1.0)
     return known if 0 <= known <= TUNING.stale_s else otherwise.total_seconds()
 

@@ -18,19 +18,19 @@ def seconds(at: datetime) -> float:
 
 
 def rate(seen: Observation, name: str) -> float | None:
-    """A rate or a number of records that was seen, 0 or more; None where there was none."""
+    """A rate or a number of records of an observation, 0 or more; None if it has no valid reading."""
     reading = seen.metrics.get(name)
     if reading is None:
         return None
     value = reading.value
-    # The commonest kind by far, dozens of times a tick.
+    # By far the most common kind, dozens of times per tick.
     if type(value) is float and 0.0 <= value <= LARGEST:
         return value
     return total_of(reading) if reading.finite() else None
 
 
 def total_of(reading: Reading) -> float:
-    """A rate or a number of records as one finite number, 0 or more: the sum, where it has one per replica."""
+    """A rate or a number of records as one finite number, 0 or more: the sum if it has one per replica."""
     value = reading.value
     return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
 
@@ -38,14 +38,14 @@ def total_of(reading: Reading) -> float:
 def points(
     past: tuple[Observation, ...], name: str, stride: int, polls: int | None = None, begin: float = -math.inf
 ) -> list[tuple[float, float]]:
-    """What a metric was, in order: (seconds since 1970, records/s).
+    """Past values of a metric, in order of time: (seconds since 1970, records/s).
 
     Args:
-        past: what was seen, the newest last.
-        name: of the metric.
-        stride: every so-many-th poll, the last one among them.
-        polls: of the last so many polls; None: of all.
-        begin: since then, seconds since 1970.
+        past: observations, the newest last.
+        name: name of the metric.
+        stride: every how many polls a value is taken, counted back from the last one.
+        polls: how many of the last polls are considered; None: all.
+        begin: earliest time, seconds since 1970.
     """
     found = []
     for seen in past[-1 : None if polls is None else -1 - polls : -stride]:
@@ -53,7 +53,7 @@ def points(
         if reading is None:
             continue
         value = reading.value
-        # What nearly all are is not asked for by a call, of which there would be dozens a tick.
+        # Nearly all values pass this test: calling functions for each would take dozens of calls per tick.
         if type(value) is not float or not 0.0 <= value <= LARGEST:
             if not reading.finite():
                 continue
@@ -67,7 +67,7 @@ def points(
 
 
 def largest_backlog(points: list[tuple[float, float]], capacity: float) -> float:
-    """Records that would have waited at most if so many a second had been processed, and none had waited before.
+    """The largest backlog, in records, if `capacity` records/s had been processed and no record had waited before.
 
     The points are (seconds, records/s) in order of time.
     """

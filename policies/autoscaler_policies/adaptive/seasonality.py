@@ -1,6 +1,6 @@
-"""Seasonal arrivals by a profile: their level now, and how far the profile is trusted.
+"""Seasonal arrivals from a profile: their present level, and whether the profile is trusted.
 
-A profile may be old, or of another cluster: it counts as far as it predicted the last days better than constant
+A profile may be old, or belong to another cluster: it counts only if it predicted the last days no worse than constant
 arrivals would have.
 """
 
@@ -21,11 +21,12 @@ class Season:
 
     Attributes:
         seen_at: when it was compared last, seconds since 1970.
-        ratio: the arrivals in those of the profile; None: not known.
-        due_at: when the last prediction is compared with the arrivals...
-        least, most: ... by the profile, within a minute around it, as a jump may be early or late; None: there is none.
-        unchanged: the same, if nothing changed.
-        wrong, wrong_unchanged: by how much more each was wrong, summed squares.
+        ratio: arrivals divided by those of the profile; None: unknown.
+        due_at: when the last prediction will be compared with the arrivals.
+        least, most: the profile's prediction for the minutes around that time, as a jump may be early or late; None:
+            there is no prediction.
+        unchanged: the prediction of constant arrivals for that time.
+        wrong, wrong_unchanged: by how much the squared error of each prediction exceeded the other's; decaying sums.
         trusted: whether the profile was no more wrong than constant arrivals.
     """
 
@@ -40,10 +41,10 @@ class Season:
     trusted: bool = True
 
     def expected(self, level: float, usual: Sequence[float]) -> tuple[float, ...]:
-        """Arrivals now and in the next minutes by the profile; empty: it predicts nothing.
+        """Arrivals now and in the next minutes according to the profile; empty: it predicts nothing.
 
         Args:
-            level: of the arrivals now, records/s.
+            level: level of the present arrivals, records/s.
             usual: arrivals of the profile now and in the next minutes, records/s.
         """
         ratio = self.ratio
@@ -55,7 +56,7 @@ class Season:
         """Compare the arrivals with the profile, and the last prediction with the arrivals.
 
         Args:
-            level: of the arrivals, records/s.
+            level: level of the present arrivals, records/s.
             usual: arrivals of the profile now and in the next minutes, records/s; empty: there is no profile.
             now: seconds since 1970.
         """
@@ -70,7 +71,7 @@ class Season:
         due = now if self.due_at is None else self.due_at
         if now < due <= now + TUNING.profile_ahead_minutes * MINUTE_S:
             return
-        # Trusted by what was known before: a larger reading must not lower what is expected.
+        # Based on earlier errors only: a larger reading must not lower the expected arrivals.
         self.trusted = self.wrong <= self.wrong_unchanged
         if self.least is not None and self.most is not None and due <= now <= due + MINUTE_S:
             predicted = min(max(level, self.least), self.most)
@@ -78,7 +79,7 @@ class Season:
                 max(abs(guess - level) / max(guess, level) - TUNING.noise, 0.0) ** 2
                 for guess in (predicted, self.unchanged or 0.0)
             )
-            # Where both errors are equal, as in a quiet night, neither counts.
+            # If both errors are equal, as in a quiet night, neither counts.
             kept = math.exp(-TUNING.profile_ahead_minutes * MINUTE_S / TUNING.profile_memory_s)
             self.wrong = self.wrong * kept + max(wrong - unchanged, 0.0)
             self.wrong_unchanged = self.wrong_unchanged * kept + max(unchanged - wrong, 0.0)

@@ -1,6 +1,6 @@
-"""What `adaptive` knows from one decision to the next: typed records, kept as numbers by name.
+"""The state that `adaptive` keeps between decisions: typed records, stored as numbers by name.
 
-A number is kept as `section.field`; times end in `_at`, as the core moves those when the clock is set.
+A number is stored as `section.field`. Names of times end in `_at`, as the core shifts these when the clock is set.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from autoscaler_policies.adaptive.plateau import Throughput
 from autoscaler_policies.adaptive.seasonality import Season
 
 VERSION = 2.0
-"""Version 1 had no number for it: its names of today, and those in `_FORMER`, are read. A later one is not read."""
+"""Version 1 did not store a version: its present names and those in `_FORMER` are read. A later version is not read."""
 VERSION_NAME = "state.version"
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far apart checkpoints are, seconds (None: not seen), and when the last one was, seconds since 1970."""
+    """The interval of checkpoints, seconds (None: not seen), and the time of the last one, seconds since 1970."""
 
     interval: float | None = None
     seen_at: float | None = None
@@ -29,7 +29,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Behind:
-    """Since when the job has been behind and busy (None: it is not), and when that was seen, seconds since 1970."""
+    """Since when the job has been behind and busy (None: it is not), and the last check of that, seconds since 1970."""
 
     since_at: float | None = None
     seen_at: float | None = None
@@ -40,10 +40,10 @@ class Spare:
     """What fewer replicas would have saved.
 
     Attributes:
-        seen_at: when that was looked at last, seconds since 1970.
-        since_at: since when it is counted.
-        size: the size then; None: never looked at.
-        enough: the size that would do.
+        seen_at: when it was last computed, seconds since 1970.
+        since_at: since when it is counted, seconds since 1970.
+        size: the size of the cluster at `seen_at`; None: never computed.
+        enough: the smallest size that would be enough; None: unknown.
         saved: replica-seconds.
     """
 
@@ -56,11 +56,11 @@ class Spare:
 
 @dataclass(slots=True)
 class State:
-    """All that is known; each field is described by its type.
+    """The whole state; the type of each field describes it.
 
     Attributes:
-        climb: what a smaller size could process before more were asked for.
-        plateau: the size from which more did not help.
+        climb: the capacity of a smaller size from before the policy asked for more.
+        plateau: the size from which more workers did not help.
     """
 
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -77,7 +77,7 @@ class State:
 
     @classmethod
     def load(cls, memory: Mapping[str, float]) -> State:
-        """What was kept. Names that are not known are left out, and all of a version that is later than this one."""
+        """Read a stored state. Unknown names are ignored, and so is everything of a later version than this one."""
         state = cls()
         if memory.get(VERSION_NAME, VERSION) > VERSION:
             return state
@@ -87,12 +87,12 @@ class State:
                 section, of, kind = place
                 setattr(getattr(state, section), of, number if kind is float else kind(number))
         lasting = state.lasting
-        if "lasting.absolute" not in memory and lasting.square > 0 and lasting.weight > 0:  # kept before there was one
+        if "lasting.absolute" not in memory and lasting.square > 0 and lasting.weight > 0:  # from before it was stored
             lasting.absolute = math.sqrt(lasting.square / lasting.weight) * lasting.weight / NORMAL_RATIO
         return state
 
     def dump(self) -> dict[str, float]:
-        """To be kept: what is known, as finite numbers by name."""
+        """The state to store, as finite numbers by name."""
         found = {VERSION_NAME: VERSION}
         for name, (section, of, _) in _PLACES.items():
             number = getattr(getattr(self, section), of)
@@ -107,9 +107,9 @@ _PLACES = {
     for section in fields(State)
     for of in fields(getattr(State(), section.name))
 }
-"""Name of a number -> where it is, and its type where that is no float."""
+"""Name of a number -> its section, its field and its type."""
 _FORMER = {
     **{f"capacity.line.{of.name}": _PLACES[f"idle.{of.name}"] for of in fields(Idle)},
     "season.same": _PLACES["season.unchanged"],
 }
-"""Names of version 1: without idle CPU a job that is hardly busy would seem to be able to do much less."""
+"""Names of version 1, still read: without idle CPU, the capacity of a job with little load would seem much lower."""

@@ -18,15 +18,15 @@ from autoscaler.policy_api import Observation, ParameterError, View
 from autoscaler_policies.shared.checks import FINITE, check
 
 ROUNDING = 1e-9
-"""What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
+"""Tolerance for rounding errors of floats: 30 % of 10 can come out as 3.0000000000000004."""
 MOST = 2**31 - 1
-"""No group is larger, whatever the value of a metric."""
+"""The largest size of a group, whatever the value of a metric."""
 DAY = timedelta(days=1)
 """The longest time an alarm may evaluate: CloudWatch's limit for periods of less than an hour."""
 
 
 class AdjustmentType(StrEnum):
-    """What a step's adjustment is."""
+    """The meaning of a step's adjustment."""
 
     CHANGE = "ChangeInCapacity"
     EXACT = "ExactCapacity"
@@ -34,7 +34,7 @@ class AdjustmentType(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """What of the values within a period counts (`MetricAggregationType`, an alarm's `Statistic`)."""
+    """How the values within a period become one (`MetricAggregationType`, an alarm's `Statistic`)."""
 
     AVERAGE = "Average"
     MINIMUM = "Minimum"
@@ -46,9 +46,9 @@ class Step:
     """An adjustment for a range of the metric, given by its distance from the threshold.
 
     Attributes:
-        adjustment: replicas to add (below 0: to remove), a size, or percent of the size, by the adjustment type.
-        lower: where the range begins; none: minus infinity. Belongs to the range above the threshold, not below it.
-        upper: where the range ends; none: infinity. Belongs to the range below the threshold, not above it.
+        adjustment: replicas to add (below 0: to remove), a size, or percent of the size, as the adjustment type says.
+        lower: where the range begins; none: minus infinity. The bound itself is included only above the threshold.
+        upper: where the range ends; none: infinity. The bound itself is included only below the threshold.
     """
 
     adjustment: int
@@ -63,14 +63,14 @@ class Step:
             raise ParameterError("upper", f"is {self.upper:g}, expected more than lower ({self.lower:g})")
 
     def holds(self, distance: float, *, above: bool) -> bool:
-        """Whether a distance from the threshold is in the range of an alarm that fires above, or below, it."""
+        """Whether a distance from the threshold is in the range, for an alarm that fires above (or below) it."""
         lower = -math.inf if self.lower is None else self.lower
         upper = math.inf if self.upper is None else self.upper
         return lower <= distance < upper if above else lower < distance <= upper
 
 
 def flaw(steps: Sequence[Step]) -> str:
-    """What the service would refuse about a policy's steps, or the empty text."""
+    """Why AWS would refuse a policy's steps, or the empty string."""
     ordered = sorted(steps, key=lambda step: -math.inf if step.lower is None else step.lower)
     if not ordered:
         return "is empty, expected at least one step"
@@ -88,14 +88,14 @@ def flaw(steps: Sequence[Step]) -> str:
 
 
 def reached(steps: Iterable[Step], *, above: bool) -> bool:
-    """Whether any of the steps is for values beyond the threshold, on the side on which the alarm fires."""
+    """Whether any step covers values on the side of the threshold on which the alarm fires."""
     if above:
         return any(step.upper is None or step.upper > 0 for step in steps)
     return any(step.lower is None or step.lower < 0 for step in steps)
 
 
 def watch(name: str, count: int, period: timedelta) -> None:
-    """Refuse an alarm that evaluates more than a day.
+    """Refuse an alarm that evaluates no period, or more than a day.
 
     Raises:
         ParameterError: it does.
@@ -107,12 +107,12 @@ def watch(name: str, count: int, period: timedelta) -> None:
 
 
 def step_for(distance: float, steps: Iterable[Step], *, above: bool) -> Step | None:
-    """The step whose range a distance from the threshold is in; None: none, and nothing is adjusted."""
+    """The step whose range contains a distance from the threshold; None: no step does, so nothing is adjusted."""
     return next((step for step in steps if step.holds(distance, above=above)), None)
 
 
 def rounded(change: float) -> int:
-    """A change that is not a whole number: towards 0, but one where it is less than one.
+    """A change as a whole number: rounded towards 0, but to 1 or -1 if it is smaller than one.
 
     12.7 -> 12, 0.67 -> 1, -0.58 -> -1, -6.67 -> -6.
     """
@@ -125,10 +125,10 @@ def adjusted(capacity: int, adjustment: float, kind: AdjustmentType, least: int 
     """The capacity after an adjustment, 0 or more.
 
     Args:
-        capacity: what there is.
-        adjustment: how much, by `kind`.
-        kind: what the adjustment is.
-        least: a change in percent is at least so many replicas (`MinAdjustmentMagnitude`), unless it is none.
+        capacity: the present capacity.
+        adjustment: the adjustment of the step.
+        kind: the meaning of the adjustment.
+        least: a change in percent is at least this many replicas (`MinAdjustmentMagnitude`), unless it is 0.
     """
     if kind is AdjustmentType.EXACT:
         return max(0, rounded(adjustment))
@@ -139,33 +139,30 @@ def adjusted(capacity: int, adjustment: float, kind: AdjustmentType, least: int 
 
 
 def tracked(capacity: int, metric: float, target: float) -> int:
-    """The capacity that brings an average to its target: more is rounded up, less is rounded so that more stay.
-
-    1.5 more become 2, 1.5 fewer become 1.
-    """
+    """The capacity that brings an average to its target, rounded up: 1.5 more become 2, 1.5 fewer become 1."""
     return math.ceil(max(0.0, min(capacity * metric / target, MOST)) * (1 - ROUNDING))
 
 
 def backlog_target(acceptable_latency: float, processing_time: float) -> float:
-    """Messages per instance that are done within an acceptable latency, both in seconds (as-using-sqs-queue)."""
+    """Messages that an instance processes within an acceptable latency, both in seconds (as-using-sqs-queue)."""
     return acceptable_latency / processing_time
 
 
 def datapoints(
     view: View, metric: str, period: timedelta, count: int, how: Aggregation, *, per_replica: bool = False
 ) -> tuple[float | None, ...]:
-    """A metric's last periods as an alarm sees them, newest first; None: a period without a value that can be trusted.
+    """A metric's last periods as an alarm sees them, newest first; None: a period without a trusted value.
 
-    Periods are counted back from now; none is shorter than the interval between two observations. A value belongs to
-    the period in which it was observed, which may have been a little late.
+    Periods are counted back from now, and are at least as long as the interval between two observations. A value
+    belongs to the period in which it was observed; the observation may have been slightly late.
 
     Args:
-        view: what is seen.
-        metric: its name.
-        period: how long one is.
-        count: how many of them.
-        how: what of several values in a period counts, and of one number per replica.
-        per_replica: whether the metric is a total that is to be divided by the replicas that were up.
+        view: the view of the policy.
+        metric: name of the metric.
+        period: length of a period.
+        count: number of periods.
+        how: how the values of a period, and the numbers of replicas, become one.
+        per_replica: whether to divide the metric, a total, by the replicas that were up.
     """
     spec = view.spec
     period = max(period, spec.interval)
@@ -185,27 +182,27 @@ def datapoints(
 
 
 def warm(view: View, warmup: timedelta) -> int:
-    """Replicas that are up, warm and to stay: as many as were up at every poll during the warm-up.
+    """Replicas that are up, warm and will stay: at most as many as were up at any poll during the warm-up.
 
-    What has been up for less does not count for more capacity, and nothing is removed meanwhile.
+    Replicas that have been up for less do not count when capacity is added, and nothing is removed meanwhile.
     """
     sizes = [_up(seen) for seen in view.past if view.now - seen.at <= warmup and seen.desired is not None]
     return min([view.current, view.ready, *sizes])
 
 
 def shrinking(view: View, period: timedelta) -> bool:
-    """Whether the size was lowered within a period: those that go still count, so nothing more is taken."""
+    """Whether the size was lowered within a period: leaving replicas still count, so no more may be removed."""
     recent = (seen for seen in view.past if view.now - seen.at <= period)
     return view.ready > view.current or any((seen.desired or 0) > view.current for seen in recent)
 
 
 def _up(seen: Observation) -> int:
-    """Replicas that were up, or that were wanted where the target did not report it."""
+    """Replicas that were up, or the desired size if the target did not report them."""
     return seen.ready if seen.ready is not None else seen.desired or 0
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """The mean, between the least and the greatest: of equal numbers it is that number, which may be the threshold."""
+    """The mean, limited to the range of the numbers: for equal numbers (a threshold, say) it is exactly that number."""
     try:
         mean = math.fsum(numbers) / len(numbers)
     except OverflowError:  # the sum of finite numbers may be beyond all floats

@@ -40,24 +40,24 @@ class Comparison(StrEnum):
 class AwsStep:
     """Changes the size in steps, by how far a metric is beyond a threshold: one alarm and its step scaling policy.
 
-    Scaling out and scaling in are two such policies, as on AWS. One whose alarm is not on abstains; of several that
-    are, the largest size counts.
+    Scaling out and scaling in need two such policies, as on AWS. A policy without an alarm abstains. If several have
+    one, the largest size counts.
 
     Attributes:
         metric: name of the metric.
-        threshold: the alarm's threshold, in the metric's unit. Where it is above 0, a negative reading counts as
+        threshold: the alarm's threshold, in the metric's unit. If it is above 0, a negative reading counts as
             missing, unless the steps add replicas when the metric is low.
         comparison: when a value breaches it: `>=`, `>`, `<=` or `<`.
-        steps: what to do for which distance from the threshold; without overlap or gap.
-        adjustment_type: what a step's adjustment is: ChangeInCapacity, ExactCapacity or PercentChangeInCapacity;
-            default ChangeInCapacity.
-        min_adjustment_magnitude: a change in percent is at least so many replicas; default 0.
-        period: what one datapoint is taken of; default 60s. Not shorter than the cluster's interval.
+        steps: the adjustment for each range of distances from the threshold; without overlap or gap.
+        adjustment_type: the meaning of a step's adjustment: ChangeInCapacity, ExactCapacity or
+            PercentChangeInCapacity; default ChangeInCapacity.
+        min_adjustment_magnitude: a change in percent is at least this many replicas; default 0.
+        period: the time that one datapoint covers; default 60s. Not shorter than the cluster's interval.
         evaluation_periods: datapoints that the alarm evaluates; default 1.
-        datapoints_to_alarm: of these so many must breach; default: all.
-        aggregation: what of the values in a period counts, and of one number per replica: Average, Minimum or
-            Maximum; default Average.
-        warmup: replicas count for further steps only once they have been up for so long, and nothing is removed
+        datapoints_to_alarm: how many of them must breach; default: all.
+        aggregation: how the values in a period, and the numbers of replicas, become one: Average, Minimum or Maximum;
+            default Average.
+        warmup: replicas count for further steps only after they have been up for this long, and nothing is removed
             before; default 5m.
     """
 
@@ -120,11 +120,11 @@ class AwsStep:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the periods it evaluates, and the warm-up."""
+        """How much of the past it needs: the periods it evaluates, and the warm-up."""
         return max(self.period * self.evaluation_periods, self.warmup) + MARGIN
 
     def evaluate(self, view: View) -> Recommendation:
-        """Ask for the size of the step."""
+        """Ask for the size that the step gives."""
         points = datapoints(view, self.metric, self.period, self.evaluation_periods, self.aggregation)
         newest = points[0]
         reading = view.metrics.get(self.metric)
@@ -149,7 +149,7 @@ class AwsStep:
         inputs |= {"adjustment": float(step.adjustment), "warm": float(ready)}
         act = f"{what}: {self.adjustment_type} {step.adjustment} of {replicas(ready)}"
         if size > ready:
-            # What is warming up was ordered by the steps before.
+            # Earlier steps have requested the replicas that are warming up.
             there = f", and {current} are there" if current > size else ""
             return sized(view, max(size, current), inputs, f"{act} gives {size}{there}")
         if size == ready:

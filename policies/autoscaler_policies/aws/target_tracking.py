@@ -1,4 +1,4 @@
-"""Target tracking of EC2 Auto Scaling: keeps a metric near its target, out at once and in late."""
+"""Target tracking of EC2 Auto Scaling: keeps a metric near its target; scales out at once and scales in late."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from autoscaler_policies.shared.recommend import are, format_number, missing, re
 class AwsTargetTracking:
     """Keeps an average per replica, or a backlog per replica, at a target the way an Auto Scaling group does.
 
-    Two alarms decide: the high one when each of the last `high_periods` datapoints was above the target, the low one
-    when each of the last `low_periods` was below `low` of it. Then size = ceil(replicas x metric / target), of the
-    newest datapoint on the way out and of the highest one on the way in. AWS publishes that it scales out in
-    proportion and in more carefully, not the alarms' numbers; the defaults are those of the alarms it creates.
+    Two alarms decide: the high one if each of the last `high_periods` datapoints was above the target, the low one
+    if each of the last `low_periods` was below the share `low` of it. Then size = ceil(replicas x metric / target),
+    with the newest datapoint for scaling out and the highest one for scaling in. AWS publishes that it scales out in
+    proportion and scales in more carefully, but not the alarms' numbers; the defaults are those of its alarms.
 
     Attributes:
         metric: name of the metric: an average per replica or a utilization; with acceptable_latency and
-            processing_time the messages that wait for all replicas together.
-        target: what an average should be, in the metric's unit; above 0. Either this or the two that follow.
+            processing_time, the messages that wait for all replicas together.
+        target: the wanted average, in the metric's unit; above 0. Set either this or the next two.
         acceptable_latency: how long a message may wait; divided by processing_time it is the target of the backlog
             per replica.
         processing_time: how long a replica needs for a message on average.
         disable_scale_in: whether this policy never asks for fewer; default false.
-        warmup: replicas count only once they have been up for so long, and nothing is removed before; default 5m.
-        period: what one datapoint is an average of; default 60s. Not shorter than the cluster's interval.
-        high_periods: datapoints above the target that ask for more; default 3.
-        low_periods: datapoints below that ask for fewer; default 15.
-        low: below this share of the target a datapoint asks for fewer, above 0 to 1; default 0.9.
+        warmup: replicas count only after they have been up for this long, and nothing is removed before; default 5m.
+        period: the time over which one datapoint is averaged; default 60s. Not shorter than the cluster's interval.
+        high_periods: this many datapoints above the target ask for more; default 3.
+        low_periods: this many datapoints below the share `low` ask for fewer; default 15.
+        low: share of the target below which a datapoint asks for fewer, above 0 to 1; default 0.9.
     """
 
     metric: str
@@ -84,12 +84,12 @@ class AwsTargetTracking:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the periods it evaluates, and the warm-up."""
+        """How much of the past it needs: the periods it evaluates, and the warm-up."""
         return max(self.period * max(self.high_periods, self.low_periods), self.warmup) + MARGIN
 
     @property
     def goal(self) -> float:
-        """What an average, or the backlog per replica, should be."""
+        """The wanted average, or the wanted backlog per replica."""
         if self.acceptable_latency is not None and self.processing_time is not None:
             return backlog_target(self.acceptable_latency.total_seconds(), self.processing_time.total_seconds())
         return self.target or 1.0
@@ -109,7 +109,7 @@ class AwsTargetTracking:
             f"{self.metric} {format_number(newest)}{' per replica' if backlog else ''} at target {format_number(goal)}"
         )
         if all(point is not None and point > goal for point in points[: self.high_periods]):
-            # A backlog is what it is, however many of the replicas that share it are still warming up.
+            # A backlog is shared by all replicas that are up, even by those that are still warming up.
             counted = max(view.ready if backlog else ready, 1)
             size = max(current, tracked(counted, newest, goal))
             return sized(view, size, inputs, f"{what} for {self.high_periods} datapoints: {replicas(size)}")

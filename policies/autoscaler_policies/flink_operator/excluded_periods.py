@@ -1,8 +1,8 @@
 """Times at which Flink's autoscaler must not scale: `job.autoscaler.excluded.periods`.
 
 An expression is a daily range (`9:30:30-10:50:20`), a cron expression of Quartz (`* * 9-11 ? * MON-FRI`), or both
-joined by `&&`: `CalendarUtils` of the Flink Kubernetes operator, on `DailyCalendar` and `CronExpression` of Quartz 2.3.
-A cron expression excludes every second that it names.
+joined by `&&`. The rules are those of `CalendarUtils` of the Flink Kubernetes operator, which uses `DailyCalendar` and
+`CronExpression` of Quartz 2.3. A cron expression excludes every second that it matches.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Daily:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
-    """A cron expression of Quartz: the values of each field that it names.
+    """A cron expression of Quartz: the values that each field matches.
 
     Attributes:
         seconds, minutes, hours, months, years: values; years None: every year.
-        days: days of the month, or None where that field is `?`.
+        days: days of the month, or None if that field is `?`.
         last: how many days before the end of the month (`L`, `L-3`), or None.
         weekday_of: whether the nearest weekday is meant instead of the day (`W`).
-        weekdays: 1 (Sunday) to 7, or None where that field is `?`.
-        nth: which one of that weekday in the month (`#`), 0: each; -1: the last (`6L`).
+        weekdays: 1 (Sunday) to 7, or None if that field is `?`.
+        nth: which of these weekdays in the month (`#`); 0: each; -1: the last (`6L`).
     """
 
     seconds: frozenset[int]
@@ -61,7 +61,7 @@ class Cron:
     nth: int = 0
 
     def holds(self, at: datetime) -> bool:
-        """Whether it names the second of a local time."""
+        """Whether it matches the second of a local time."""
         return (
             at.second in self.seconds
             and at.minute in self.minutes
@@ -88,7 +88,7 @@ class Cron:
 
 
 def _nearest_weekday(day: date, length: int) -> int:
-    """The day of the month that is the nearest from Monday to Friday, in the same month."""
+    """The day of the month of the nearest weekday (Monday to Friday) in the same month."""
     match day.isoweekday():
         case 6:  # Saturday
             return day.day - 1 if day.day > 1 else day.day + 2
@@ -99,14 +99,14 @@ def _nearest_weekday(day: date, length: int) -> int:
 
 
 Period = tuple[Daily | Cron, ...]
-"""All of these hold."""
+"""The parts of an expression: a time is excluded if all of them match."""
 
 
 def parse(expression: str) -> Period:
-    """Read one expression: `CalendarUtils.validateExcludedExpression`.
+    """Parse one expression: `CalendarUtils.validateExcludedExpression`.
 
     Raises:
-        ValueError: it cannot be read; the message says what is wrong.
+        ValueError: it is not an expression; the message says what is wrong.
     """
     parts = [part.strip() for part in expression.split("&&")]
     if len(parts) > 2:  # noqa: PLR2004 - one range and one cron expression
@@ -118,15 +118,15 @@ def parse(expression: str) -> Period:
 
 
 def excluded(periods: tuple[Period, ...], at: datetime) -> bool:
-    """Whether a local time is in one of them: `CalendarUtils.inExcludedPeriods`."""
+    """Whether a local time is in one of the periods: `CalendarUtils.inExcludedPeriods`."""
     return any(all(part.holds(at) for part in period) for period in periods)
 
 
 def daily(text: str) -> Daily:
-    """Read a daily range, `HH:MM[:SS[:mmm]]` twice, as `DailyCalendar` does.
+    """Parse a daily range, two times `HH:MM[:SS[:mmm]]` joined by `-`, as `DailyCalendar` does.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a daily range.
     """
     start, _, end = text.partition("-")
     return Daily(_time(start), _time(end))
@@ -144,10 +144,10 @@ def _time(text: str) -> time:
 
 
 def cron(text: str) -> Cron:
-    """Read a cron expression of Quartz: second, minute, hour, day, month, weekday and, if given, year.
+    """Parse a cron expression of Quartz: second, minute, hour, day, month, weekday and, optionally, year.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a cron expression.
     """
     fields = text.upper().split()
     if len(fields) not in {6, 7}:
@@ -190,7 +190,7 @@ def _days(field: str) -> tuple[frozenset[int], int | None, bool]:
 
 
 def _weekdays(field: str) -> tuple[frozenset[int], int]:
-    """Weekdays, and which of the month."""
+    """Weekdays, and which of them in the month."""
     if field == "L":
         return frozenset({_SATURDAY}), 0
     if found := re.fullmatch(r"(\w+?)L", field):
@@ -201,7 +201,7 @@ def _weekdays(field: str) -> tuple[frozenset[int], int]:
 
 
 def _values(field: str, low: int, high: int, names: dict[str, int] = _NO_NAMES) -> frozenset[int]:
-    """All values that a field names. A range may go over its end, as FRI-MON does."""
+    """All values that a field matches. A range may wrap around, as FRI-MON does."""
     found: set[int] = set()
     for part in field.split(","):
         spec, slash, step_text = part.partition("/")

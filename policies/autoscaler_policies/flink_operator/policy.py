@@ -1,4 +1,4 @@
-"""The autoscaler of the Flink Kubernetes operator, its decisions for every vertex made into a number of workers."""
+"""The autoscaler of the Flink Kubernetes operator: its decisions for the vertices, turned into a number of workers."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ from autoscaler_policies.shared.recommend import are, finite, format_number, mis
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 JOB = "job"
-"""The vertex that a job is seen as by metrics of the whole."""
+"""The name of the only vertex, if the metrics are those of the whole job."""
 MOST_STEPS = 20
-"""So many past steps may be remembered of a vertex: what is learned must stay small."""
+"""The most past steps that are remembered of a vertex: memory must stay small."""
 
 _CHECKS: tuple[tuple[str, Check], ...] = (
     ("utilization_target observed_scalability_coefficient_min", ABOVE_0_TO_1),
@@ -82,81 +82,79 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("lag throughput busy arrivals vertices", METRIC),
     ("vertex_exclude_ids", (all, "ids or parts of names, none of them empty")),
 )
-"""What parameters must be."""
+"""The checks of the parameters."""
 
 _QUEUE = 60
-"""So many lower parallelisms are remembered of a vertex that waits, and fewer where there are many such vertices."""
+"""The most lower parallelisms that are remembered of a vertex whose scale down waits; fewer if many vertices wait..."""
 
 _SHORTEST = 4
-"""At least so many of them."""
+"""... but at least this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlinkOperator(Settings):
-    """The rule of Flink's own autoscaler: as many subtasks as bring every vertex to its utilization.
+    """The rule of Flink's own autoscaler: as many subtasks as bring every vertex to its target utilization.
 
-    For each vertex parallelism x (lag / catch-up + rate x restart / catch-up + rate / utilization) / true rate, where
-    the true rate is what it could process: its rate divided by its busy share. Nothing changes while all vertices are
-    within their band. The workers are those that the neediest vertex needs in Reactive Mode, where all vertices share
-    slots. As in the Flink Kubernetes operator 1.16; parameters have the names of its options `job.autoscaler.*`, with
-    underscores.
+    The new parallelism of each vertex is parallelism x (lag / catch-up + rate x restart / catch-up + rate /
+    utilization) / true rate. The true rate is what the vertex could process: its rate divided by its busy share.
+    Nothing changes while all vertices are within their band. The number of workers follows from the vertex that needs
+    most slots, as in Reactive Mode all vertices share slots. The rules are those of the Flink Kubernetes operator 1.16.
+    Parameters have the names of its options `job.autoscaler.*`, with underscores.
 
     Attributes:
         vertices: name of the metric with the numbers of every vertex (source `flink`, metric `vertices`); default
-            none: the job is seen as a single vertex by the metrics `lag`, `throughput`, `busy` and `arrivals`.
-        utilization_target: how busy a vertex is to be, above 0 to 1; default 0.7.
-        target_utilization_boundary: how far from the target is still good, where the next two are not given; default
-            0.3.
-        utilization_max: above this more is needed; default none: the target and the boundary.
-        utilization_min: below this less would do; default none: the target less the boundary.
-        catch_up_duration: time in which a backlog, also that of a restart, is to be processed; 0s counts none; default
-            30m.
+            none: the job counts as a single vertex with the metrics `lag`, `throughput`, `busy` and `arrivals`.
+        utilization_target: how busy a vertex should be, above 0 to 1; default 0.7.
+        target_utilization_boundary: allowed distance from the target, if the next two are not given; default 0.3.
+        utilization_max: a vertex above this needs more subtasks; default none: target plus boundary.
+        utilization_min: a vertex below this needs fewer subtasks; default none: target minus boundary.
+        catch_up_duration: time in which a backlog, including that of a restart, is to be processed; with 0s backlogs do
+            not count; default 30m.
         restart_time: how long a restart takes; default 5m.
         restart_time_tracking_enabled: whether the longest restart seen counts instead; default false.
-        restart_time_tracking_limit: at most this of it; default 15m.
-        scale_down_interval: fewer are asked for so long after they would first have done, then as many as were needed
-            at most within that time; 0s: at once; default 1h.
+        restart_time_tracking_limit: upper limit of that restart time; default 15m.
+        scale_down_interval: a scale down waits this long after fewer subtasks were first enough, and then keeps the
+            most that were needed within that time; 0s: no wait; default 1h.
         scale_down_max_factor: share of its subtasks that a vertex may lose in one step, 0 to 1; default 0.6.
         scale_up_max_factor: how many times its subtasks a vertex may gain in one step; default 100000.
         vertex_min_parallelism: fewest subtasks of a vertex, 1 or more; default 1.
         vertex_max_parallelism: most subtasks of a vertex; default 200.
         vertex_exclude_ids: vertices that do not count: their ids, or parts of their names; default none.
-        scaling_parallelism_alignment_mode: how parallelism is brought in line with key groups or source partitions:
-            BALANCED, EVENLY_SPREAD, OFF, or as before 1.16 LEGACY_EVENLY_SPREAD, LEGACY_MAXIMIZE_UTILISATION; default
-            BALANCED.
-        scaling_effectiveness_detection_enabled: whether a vertex gets no more after a step that gained too little;
-            default false.
-        scaling_effectiveness_threshold: share of the expected gain that is too little, 0 or more; default 0.1.
-        observed_scalability_enabled: whether how well a vertex scales is estimated from past steps; default false.
-        observed_scalability_min_observations: so many steps are needed for that; default 3.
-        observed_scalability_coefficient_min: how badly it may scale at most, above 0 to 1; default 0.5.
+        scaling_parallelism_alignment_mode: how parallelism is aligned with key groups or source partitions: BALANCED,
+            EVENLY_SPREAD, OFF, or as before 1.16 LEGACY_EVENLY_SPREAD, LEGACY_MAXIMIZE_UTILISATION; default BALANCED.
+        scaling_effectiveness_detection_enabled: whether a vertex gets no more subtasks after a scale up that gained too
+            little; default false.
+        scaling_effectiveness_threshold: a gain below this share of the expected one is too little, 0 or more; default
+            0.1.
+        observed_scalability_enabled: whether past steps show how well a vertex scales; default false.
+        observed_scalability_min_observations: number of steps needed for that; default 3.
+        observed_scalability_coefficient_min: lower limit of that estimate, above 0 to 1; default 0.5.
         history_max_count: past steps that are remembered of a vertex, up to 20; default 3.
-        history_max_age: for how long; default 24h.
+        history_max_age: how long they are remembered; default 24h.
         metrics_window: time over which everything is averaged; nothing is asked for before it is full; default 15m.
-        stabilization_interval: what is seen so soon after the job went to run does not count; default 5m.
+        stabilization_interval: readings within this time after the start of the job do not count; default 5m.
         backlog_processing_lag_threshold: a source that needs longer than this for its lag may be busy all the time,
-            and nothing is taken away; default 5m.
-        observed_true_processing_rate_lag_threshold: a source with more than this of lag goes as fast as it can;
-            default 30s.
-        observed_true_processing_rate_switch_threshold: by how much the busy share may say more than such a source
-            shows; default 0.15.
+            and nothing is scaled down; default 5m.
+        observed_true_processing_rate_lag_threshold: a source with more lag than this runs at full speed; default 30s.
+        observed_true_processing_rate_switch_threshold: by how much the rate from the busy share may exceed the rate
+            observed at full speed; default 0.15.
         observed_true_processing_rate_min_observations: readings needed for that; default 2.
         excluded_periods: when nothing may change: daily ranges such as 9:30:30-10:50:20, cron expressions of Quartz
             such as `* * 9-11 ? * MON-FRI`, or both joined by &&; default none.
-        timezone: the time zone of those, such as Europe/Berlin; default UTC.
+        timezone: the time zone of the excluded periods, such as Europe/Berlin; default UTC.
         quota_cpu: processors that all workers together may have; a step that needs more is not made; default none.
         quota_memory: memory that all workers together may have, in GiB; default none.
         worker_cpu: processors of one worker; needed with `quota_cpu`; default none.
         worker_memory: memory of one worker in GiB; needed with `quota_memory`; default none.
-        lag: metric with the records waiting, of a job seen as one vertex; default lag.
-        throughput: metric with the processed records/s, likewise; default throughput.
-        busy: metric with the busy share, 0 to 1, likewise; default saturation.
-        arrivals: metric with the offered records/s, likewise; may be absent: then it is what is processed and what
-            the lag grows by; default arrivals.
+        lag: metric with the records waiting, without `vertices`; default lag.
+        throughput: metric with the processed records/s, without `vertices`; default throughput.
+        busy: metric with the busy share, 0 to 1, without `vertices`; default saturation.
+        arrivals: metric with the offered records/s, without `vertices`; may be absent: then arrivals are throughput
+            plus the growth of the lag; default arrivals.
     """
 
     rounded_from = 100.0
-    """Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
+    """Flink rounds every capacity to a whole number, so a job with 0.4 records/s would need no capacity."""
 
     vertices: str | None = None
     restart_time: timedelta = timedelta(minutes=5)
@@ -225,7 +223,7 @@ class FlinkOperator(Settings):
 
     @property
     def lookback(self) -> timedelta:
-        """A little more than the window, as no reading is taken exactly at its beginning."""
+        """Slightly more than the window, as there is no reading exactly at its beginning."""
         return self.metrics_window * 1.25 + timedelta(minutes=1)
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
@@ -238,7 +236,7 @@ class FlinkOperator(Settings):
         return Allowance(limits, f"{local:%H:%M} is within excluded_periods")
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """Remember scale downs that wait, past steps of the vertices and restarts."""
+        """Remember waiting scale downs, past steps of the vertices, and restarts."""
         memory = dict(view.memory)
         self._follow(view, memory)
         measured = self._measure(view)
@@ -261,7 +259,7 @@ class FlinkOperator(Settings):
         room = (MOST_LEARNED - len(kept)) // max(len(waiting), 1)
         for vertex, delayed in waiting.items():
             waits = _of_delayed(vertex, delayed, max(_SHORTEST, min((room - 1) // 3, _QUEUE)))
-            if len(kept) + len(waits) <= MOST_LEARNED:  # without it, the vertex only waits anew
+            if len(kept) + len(waits) <= MOST_LEARNED:  # if left out, the wait of the vertex only starts again
                 kept |= waits
         return dict(list(kept.items())[:MOST_LEARNED])
 
@@ -290,10 +288,10 @@ class FlinkOperator(Settings):
             return missing(view, self.lag)
         return sized(view, 0, inputs, "there is nothing to do and no replica")
 
-    # what was seen
+    # measuring
 
     def _measure(self, view: View) -> _Measured | Recommendation:
-        """The vertices over the window, or why they cannot be judged now."""
+        """The vertices over the window, or why they cannot be evaluated now."""
         if missed := [name for name in self.metrics if name not in view.metrics]:
             return missing(view, *missed)
         engine = view.engine
@@ -326,7 +324,7 @@ class FlinkOperator(Settings):
                 break
             seen.append(observation)
             if observation.at <= start:
-                break  # it is full, and what is before does not count
+                break  # the window is full; earlier observations do not count
         first = seen[-1].at if seen else now
         if start < first:
             return _learning(f"metrics_window is complete in {(first - start).total_seconds():.0f} s at the earliest")
@@ -336,7 +334,7 @@ class FlinkOperator(Settings):
         return found
 
     def _of_one_size(self, past: Sequence[Observation]) -> Iterator[Observation]:
-        """What can be judged by, newest first, as long as it is of one size: a true rate belongs to a parallelism."""
+        """Usable observations, newest first, as long as the size is the same: a true rate belongs to a parallelism."""
         ready = parallelism = None
         for observation in reversed(past):
             had, engine = observation.ready, observation.engine
@@ -352,7 +350,7 @@ class FlinkOperator(Settings):
                 yield observation
 
     def _of_same_sizes(self, past: Sequence[Observation], name: str) -> Iterator[Observation]:
-        """The same of vertices. One that is not listed changes nothing."""
+        """The same with `vertices`, as long as no vertex changes. A vertex that is not listed counts as unchanged."""
         sizes: dict[str, float | None] = {}
         for observation in reversed(past):
             reading = observation.metrics.get(name)
@@ -365,7 +363,7 @@ class FlinkOperator(Settings):
             yield observation
 
     def _job(self, view: View, seen: Sequence[Observation]) -> _Measured | Recommendation:
-        """A job seen as one vertex."""
+        """The job as one vertex."""
         parallelism = slots_in_use(view)
         if not parallelism:
             return Recommendation(None, Reason.ABSTAINED, {}, "no replica is up: metrics are not evaluated")
@@ -384,7 +382,7 @@ class FlinkOperator(Settings):
         target = self._target(offered, waiting[-1])
         true_rate = self._true_rate(taken, shares, self._observed(processed, waiting, [0.0] * len(seen)))
         if taken == 0 and (target.rate > 0 or waiting[-1] > 0):
-            true_rate = dataflow.NAN  # by Flink's rules it could do anything, which would shrink a job that is stuck
+            true_rate = dataflow.NAN  # by Flink's rules it would be infinite, which would shrink a job that is stuck
         engine = view.engine
         most = MOST if engine is None or not engine.max_parallelism else max(engine.max_parallelism, parallelism)
         load = Load(parallelism=parallelism, target=target, true_rate=true_rate, max_parallelism=most)
@@ -392,7 +390,7 @@ class FlinkOperator(Settings):
         return _Measured(loads={JOB: load}, names={JOB: "the job"}, group={JOB: 0}, every=[(0, most)], backlog=backlog)
 
     def _vertices(self, view: View, seen: Sequence[Observation], name: str) -> _Measured | Recommendation:
-        """Every vertex by itself."""
+        """Each vertex separately."""
         readings = [observation.metrics[name] for observation in seen]
         last = readings[-1].parts
         alive = {_ident(label): label for label, numbers in last.items() if numbers.get("parallelism", 0) >= 1}
@@ -418,7 +416,7 @@ class FlinkOperator(Settings):
             vertex: self._load(one, wanted[vertex], rates[vertex].records_in, source=vertex in targets)
             for vertex, one in series.items()
         }
-        # A legacy source has no busy time, and is rarely what limits.
+        # A legacy source has no busy time, and is rarely the bottleneck.
         left_out = {
             vertex
             for vertex, one in series.items()
@@ -439,7 +437,7 @@ class FlinkOperator(Settings):
         )
 
     def _offered(self, one: _Series, taken: float) -> dataflow.TargetRate:
-        """What a source must take. One that never reports its lag has none, as in Flink's autoscaler."""
+        """The target rate of a source. A source that never reports its lag has none, as in Flink's autoscaler."""
         lags = one.all("lag")
         if all(map(math.isnan, lags)):
             return self._target(taken, 0.0)
@@ -449,7 +447,7 @@ class FlinkOperator(Settings):
         observed = self._observed(one.all("records_in"), one.all("lag"), one.all("backpressured")) if source else ()
         true_rate = self._true_rate(taken, one.all("busy"), observed)
         if taken == 0 and (target.rate > 0 or one.last("lag") > 0):
-            true_rate = dataflow.NAN  # as above
+            true_rate = dataflow.NAN  # see `_job`
         return Load(
             parallelism=_whole(one.last("parallelism")),
             target=target,
@@ -469,7 +467,7 @@ class FlinkOperator(Settings):
         )
 
     def _observed(self, taken: Iterable[float], lags: Iterable[float], held: Iterable[float]) -> Sequence[float]:
-        """What a source did while it caught up, reading by reading."""
+        """The rates of a source while it caught up, one per reading."""
         threshold, minimum = (
             self.observed_true_processing_rate_lag_threshold,
             self.observed_true_processing_rate_min_observations,
@@ -479,7 +477,7 @@ class FlinkOperator(Settings):
         count, total = 0, 0.0
         for records_in, lag, share in zip(taken, lags, held, strict=True):
             one = total / count if count >= minimum else dataflow.NAN
-            if not (records_in > 0 and lag < seconds * records_in):  # only where it is more than what stands
+            if not (records_in > 0 and lag < seconds * records_in):  # with less lag, the earlier mean stays
                 one = dataflow.observed_while_catching_up(
                     records_in, lag, 0.0 if math.isnan(share) else share * 1000, threshold=threshold, previous=one
                 )
@@ -501,7 +499,7 @@ class FlinkOperator(Settings):
 
     @property
     def _remembers(self) -> bool:
-        """Whether past steps count for anything."""
+        """Whether any rule uses past steps."""
         return self.scaling_effectiveness_detection_enabled or self.observed_scalability_enabled
 
     def _restart(self, memory: Mapping[str, float]) -> timedelta:
@@ -560,7 +558,7 @@ class FlinkOperator(Settings):
         has = job_slots(measured.slots({vertex: measured.loads[vertex].parallelism for vertex in needed}))
         sum_up = f"ceil({slots} slots / {each}) = {replicas(workers)}"
         if slots >= has and workers < view.current:
-            workers = view.current  # the job does not use all that are there yet, and does not need fewer
+            workers = view.current  # the job does not use all workers yet, and does not need fewer slots
             sum_up += f", and {view.current} are there"
         return sized(
             view, workers, inputs, f"{summary}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}"
@@ -583,7 +581,7 @@ class FlinkOperator(Settings):
         return needed_capacity(load.target, self, self._restart(view.memory))
 
     def _short(self, view: View, load: Load) -> float:
-        """How much of what it needs a vertex is short of: to name the neediest of several with equal parallelism."""
+        """Needed capacity divided by the true rate: names the neediest of several vertices with equal parallelism."""
         short = dataflow.divided(self._capacity(view, load), load.true_rate)
         return dataflow.INF if math.isnan(short) else short
 
@@ -617,10 +615,10 @@ class FlinkOperator(Settings):
             memory=self.quota_memory,
         )
 
-    # what is remembered
+    # memory
 
     def _follow(self, view: View, memory: dict[str, float]) -> None:
-        """Note a rescale that was asked for, and when the job resumed: `ScalingTracking`."""
+        """Record a requested rescale, and when the job ran again: `ScalingTracking`."""
         rescale = view.rescale
         asked = memory.get("asked_at", -math.inf)
         if rescale is not None and rescale.cause is Cause.REQUEST and _epoch(rescale.at) > asked + 0.5:
@@ -642,9 +640,9 @@ class FlinkOperator(Settings):
             self._keep_restarts(view, memory, [*known[:-1], (began, ended - began)])
 
     def _note_reading(self, view: View, memory: dict[str, float]) -> None:
-        """Note that there are readings. After a longer gap scale downs wait anew: more may have been needed in it.
+        """Record that there are readings. After a long gap, the waits of scale downs start again: more may be needed.
 
-        The original counts a gap as time in which fewer would have done.
+        The original counts a gap as time in which fewer subtasks were enough.
         """
         now = _epoch(view.now)
         if now - memory.get("read_at", now) > max(self.metrics_window, view.spec.interval * GAP).total_seconds():
@@ -662,7 +660,7 @@ class FlinkOperator(Settings):
                 memory[f"restart.{index}"] = seconds
 
     def _stepped(self, vertex: str, load: Load, memory: dict[str, float], now: float) -> tuple[Summary, ...]:
-        """The past steps of a vertex, with the one that has just been made; a changed vertex waits anew to go down."""
+        """The past steps of a vertex, including a new one. A change of the vertex resets the wait to scale it down."""
         known = _steps(memory, vertex)
         before = memory.get(f"{vertex}.parallelism")
         if before is not None and before != load.parallelism:
@@ -682,11 +680,11 @@ class _Measured:
     """The vertices of a job over the window.
 
     Attributes:
-        loads: vertex -> what it does and could do.
-        names: vertex -> its name, for people.
+        loads: vertex -> its measured load.
+        names: vertex -> its name, for users.
         group: vertex -> its slot sharing group.
-        every: slot sharing group and key groups of every vertex that is deployed, also of those that are over.
-        backlog: whether a source has one.
+        every: slot sharing group and key groups of every deployed vertex, including finished ones.
+        backlog: whether a source has a backlog.
         left_out: vertices that do not count.
     """
 
@@ -698,7 +696,7 @@ class _Measured:
     left_out: frozenset[str] = frozenset()
 
     def slots(self, needed: Mapping[str, int]) -> list[tuple[int, int]]:
-        """Of each group what its neediest vertex needs, and the most that its vertices can use."""
+        """For each group: the parallelism of its neediest vertex, and the most that its vertices can use."""
         most: dict[int, int] = {}
         for group, key_groups in self.every:
             most[group] = max(most.get(group, 0), key_groups)
@@ -721,7 +719,7 @@ class _Series:
         return [_positive(numbers.get(name, dataflow.NAN)) for numbers in self.numbers]
 
     def timed(self, name: str) -> Iterator[tuple[float, float]]:
-        """The same with the time in ms."""
+        """The same, each with its time in ms."""
         return zip(self.ats, self.all(name), strict=True)
 
     def mean(self, name: str) -> float:
@@ -746,28 +744,28 @@ def _millis(reading: Reading) -> float:
 
 
 def _positive(value: float) -> float:
-    """What is shown of the past has not been checked: it may be anything."""
+    """The value; NaN if it is negative or infinite, as past readings are not checked."""
     return value if 0 <= value < dataflow.INF else dataflow.NAN
 
 
 def _whole(value: float) -> int:
-    """A number as a count; 0 where it is not known."""
+    """A number as a count; 0 if it is unknown."""
     return 0 if math.isnan(value) else int(min(value, MOST))
 
 
 def _group(numbers: Mapping[str, float]) -> int:
-    """The slot sharing group of a vertex; where it is not reported, all share one."""
+    """The slot sharing group of a vertex; if it is not reported, all vertices share one group."""
     return _whole(_positive(numbers.get("group", 0.0)))
 
 
 def _key_groups(numbers: Mapping[str, float]) -> int:
-    """The most subtasks that a vertex can have; where it is not reported, any number; never fewer than it has."""
+    """The most subtasks that a vertex can have, at least its present number; any number if it is not reported."""
     most = _whole(_positive(numbers.get("max_parallelism", dataflow.NAN))) or MOST
     return max(most, _whole(_positive(numbers.get("parallelism", dataflow.NAN))))
 
 
 def _total(reading: Reading | None) -> float:
-    """A rate or a number of records over all replicas; NaN where there is none."""
+    """A rate or a number of records over all replicas; NaN if it is missing or invalid."""
     if reading is None:
         return dataflow.NAN
     value = reading.value
@@ -777,7 +775,7 @@ def _total(reading: Reading | None) -> float:
 
 
 def _busiest(reading: Reading) -> float:
-    """The busy share of the busiest replica, or the mean where the source knows it; NaN where it is none."""
+    """The busy share of the busiest replica, or the mean if the source knows it; NaN if it is not a busy share."""
     value = reading.averaged
     if isinstance(value, tuple):
         value = max(value) if value and all(0 <= one <= BUSIEST for one in value) else dataflow.NAN
@@ -788,7 +786,7 @@ _LABEL = re.compile(r"(.*) \(([0-9a-f]{32})\)", re.DOTALL)
 
 
 def _ident(label: str) -> str:
-    """The id of a vertex in its label `name (id)`, or the label itself."""
+    """The id of a vertex from its label `name (id)`, or the label itself."""
     found = _LABEL.fullmatch(label)
     return found[2] if found else label
 
@@ -799,12 +797,12 @@ def _name(label: str) -> str:
 
 
 def _inputs(numbers: Mapping[str, float]) -> list[str]:
-    """The vertices that feed one."""
+    """The vertices that send records to a vertex."""
     return [name.removeprefix("from:") for name in numbers if name.startswith("from:")]
 
 
 def _stop_waiting(memory: dict[str, float]) -> None:
-    """Forget the scale downs that wait: `DelayedScaleDown.clearAll`."""
+    """Forget the waiting scale downs: `DelayedScaleDown.clearAll`."""
     _forget(memory, lambda name: name.endswith(".down_at") or ".down." in name)
 
 
@@ -814,7 +812,7 @@ def _forget(memory: dict[str, float], known: Callable[[str], bool]) -> None:
 
 
 def _delayed(memory: Mapping[str, float], vertex: str, parallelism: int, now: float) -> Delayed | None:
-    """The scale down of a vertex that waits."""
+    """The waiting scale down of a vertex; None: it has none."""
     since = memory.get(f"{vertex}.down_at")
     if since is None:
         return None
@@ -831,7 +829,7 @@ def _delayed(memory: Mapping[str, float], vertex: str, parallelism: int, now: fl
 def _of_delayed(vertex: str, delayed: Delayed, most: int) -> dict[str, float]:
     wanted = list(delayed.wanted)
     while len(wanted) > most:
-        # The older of the two that differ least may stand for the younger: it is greater, and too many do no harm.
+        # Of the two that differ least, keep the older for both: it is larger, and too many subtasks do no harm.
         gaps = [before.parallelism - after.parallelism for before, after in pairwise(wanted[:-1])]
         first = gaps.index(min(gaps))
         older, younger = wanted[first : first + 2]
@@ -867,7 +865,7 @@ def _of_step(name: str, step: Summary) -> dict[str, float]:
 
 
 def _restarts(memory: Mapping[str, float]) -> list[tuple[float, float | None]]:
-    """Past restarts, oldest first: when each was asked for, and how many seconds it took."""
+    """Past restarts, oldest first: when each was requested, and how many seconds it took (None: not over yet)."""
     found: list[tuple[float, float | None]] = []
     while (at := memory.get(f"restart.{len(found)}_at")) is not None:
         seconds = memory.get(f"restart.{len(found)}")

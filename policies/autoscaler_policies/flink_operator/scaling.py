@@ -1,10 +1,10 @@
-"""What Flink's autoscaler makes of what it has measured, as pure functions.
+"""How Flink's autoscaler decides from its measurements, as pure functions.
 
-`autoscaler.core.dataflow` computes what the vertices of a job could do and must do; this, which parallelism they get.
-The rules of both are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each
-docstring names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison
-with NaN is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points
-in time.
+`autoscaler.core.dataflow` computes what the vertices of a job could process and must process; this module computes
+which parallelism they get. The rules of both are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler),
+number for number; each docstring names the class and method it follows. Numbers are doubles as in Java: an unknown
+number is NaN, a comparison with NaN is false, and a division by zero gives an infinity or NaN. Points in time are
+seconds since 1970.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autoscaler.policy_api import dataflow
 
 NAN = math.nan
 MOST = 2**31 - 1
-"""The largest int of Java: a limit that is not set."""
+"""The largest int of Java. It stands for a limit that is not set."""
 
 _SECOND = timedelta(seconds=1)
 _THOUSANDTH = Decimal("0.001")
@@ -29,13 +29,13 @@ _COARSE = 2.0**43  # from here on doubles are further apart than a thousandth
 
 
 class Alignment(StrEnum):
-    """How a parallelism is brought in line with key groups or source partitions.
+    """How a parallelism is aligned with key groups or source partitions.
 
     The first three are the values of `job.autoscaler.scaling.parallelism-alignment.mode`, the others those of the
     deprecated `job.autoscaler.scaling.key-group.partitions.adjust.mode`, the default before 1.16.
     """
 
-    BALANCED = "BALANCED"  # the next that gives the fullest subtask less, a divisor or not
+    BALANCED = "BALANCED"  # the next parallelism that gives the fullest subtask less, a divisor or not
     EVENLY_SPREAD = "EVENLY_SPREAD"  # the next divisor
     OFF = "OFF"
     LEGACY_EVENLY_SPREAD = "LEGACY_EVENLY_SPREAD"
@@ -48,11 +48,11 @@ _LOOSE = frozenset({Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The parameters of `FlinkOperator`, which explains them, that the decision about a vertex depends on."""
+    """The parameters that the decision about a vertex depends on; `FlinkOperator` explains them."""
 
     rounded_from: ClassVar[float] = -math.inf
-    """Capacities below it, records/s, are not rounded to whole numbers, and rates below it not to thousandths; the
-    original rounds them all."""
+    """Capacities below this, records/s, are not rounded to whole numbers, and rates below it not to thousandths; the
+    original rounds all of them."""
 
     utilization_target: float = 0.7
     target_utilization_boundary: float = 0.3
@@ -73,27 +73,27 @@ class Settings:
 
     @property
     def upper(self) -> float:
-        """The utilization above which more is needed."""
+        """The utilization above which a vertex needs more subtasks."""
         target, most = self.utilization_target, self.utilization_max
         return target + self.target_utilization_boundary if most is None else most
 
     @property
     def lower(self) -> float:
-        """The utilization below which less would do."""
+        """The utilization below which a vertex needs fewer subtasks."""
         target, least = self.utilization_target, self.utilization_min
         return target - self.target_utilization_boundary if least is None else least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One vertex as it was measured.
+    """The measured numbers of one vertex.
 
     Attributes:
-        parallelism: subtasks it has.
+        parallelism: its number of subtasks.
         target: records/s it must process.
-        true_rate: records/s it could process with them; NaN: unknown.
-        max_parallelism: its key groups.
-        partitions: of its source; 0: none, or not reported.
+        true_rate: records/s it could process with these subtasks; NaN: unknown.
+        max_parallelism: its number of key groups.
+        partitions: partitions of its source; 0: none, or not reported.
         keyed: whether one of its inputs is distributed by key.
     """
 
@@ -107,12 +107,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One change of a vertex in the past: `ScalingSummary`.
+    """One past change of a vertex: `ScalingSummary`.
 
     Attributes:
         at: when it was made.
-        parallelism: what the vertex had.
-        new_parallelism: what it got.
+        parallelism: the parallelism before.
+        new_parallelism: the parallelism after.
         true_rate: records/s it could process before.
         expected_rate: records/s it was expected to process after.
     """
@@ -138,43 +138,43 @@ class Delayed:
     """A scale down that waits: `DelayedScaleDown.VertexDelayedScaleDownInfo`.
 
     Attributes:
-        since: when it was wanted first.
-        wanted: what was wanted since, oldest first; only what was greater than all that followed.
+        since: when a lower parallelism was first wanted.
+        wanted: the parallelisms wanted since then, oldest first; only those that are greater than all later ones.
     """
 
     since: float
     wanted: tuple[Wanted, ...] = ()
 
     def push(self, at: float, parallelism: int, outside: bool) -> Delayed:
-        """What is wanted now: `recordRecommendedParallelism`. What is not above it cannot be the greatest any more."""
+        """Add the one wanted now: `recordRecommendedParallelism`. Earlier ones that are not above it are dropped."""
         kept = list(self.wanted)
         while kept and kept[-1].parallelism <= parallelism:
             kept.pop()
         return replace(self, wanted=(*kept, Wanted(at, parallelism, outside)))
 
     def within(self, start: float) -> Delayed:
-        """Without what was wanted before a time."""
+        """Without the parallelisms that were wanted before a time."""
         return replace(self, wanted=tuple(one for one in self.wanted if one.at >= start))
 
     @property
     def greatest(self) -> Wanted:
-        """The greatest that was wanted: `getMaxRecommendedParallelism`.
+        """The greatest wanted parallelism: `getMaxRecommendedParallelism`.
 
         Raises:
-            IndexError: nothing was.
+            IndexError: there is none.
         """
         return self.wanted[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a vertex is to get.
+    """The decision about a vertex.
 
     Attributes:
-        parallelism: what it is to have; what it has when nothing changes.
-        outside: whether its true rate is outside the band of its utilization; False when nothing changes.
-        expected_rate: records/s it is expected to process then; NaN when nothing changes.
-        delayed: the scale down that waits, if any.
+        parallelism: its new parallelism; the present one if nothing changes.
+        outside: whether its true rate is outside the band of its utilization; False if nothing changes.
+        expected_rate: records/s it is expected to process after the change; NaN if nothing changes.
+        delayed: the waiting scale down, if any.
         why: why nothing changes although another parallelism was computed.
     """
 
@@ -200,12 +200,12 @@ def aligned(
     lower: int = 1,
     upper: int = MOST,
 ) -> int:
-    """Bring a parallelism in line with key groups or partitions: `ParallelismAligner.align`.
+    """Align a parallelism with key groups or partitions: `ParallelismAligner.align`.
 
-    Only sources that report their partitions and vertices keyed by an input are aligned. The search goes up from the
-    target: to the limits when scaling up, no further than the present parallelism when scaling down. Where it finds
-    nothing, the modes of today keep the target; the legacy ones go down to where the fullest subtask gets more, and
-    block what would turn the direction round. No `partitions` (0): none, or not known.
+    Only sources that report their partitions, and vertices with a keyed input, are aligned. The search goes up from the
+    target: to the limits when scaling up, and at most to the present parallelism when scaling down. If it finds none,
+    the present modes keep the target; the legacy modes go down to the next parallelism that gives the fullest subtask
+    more, and block a change that would reverse the direction. `partitions` of 0: none, or unknown.
     """
     if partitions <= 0 and not keyed:
         return target
@@ -235,7 +235,7 @@ def aligned(
 
 
 def _next_divisor(count: int, least: int) -> int:
-    """The least divisor of a number that is not below another; beyond the number when there is none."""
+    """The smallest divisor of `count` that is at least `least`; if there is none, a number above `count`."""
     found = count if least <= count else MOST + 1
     for small in range(1, math.isqrt(count) + 1):
         if count % small == 0:
@@ -264,7 +264,7 @@ def scaled(
     if lower > upper:
         raise ValueError(f"the lower limit ({lower}) must not be above the upper ({upper})")
     product = factor * current
-    # Java makes 0 of a NaN and its largest int of what is larger.
+    # Java converts NaN to 0 and larger numbers to its largest int.
     target = 0 if math.isnan(product) else MOST if product >= MOST else math.ceil(max(product, 0.0))
     target = min(max(lower, target), max_parallelism, upper)
     if target == current and not 0 < partitions < target:
@@ -284,9 +284,9 @@ def scaled(
 def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least: float = 0.5) -> float:
     """How linearly a vertex has scaled, from `least` to 1: `JobVertexScaler.calculateObservedScalingCoefficient`.
 
-    The least squares fit of rate = coefficient x parallelism x rate per subtask, which is that at the smallest
-    parallelism (of several the last; at 1 the last one), rounded up to two digits. 1 below `observations` changes.
-    `history` is oldest first.
+    The least squares fit of rate = coefficient x parallelism x rate per subtask, rounded up to two digits. The rate per
+    subtask is that of the last change from the smallest parallelism. The result is 1 for less than `observations`
+    changes. `history` is oldest first.
     """
     if not history or len(history) < observations:
         return 1.0
@@ -315,9 +315,9 @@ def vertex_change(
     now: float = 0.0,
     backlog: bool = False,
 ) -> Change:
-    """What one vertex is to get: `JobVertexScaler.computeScaleTargetParallelism`.
+    """The decision about one vertex: `JobVertexScaler.computeScaleTargetParallelism`.
 
-    `history` has its changes in the past, oldest first, `delayed` its scale down that waits.
+    `history` has its past changes, oldest first; `delayed` is its waiting scale down.
     """
     current = load.parallelism
     load = _rounded(load, settings.rounded_from)
@@ -355,7 +355,7 @@ def vertex_change(
 
 
 def _rounded(load: Load, least: float) -> Load:
-    """The rates of a vertex in thousandths: so that the last digits of a mean do not cost a subtask."""
+    """The load with rates rounded to thousandths, so that the last digits of a mean do not cost a subtask."""
     target = load.target
     return replace(
         load,
@@ -365,14 +365,14 @@ def _rounded(load: Load, least: float) -> Load:
 
 
 def rounded(value: float, least: float = -math.inf) -> float:
-    """A rate in thousandths, halves up and never to 0: `ScalingMetrics.roundMetric`. Below `least` it is left alone."""
+    """A rate rounded to thousandths, halves up, never to 0: `ScalingMetrics.roundMetric`. Unchanged below `least`."""
     if not least <= value or not -_COARSE < value < _COARSE:
         return value
     return float(Decimal(repr(value)).quantize(_THOUSANDTH, ROUND_HALF_UP)) or value
 
 
 def _lowered(load: Load, target: int, settings: Settings, outside: bool, delayed: Delayed | None, now: float) -> Change:
-    """Wait for the interval, then take the greatest that was wanted within it: `applyScaleDownInterval`."""
+    """Wait for the interval, then use the greatest parallelism wanted within it: `applyScaleDownInterval`."""
     interval = settings.scale_down_interval / _SECOND
     if interval <= 0:
         return _to(load, target, outside, None)
@@ -396,7 +396,7 @@ def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None) ->
 
 
 def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:
-    """Whether the true rate is outside what the utilization's bounds allow: `outsideUtilizationBound`."""
+    """Whether the true rate is outside the band of the utilization: `outsideUtilizationBound`."""
     up, down = thresholds(load.target, settings, restart, backlog=backlog)
     return load.true_rate < up or load.true_rate > down
 
@@ -404,10 +404,10 @@ def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog:
 def thresholds(
     target: dataflow.TargetRate, settings: Settings, restart: timedelta, *, backlog: bool = False
 ) -> tuple[float, float]:
-    """The true rates below which more is needed and above which less would do.
+    """The true rates below which a vertex needs more subtasks, and above which it needs fewer.
 
-    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
-    busy all the time, and nothing is scaled down (the second is infinite).
+    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed, vertices may be busy
+    all the time, and nothing is scaled down (the second rate is infinite).
 
     Returns:
         (scale up below, scale down above), records/s.
@@ -421,22 +421,22 @@ def thresholds(
 
 
 def needed_capacity(target: dataflow.TargetRate, settings: Settings, restart: timedelta) -> float:
-    """Records/s that a vertex is to be able to process."""
+    """Records/s that a vertex must be able to process."""
     return dataflow.target_capacity(
         target, settings.utilization_target, settings.catch_up_duration, restart, rounded_from=settings.rounded_from
     )
 
 
 def effectiveness(last: Summary, true_rate: float) -> float:
-    """Which share of the expected gain a scale up has brought: `detectIneffectiveScaleUp`."""
+    """The share of the expected gain that a scale up has brought: `detectIneffectiveScaleUp`."""
     return dataflow.divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
 
 
 def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> bool:
-    """Whether a source needs longer than a time for its lag: `ScalingMetricEvaluator.isProcessingBacklog`.
+    """Whether a source needs longer than `threshold` to process its lag: `ScalingMetricEvaluator.isProcessingBacklog`.
 
-    `lag` is that of its last reading; where `records_in`, per second, is not known, it is not. The threshold counts in
-    whole seconds.
+    `lag` is that of its last reading. If `records_in`, per second, is unknown, the result is False. The threshold
+    counts in whole seconds.
     """
     return dataflow.divided(lag, records_in) > threshold // _SECOND
 
@@ -446,11 +446,11 @@ def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> b
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the vertices of a job are to get.
+    """The decision about a job.
 
     Attributes:
-        changes: vertex -> what was found for it; without those that are excluded.
-        released: whether they are made: one of those that change is outside its band.
+        changes: vertex -> the decision about it; excluded vertices are left out.
+        released: whether the changes are made: at least one vertex that changes is outside its band.
     """
 
     changes: Mapping[str, Change]
@@ -473,9 +473,9 @@ def job_changes(
     backlog: bool = False,
     excluded: Iterable[str] = (),
 ) -> Job:
-    """What a whole job is to get: `ScalingExecutor.computeScalingSummary`.
+    """The decision about a whole job: `ScalingExecutor.computeScalingSummary`.
 
-    Nothing changes while every vertex that would change is within its band; one outside releases all of them.
+    Nothing changes while every vertex that would change is within its band. If one is outside, all changes are made.
     """
     left_out = frozenset(excluded)
     changes = {
@@ -497,8 +497,8 @@ def job_changes(
 def job_slots(groups: Iterable[tuple[int, int]]) -> int:
     """Slots with which every slot sharing group runs at the parallelism it needs.
 
-    Reactive Mode gives all groups equally many slots, up to what a group can use: so the neediest sets the measure. A
-    group is the parallelism of its neediest vertex, and the most its vertices can use.
+    Reactive Mode gives all groups the same number of slots, up to the number that a group can use: so the neediest
+    group decides. A group is given as the parallelism of its neediest vertex, and the most that its vertices can use.
     """
     known = tuple(groups)
     measure = max((needed for needed, _ in known), default=0)
@@ -517,9 +517,9 @@ def exceeds_quota(
 ) -> bool:
     """Whether a change would need more than a quota: `ScalingExecutor.scalingWouldExceedResourceQuota`.
 
-    Workers are rounded down here, unlike elsewhere in the original, and what is not more than now is never too much.
-    `now` and `new` have, of each slot sharing group, the greatest parallelism among its vertices that change. A quota
-    of None is none; memory has any unit.
+    The number of workers is rounded down here, unlike elsewhere in the original. A change that needs no more workers
+    than now never exceeds a quota. `now` and `new` have the greatest parallelism among the changed vertices of each
+    slot sharing group. None: no quota. Memory can have any unit, the same for both numbers.
     """
     workers = sum(new) // slots_per_worker
     if workers <= sum(now) // slots_per_worker:
@@ -540,10 +540,10 @@ def restart_time(
     """How long a restart takes: `ScalingTracking.getMaxRestartTimeOrDefault`.
 
     Args:
-        seen: seconds of past restarts; None: of one that has not ended.
-        configured: `restart.time`, which counts when nothing was seen; the limit is not for it.
-        tracked: `restart.time-tracking.enabled`: the longest one seen counts, in whole seconds.
-        limit: `restart.time-tracking.limit`: at most this of it.
+        seen: seconds of past restarts; None: one that has not ended.
+        configured: `restart.time`, which counts if no restart was seen; the limit does not apply to it.
+        tracked: `restart.time-tracking.enabled`: the longest restart seen counts, in whole seconds.
+        limit: `restart.time-tracking.limit`: upper limit of that time.
     """
     known = [math.floor(one) for one in seen if one is not None]
     if not tracked or not known:
@@ -554,9 +554,9 @@ def restart_time(
 def recent(
     ats: Sequence[float], now: float, age: timedelta, count: int, *, keep_last: bool = False
 ) -> tuple[float, ...]:
-    """Of times, oldest first, the last so many not older than an age: `getTrimmedScalingHistory`.
+    """The last `count` times, oldest first, that are not older than `age`: `getTrimmedScalingHistory`.
 
-    `keep_last` keeps the last one whatever its age, as `ScalingTracking.removeOldRecords` does.
+    `keep_last` keeps the last time whatever its age, as `ScalingTracking.removeOldRecords` does.
     """
     kept = tuple(at for at in ats if at >= now - age / _SECOND)[-count:] if count > 0 else ()
     return kept or (tuple(ats[-1:]) if keep_last else ())

@@ -1,4 +1,4 @@
-"""The Kubernetes HPA v2 as a policy: its metrics, its behavior, its memory of what it recommended and did."""
+"""The Kubernetes HPA v2 as a policy: its metrics, its behavior, its memory of recommendations and changes."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from autoscaler_policies.shared.readings import GAP
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MILLI = 1000
-SHARE = 1_000_000  # parts of a request, where a reading is a share of it: finer than the percent that counts
-# Together they keep what is remembered within the 1000 numbers that a policy may keep.
+SHARE = 1_000_000  # parts of a request, if a reading is a share of it: finer than the percentage that counts
+# With these limits the memory stays within the 1000 numbers that a policy may keep.
 MOST_RECOMMENDATIONS = 300
 MOST_EVENTS = 100
 
 USAGE, REQUEST, READY = "usage", "request", "ready"
-"""What `Reading.parts` has of a replica: usage and request in the same unit, and ready (1) or not (0)."""
+"""The numbers of a replica in `Reading.parts`: usage and request in the same unit, and ready (1) or not (0)."""
 
 
 class MetricType(StrEnum):
-    """How a size follows from a metric; the names are those of `target.type` of an HPA, by what is measured."""
+    """How a size follows from a metric; the names follow `target.type` of an HPA."""
 
     UTILIZATION = "utilization"  # Resource, averageUtilization: percent of the request
     AVERAGE_VALUE = "average_value"  # Pods, or Resource with averageValue
@@ -71,11 +71,11 @@ class Metric:
     """A metric and its target, as an entry of an HPA's `spec.metrics`.
 
     Attributes:
-        type: `utilization`, the share of the request that replicas use; `average_value`, what a replica has on average;
-            `value`, one number for all, whose ratio to the target multiplies the replicas that are up;
-            `value_per_replica`, one number for all that is divided by the target.
+        type: `utilization`: the share of the request that replicas use; `average_value`: the average of the replicas;
+            `value`: one number for all, whose ratio to the target multiplies the replicas that are up;
+            `value_per_replica`: one number for all, which is divided by the target.
         metric: name of the metric.
-        target: what it should be; for `utilization` a whole percentage of 1 or more while the metric is read from
+        target: its wanted value; for `utilization` a whole percentage of 1 or more, although the metric is read from
             0 to 1; else in the metric's unit, 0.001 or more, since an HPA counts in thousandths.
     """
 
@@ -98,14 +98,14 @@ class Metric:
             )
 
     def __str__(self) -> str:
-        """The name: what the configuration takes for a metric that a policy cannot do without."""
+        """The name of the metric, which the configuration takes as a required one."""
         return self.metric
 
     def size(self, view: View, reading: Reading, tolerances: Tolerances) -> Sized:
         """The size that the metric asks for.
 
         Raises:
-            MetricError: none follows from this reading.
+            MetricError: no size follows from this reading.
         """
         current, ready = view.current, view.ready
         if self.type is MetricType.UTILIZATION:
@@ -115,11 +115,11 @@ class Metric:
             return pod_average_value(current, target, _pods(view, reading, MILLI), tolerances)
         values = [_units(number, MILLI) for number in _numbers(reading)]
         if self.type is MetricType.VALUE_PER_REPLICA:
-            # The original asks how many pods exist; while they are coming up that would take back what was asked for.
+            # The original uses the number of existing pods: while pods start, that would undo the requested size.
             return per_pod_value(current, target, values, tolerances)
         found = object_or_external_value(current, ready, target, values, tolerances)
         if found.usage > target and found.replicas < current:
-            # The original multiplies the few that are up, and would remove those that are starting in an overload.
+            # The original multiplies the few pods that are up, and would remove starting ones during an overload.
             return Sized(current, found.usage)
         return found
 
@@ -136,7 +136,7 @@ class ScaleUp(_Rules):
     """`behavior.scaleUp` of an HPA.
 
     Attributes:
-        stabilization_window: up to the least that was asked for within it; default 0s.
+        stabilization_window: scale up to the smallest size asked for within it; default 0s.
         select_policy: which of the policies counts: max, min, or disabled for no change upwards; default max.
         policies: the rate limits; default 4 pods in 15s and 100 percent in 15s.
     """
@@ -151,7 +151,7 @@ class ScaleDown(_Rules):
     """`behavior.scaleDown` of an HPA.
 
     Attributes:
-        stabilization_window: down to the greatest that was asked for within it; default 5m.
+        stabilization_window: scale down to the largest size asked for within it; default 5m.
         select_policy: which of the policies counts: max, min, or disabled for no change downwards; default max.
         policies: the rate limits; default 100 percent in 15s.
     """
@@ -166,8 +166,8 @@ class Behavior:
     """`behavior` of an HPA.
 
     Attributes:
-        scale_up: the way up; default that of an HPA.
-        scale_down: the way down; default that of an HPA.
+        scale_up: the rules for scaling up; default those of an HPA.
+        scale_down: the rules for scaling down; default those of an HPA.
     """
 
     scale_up: ScaleUp = ScaleUp()
@@ -181,10 +181,10 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What is remembered between two turns.
+    """What is remembered between two evaluations.
 
     Attributes:
-        log: recommendations, oldest first; None: a controller that has just been started.
+        log: recommendations, oldest first; None: the controller has just started.
         events: changes of size, oldest first; signed, in replicas.
         gap: whether too little was observed recently to use the recommendations.
     """
@@ -198,17 +198,18 @@ class _Memory:
 class Hpa:
     """Does what a Kubernetes HorizontalPodAutoscaler (autoscaling/v2) with the same specification would do.
 
-    The arithmetic is that of pkg/controller/podautoscaler, rounding included; see `hpa_rules`. The cluster's `min`,
-    `max` and `interval` are its minReplicas, maxReplicas and sync period. The greatest size that a metric asks for
-    counts; one that cannot be read forbids fewer replicas. What it recommended and how the size changed is remembered,
-    also across a restart; a fresh one begins with the present size and does not go down before its window has passed.
+    The arithmetic is that of pkg/controller/podautoscaler, rounding included; see `hpa.rules`. The cluster's `min`,
+    `max` and `interval` are its minReplicas, maxReplicas and sync period. The largest size that a metric asks for
+    counts; a metric that cannot be read forbids fewer replicas. Recommendations and changes of size are remembered,
+    also across a restart. Without a memory it starts with the present size and does not scale down before its window
+    has passed.
 
     Attributes:
         metrics: the metrics and their targets, as `spec.metrics` of an HPA; at least one.
-        behavior: as `spec.behavior` of an HPA, with its defaults for what is left out. Without it, as there: down to
-            the greatest size asked for within 5m, and up to at most twice the size, or 4, at a time.
+        behavior: as `spec.behavior` of an HPA, with its defaults for omitted fields. Without it, as for an HPA: scale
+            down to the largest size asked for within 5m, and scale up to at most twice the size, or 4, at a time.
         tolerance_up: share above the target that is ignored; default 0.1.
-        tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
+        tolerance_down: share below the target that is ignored; default 0.1; 1 or more: never scale down.
     """
 
     lookback: ClassVar[timedelta] = ZERO
@@ -234,7 +235,7 @@ class Hpa:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares averages with; targets of utilization are percentages, and those of a value are for all."""
+        """The targets of averages. Those of utilizations are percentages, and those of values are for all replicas."""
         return tuple((one.metric, one.target) for one in self.metrics if one.type is MetricType.AVERAGE_VALUE)
 
     def evaluate(self, view: View) -> Recommendation:
@@ -242,7 +243,7 @@ class Hpa:
         return self._turn(view)[1]
 
     def _turn(self, view: View) -> tuple[Mapping[str, float], Recommendation]:
-        """One turn of the controller: what it remembers of it, and what it asks for."""
+        """One evaluation by the controller: the new memory, and the recommendation."""
         before = self._recall(view)
         found: list[Sized | None] = []
         words: list[str] = []
@@ -267,8 +268,8 @@ class Hpa:
         log = before.log
         desired = combined(view.current, proposals)
         if log is not None and before.gap and desired is not None:
-            # The window of the original may be empty by now, and the first reading take the size down. What asks for
-            # more is held up by nothing that it is not held up by there.
+            # In the original the window could be empty by now, and the first reading would lower the size. Scaling up
+            # is delayed by nothing that does not delay it there.
             log = (*log, Recommended(max(view.current, desired), ZERO))
         outcome = controller(
             view.current,
@@ -310,9 +311,10 @@ class Hpa:
         return self.behavior.scale_up.stabilization_window, self.behavior.scale_down.stabilization_window
 
     def _recall(self, view: View) -> _Memory:
-        """What was remembered, with the change of size since then.
+        """The memory, with the change of size since then.
 
-        A change that was asked for happened right after that turn, as the HPA counts it; another one now.
+        A change that was asked for counts as made right after that evaluation, as in the HPA; any other change as made
+        now.
         """
         memory = view.memory
         if not memory.keys() >= {"turn_at", "size", "asked"}:
@@ -334,7 +336,7 @@ class Hpa:
         now = view.now.timestamp()
         memory = {"turn_at": now, "size": float(view.current), "asked": float(outcome.replicas)}
         seen = view.memory.get("seen_at") if outcome.desired is None else now
-        if seen is not None:  # before anything is seen every turn is a first one
+        if seen is not None:  # until the first reading, every evaluation is a first one
             memory["seen_at"] = seen
         log = _needed(outcome.log, *self._windows)
         memory |= _written("recommended", [(one.replicas, one.age) for one in log], now)
@@ -351,11 +353,11 @@ class Hpa:
 def _needed(log: Sequence[Recommended], up: timedelta, down: timedelta) -> list[Recommended]:
     """The recommendations that can still decide, oldest first.
 
-    One that a later one is as small as, or as great as, never decides again: it leaves the window first.
+    If a later one is as small (or as large), an earlier one never decides again, as it leaves the window first.
     """
     kept: list[Recommended] = []
     least, greatest = math.inf, -math.inf
-    oldest_first = sorted(log, key=lambda one: one.age, reverse=True)  # of the same age the later one stays later
+    oldest_first = sorted(log, key=lambda one: one.age, reverse=True)  # stable for equal ages
     for one in reversed(oldest_first):
         smaller, greater = one.replicas < least, one.replicas > greatest
         least, greatest = min(least, one.replicas), max(greatest, one.replicas)
@@ -363,13 +365,13 @@ def _needed(log: Sequence[Recommended], up: timedelta, down: timedelta) -> list[
             kept.append(one)
     kept.reverse()
     while len(kept) > MOST_RECOMMENDATIONS:
-        # The greater one is kept a little longer: later down, earlier up.
+        # Merge two into the larger size with the younger age: scaling down is later, scaling up earlier.
         kept[:2] = [Recommended(max(kept[0].replicas, kept[1].replicas), kept[1].age)]
     return kept
 
 
 def _age(now: float, at: float) -> timedelta:
-    """To the microsecond, which seconds since 1970 can hold."""
+    """The time since `at`, to the microsecond."""
     return timedelta(seconds=now - at)
 
 
@@ -393,9 +395,9 @@ def _numbers(reading: Reading) -> tuple[float, ...]:
 
 
 def _units(number: float, scale: int) -> int:
-    """A number in whole parts, rounded up as a Kubernetes quantity is; beyond all bounds the largest.
+    """A number in whole parts, rounded up as a Kubernetes quantity is, and limited to the largest one.
 
-    Rounded before to a thousandth of a part: 20.666 x 1000 is 20666.000000000004 in floats.
+    First it is rounded to a thousandth of a part: 20.666 x 1000 is 20666.000000000004 in floats.
     """
     parts = number * scale
     if abs(parts) >= MOST_USAGE:
@@ -404,9 +406,9 @@ def _units(number: float, scale: int) -> int:
 
 
 def _replicas(reading: Reading) -> Mapping[str, Mapping[str, float]]:
-    """What a reading has of each replica; nothing where its parts are something else.
+    """The numbers of each replica in a reading; empty if its parts are something else.
 
-    Parts with requests and no usage are replicas of which nothing was read: the value of their reading does not count.
+    Parts with a request but no usage are replicas without a measurement: then the value of the reading does not count.
     """
     return reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
 
@@ -422,7 +424,7 @@ def _silent(view: View, reading: Reading) -> int:
 
 
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
-    """The replicas as pods: those with a reading, those that are up without one, those that are not up."""
+    """The replicas as pods: with a reading, up without a reading, or not up."""
     reported = _replicas(reading)
     if reported:
         return _parts(view, reported)
@@ -438,7 +440,7 @@ def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
 
 
 def _complete(view: View, pods: list[Pod], silent: int, request: int | None) -> list[Pod]:
-    """The pods, with those that are up without a reading and those that are starting."""
+    """The pods, plus those that are up without a reading and those that are starting."""
     if silent > 0:
         pods = [*pods, Pod(None, request, count=silent)]
     starting = view.current - max(view.ready, sum(pod.count for pod in pods))
@@ -462,7 +464,7 @@ def _parts(view: View, reported: Mapping[str, Mapping[str, float]]) -> list[Pod]
 
 
 def _shown(one: Sized) -> float:
-    """The number that counted: a percentage, or a value in the metric's unit."""
+    """The number that was compared: a percentage, or a value in the metric's unit."""
     return float(one.utilization) if one.utilization is not None else one.usage / MILLI
 
 

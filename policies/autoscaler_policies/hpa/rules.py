@@ -3,9 +3,9 @@
 They follow pkg/controller/podautoscaler of https://github.com/kubernetes/kubernetes (1.33, with a tolerance for each
 direction): replica_calculator.go, metrics/utilization.go and horizontal.go; each function names the one it follows.
 
-Values are whole thousandths (`milli`), as a Kubernetes quantity counts: 1.5 cores are 1500. Their division drops
-the fraction, and ratios are 64-bit floats, so that every rounding falls where it falls there. What happened before
-is given by its age; an age of 0 is now.
+Values are whole thousandths (`milli`), as in a Kubernetes quantity: 1.5 cores are 1500. Division drops the fraction,
+and ratios are 64-bit floats, so that every rounding is the same as in Kubernetes. Past events are given with their age;
+an age of 0 is now.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _LEAST = 4.0  # scaleUpLimitMinimum
 
 
 class MetricError(ValueError):
-    """No size follows from a metric now. The message is the controller's."""
+    """No size follows from a metric now. The message is that of the controller."""
 
 
 class PodState(StrEnum):
-    """What a pod is taken as (groupPods)."""
+    """The state as which a pod counts (groupPods)."""
 
     READY = "ready"
     UNREADY = "unready"  # starting, so that its usage does not count yet
-    PENDING = "pending"  # not scheduled, or pulling images: taken as unready whatever is measured
+    PENDING = "pending"  # not scheduled, or pulling images: counts as unready even if it has a metric
     MISSING = "missing"  # it has no metric
     IGNORED = "ignored"  # failed, or being deleted
-    UNLISTED = "unlisted"  # there is a metric of it and no pod
+    UNLISTED = "unlisted"  # it has a metric, but the pod does not exist
 
 
 class Condition(StrEnum):
@@ -70,12 +70,12 @@ class PolicyType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """At most so many pods, or percent of the size at the period's start, within a period.
+    """A rate limit: pods, or percent of the size at the period's start, within a period.
 
     Attributes:
         type: pods or percent.
-        value: how many; 1 or more.
-        period: the time that counts; above 0s.
+        value: the most pods or percent; 1 or more.
+        period: the length of the period; above 0s.
     """
 
     type: PolicyType
@@ -92,7 +92,7 @@ class ScalingRules:
     """`behavior` of one direction (HPAScalingRules).
 
     Attributes:
-        stabilization_window: the time whose recommendations count.
+        stabilization_window: the time within which recommendations count.
         select_policy: which of the policies counts, or DISABLED.
         policies: the rate limits; none allows nothing.
     """
@@ -117,7 +117,7 @@ class Tolerances:
     """How far a ratio may be from 1 without a change (Tolerances, isWithin).
 
     Attributes:
-        down: share below the target; from 1 on nothing is ever too little.
+        down: share below the target; 1 or more: no value is ever too low.
         up: share above the target.
     """
 
@@ -125,19 +125,19 @@ class Tolerances:
     up: float = 0.1
 
     def hold(self, ratio: float) -> bool:
-        """Whether a ratio is close enough to 1; both ends are."""
+        """Whether a ratio is close enough to 1; both bounds are included."""
         return 1.0 - self.down <= ratio <= 1.0 + self.up
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, or several alike.
+    """A pod, or several equal ones.
 
     Attributes:
-        usage: what it uses, or the metric of it, milli; None: there is no metric of it.
-        request: what it requests of the resource, milli; None: one of its containers requests nothing.
-        state: what it is, whether or not there is a metric of it.
-        count: how many such pods there are.
+        usage: its usage or metric, milli; None: it has no metric.
+        request: its request of the resource, milli; None: one of its containers has no request.
+        state: its state, whether or not it has a metric.
+        count: the number of such pods.
     """
 
     usage: int | None
@@ -153,7 +153,7 @@ class Sized:
     Attributes:
         replicas: the size.
         usage: the value it follows from, milli: an average, or the sum for a target value.
-        utilization: percent of the request, where the target is one.
+        utilization: percent of the request, if the target is a utilization.
     """
 
     replicas: int
@@ -200,13 +200,13 @@ class Stabilized:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the controller does in one turn.
+    """The result of one evaluation by the controller.
 
     Attributes:
         replicas: the size it sets.
         condition: why.
-        desired: what the metrics asked for; None where that was not computed or is not known.
-        stabilized: whether a window changed that.
+        desired: the size that the metrics asked for; None if it was not computed or is unknown.
+        stabilized: whether a window changed that size.
         log: the recommendations to keep.
     """
 
@@ -220,12 +220,12 @@ class Outcome:
 def utilization_ratio(current: int, target: int, pods: Sequence[Pod], tolerances: Tolerances) -> Sized:
     """The size by a target utilization (GetResourceReplicas).
 
-    Pods without a metric count as nothing towards more, and towards fewer as using all of their request, or the target
-    where it is above 100 %. Unready ones count as nothing towards more and not at all towards fewer. `target` is in
-    percent of the request, which every pod that the selector finds needs.
+    For scaling up, pods without a metric count with usage 0; for scaling down, they count as using their whole request,
+    or the target if it is above 100 %. Unready pods count with usage 0 for scaling up, and not at all for scaling down.
+    `target` is in percent of the request, which every pod that the selector finds must have.
 
     Raises:
-        MetricError: no metric, no pod or no request.
+        MetricError: there is no metric, no pod or no request.
     """
     share = max(100, target)
 
@@ -245,12 +245,12 @@ def pod_average_value(
 ) -> Sized:
     """The size by a target average of a pods metric, or of a resource in its own unit (calcPlainMetricReplicas).
 
-    Pods without a metric count as nothing towards more and as being at the target towards fewer. Unready ones count as
-    nothing towards more and not at all towards fewer. `target` is in milli and above 0; `api` (custom or resource) is
-    what the message names when there is nothing.
+    For scaling up, pods without a metric count with usage 0; for scaling down, they count as being at the target.
+    Unready pods count with usage 0 for scaling up, and not at all for scaling down. `target` is in milli and above 0;
+    the error message names `api` (custom or resource) if there is no metric.
 
     Raises:
-        MetricError: no metric, or no pod.
+        MetricError: there is no metric, or no pod.
     """
     return _filled(
         current, pods, api, lambda known: _average(known, target), lambda pod: replace(pod, usage=target), tolerances
@@ -265,7 +265,7 @@ def _filled(
     silent: Callable[[Pod], Pod],
     tolerances: Tolerances,
 ) -> Sized:
-    """The size by a ratio, once more with the unready and the `silent` pods where there are some."""
+    """The size by a ratio, computed again if there are unready pods, or pods without a metric (filled by `silent`)."""
     reported, unready, missing = _grouped(pods, api)
     ratio, usage, percent = measured(reported)
     waiting = unready if ratio > 1.0 else []
@@ -285,8 +285,8 @@ def object_or_external_value(
 ) -> Sized:
     """The size by a target value of an object or external metric (getUsageRatioReplicaCount).
 
-    The ratio multiplies the pods that are `ready`. From nothing the ratio itself is the size, without a tolerance.
-    `target` and `values`, the value or the series of an external metric, which are summed, are in milli.
+    The ratio multiplies the number of `ready` pods. If the current size is 0, the ratio itself is the size, without a
+    tolerance. `values` has the value, or the series of an external metric, which are summed. It and `target` are milli.
     """
     usage = 0
     for value in values:
@@ -303,9 +303,9 @@ def object_or_external_value(
 def per_pod_value(status: int, target: int, values: Sequence[int], tolerances: Tolerances) -> Sized:
     """The size by a target average value of an object or external metric (GetExternalPerPodMetricReplicas).
 
-    The sum divided by the target. A sum below zero is taken for one that overflowed, as it is there. Usages beyond all
-    bounds give the largest size, also where the original leaves that to the processor. `status` is the pods there are
-    (status.replicas); `target` and `values` are in milli.
+    The size is the sum divided by the target. A negative sum counts as an overflow, as in the original. Too large a
+    usage gives the largest size, even if the original's result depends on the processor. `status` is the number of
+    existing pods (status.replicas); `target` and `values` are in milli.
     """
     usage = 0
     for value in values:
@@ -337,7 +337,7 @@ def scale_up_limit(current: int, rules: ScalingRules, ups: Sequence[Event], down
 def scale_down_limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event]) -> int:
     """The smallest size that the policies allow; may be above the present one (calculateScaleDownLimitWithBehaviors).
 
-    What remains by a percentage of the size at the period's start is rounded down: 10 % of 72 leave 64.
+    The rest after a percentage of the size at the period's start is rounded down: 72 less 10 % is 64.
     """
     return _limit(current, rules, ups, downs, -1)
 
@@ -403,10 +403,10 @@ def stabilization(
     down_window: timedelta,
     recommendations: Sequence[Recommended],
 ) -> Stabilized:
-    """The size nearest to the present one within what was asked for lately (stabilizeRecommendationWithBehaviors).
+    """The size nearest to the present one that recent recommendations allow (stabilizeRecommendationWithBehaviors).
 
-    Up to the least within the upper window, down to the greatest within the lower one. The last recommendation older
-    than both is replaced by the present one.
+    It goes up to the smallest within the upper window, and down to the largest within the lower one. The present
+    recommendation replaces the last one that is older than both windows.
     """
     least = min([desired, *(seen.replicas for seen in recommendations if seen.age < up_window)])
     greatest = max([desired, *(seen.replicas for seen in recommendations if seen.age < down_window)])
@@ -422,9 +422,9 @@ def stabilization_down_only(desired: int, window: timedelta, recommendations: Se
 
 
 def combined(current: int, proposals: Sequence[int | None]) -> int | None:
-    """The greatest size that a metric asks for, or None to hold the present one (computeReplicasForMetrics).
+    """The largest size that a metric asks for, or None to keep the present one (computeReplicasForMetrics).
 
-    A metric that failed (None) forbids fewer replicas, and more where no other metric is left.
+    A failed metric (None) forbids fewer replicas. If all metrics have failed, more are forbidden too.
     """
     sizes = [size for size in proposals if size is not None]
     if not sizes:
@@ -443,15 +443,15 @@ def controller(
     ups: Sequence[Event] = (),
     downs: Sequence[Event] = (),
 ) -> Outcome:
-    """One turn of the controller (reconcileAutoscaler).
+    """One evaluation by the controller (reconcileAutoscaler).
 
     Args:
-        current: the size there is (spec.replicas).
+        current: the current size (spec.replicas).
         minimum: minReplicas; the controller leaves a size of 0 alone unless this is 0.
         maximum: maxReplicas.
-        proposals: what each metric asks for, None where it failed.
-        recommendations: those kept from the turn before; None: a controller that has just been started, which begins
-            its window with the present size.
+        proposals: the size that each metric asks for, None if it failed.
+        recommendations: those kept from the evaluation before; None: the controller has just started, and begins its
+            window with the present size.
         behavior: the rules up and down; None: an HPA without `behavior`.
         ups: changes of size upwards.
         downs: changes of size downwards.
@@ -521,7 +521,7 @@ def _average(pods: Sequence[Pod], target: int) -> tuple[float, int, None]:
 
 
 def _rebalanced(current: int, before: float, ratio: float, count: int, tolerances: Tolerances) -> int:
-    """The size once silent pods are filled in; where that turns the direction round, the present one."""
+    """The size with silent pods filled in; the present one if that would reverse the direction."""
     if tolerances.hold(ratio) or (before < 1.0 < ratio) or (ratio < 1.0 < before):
         return current
     size = _size(ratio * count)
@@ -535,7 +535,7 @@ def _at_start(current: int, period: timedelta, ups: Sequence[Event], downs: Sequ
 
 
 def _kept(desired: int, recommendations: Sequence[Recommended], old: Sequence[int]) -> tuple[Recommended, ...]:
-    """The recommendations with the present one, in place of the last old one."""
+    """The recommendations with the present one, which replaces the last old one."""
     log = list(recommendations)
     if old:
         log[old[-1]] = Recommended(desired, ZERO)
@@ -545,11 +545,11 @@ def _kept(desired: int, recommendations: Sequence[Recommended], old: Sequence[in
 
 
 def _divided(number: int, by: int) -> int:
-    """A quotient of whole numbers that drops the fraction on either side of zero, as Go's does."""
+    """A quotient of whole numbers, rounded towards zero as in Go."""
     quotient = abs(number) // by
     return quotient if number >= 0 else -quotient
 
 
 def _size(number: float) -> int:
-    """Rounded up, at most the largest size; a conversion that does not fit is undefined in Go."""
+    """Rounded up, at most the largest size; in Go, a conversion that overflows is undefined."""
     return min(math.ceil(number), MOST)

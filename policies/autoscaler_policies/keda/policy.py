@@ -1,4 +1,4 @@
-"""KEDA's Kafka scaler and what the HPA makes of it: lag divided by a threshold."""
+"""KEDA's Kafka scaler with the HPA behind it: lag divided by a threshold."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from autoscaler_policies.shared.checks import ABOVE_0, FINITE, FROM_0, FROM_0S, 
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 OFFSET = "offset"
-ACTIVE = "active_at"  # when a trigger was active last, or could not be read
-MOST_FAILURES = 1_000_000  # more are not counted
+ACTIVE = "active_at"  # when a trigger was last active, or could not be read
+MOST_FAILURES = 1_000_000  # counting stops here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """One metric with a lag, and how many replicas a lag asks for: the metadata of a `kafka` trigger.
+    """A metric with the lag, and how many replicas this lag asks for: the metadata of a `kafka` trigger.
 
     Attributes:
         metric: name of the metric with the records waiting, a sum or one number per partition; default lag.
         lag_threshold: records per replica; above 0; default 10.
-        activation_lag_threshold: the trigger is active above so many records; default 0.
-        name: what the formula calls it; default: the metric's name.
+        activation_lag_threshold: the trigger is active above this number of records; default 0.
+        name: its name in the formula; default: the metric's name.
         offset_reset_policy: where a group without a committed offset begins: latest or earliest; default latest.
-            Read only where the source reports the offset and the end of each partition.
+            Used only if the source reports the offset and the end of each partition.
         scale_to_zero_on_invalid_offset: whether a partition without a committed offset has no lag; default false.
         allow_idle_consumers: whether there may be more replicas than partitions; default false.
         limit_to_partitions_with_lag: whether only partitions with lag count for that; default false.
-        ensure_even_distribution_of_partitions: whether replicas must divide the partitions evenly; default false.
-        exclude_persistent_lag: whether partitions whose offset stands still are left out of the size; default false.
+        ensure_even_distribution_of_partitions: whether the partitions must divide evenly among replicas; default false.
+        exclude_persistent_lag: whether partitions whose offset stands still do not count for the size; default false.
             Needs a source that reports offsets; without them nothing is left out.
-        persistent_after: the offset must have stood still for so long; default 5m, as a job may commit only at its
+        persistent_after: how long the offset must have stood still; default 5m, as a job may commit only at its
             checkpoints; 0s: from one reading to the next, as KEDA does.
     """
 
@@ -85,16 +85,16 @@ class Trigger:
 
     @property
     def label(self) -> str:
-        """What the formula calls it."""
+        """Its name in the formula."""
         return self.name or self.metric
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What holds while a trigger keeps failing.
+    """The size while a trigger keeps failing.
 
     Attributes:
-        replicas: the size to have then, and for a formula that gives nil; 0 or more.
+        replicas: the size for that time, and for a formula that gives nil; 0 or more.
         failure_threshold: failures in a row that are tolerated; default 3.
         behavior: static, currentReplicas, currentReplicasIfHigher, currentReplicasIfLower, or scalingModifiers: the
             failing trigger is nil in the formula; default static. None of them lowers the size.
@@ -110,14 +110,14 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    """What is known of a trigger's lag.
+    """The known lag of a trigger.
 
     Attributes:
-        lag: what counts for the size; None: nothing is known.
-        whole: what counts for activation.
-        partitions: of the log; None: unknown.
-        bound: the most replicas that they allow; None: any number.
-        complete: whether all of it is known; if not, there is at least so much.
+        lag: the lag that counts for the size; None: unknown.
+        whole: the lag that counts for activation.
+        partitions: partitions of the log; None: unknown.
+        bound: the most replicas that the partitions allow; None: any number.
+        complete: whether the whole lag is known; if not, `lag` is a lower bound.
     """
 
     lag: float | None
@@ -127,7 +127,7 @@ class _Lag:
     complete: bool
 
     def cut(self, trigger: Trigger) -> float | None:
-        """The lag that as many replicas are enough for as can be used; None: not all of it is known."""
+        """The lag, limited to what the largest usable number of replicas handles; None: not all of it is known."""
         if self.lag is None or not self.complete:
             return None
         lag = self.lag
@@ -138,22 +138,21 @@ class _Lag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KedaLag:
-    """As many replicas as a lag asks for, the way KEDA's Kafka scaler and the HPA do it.
+    """As many replicas as a lag asks for, computed as KEDA's Kafka scaler and the HPA do it.
 
     size = ceil(lag / threshold), at most one replica per partition, and no change within the tolerance. The largest
-    size of all triggers counts, or what a formula makes of their lags.
+    size of all triggers counts, or the result of a formula over their lags.
 
     Lag is not a load metric: see the documentation before you use this for a job that did not come from KEDA.
 
     Attributes:
-        triggers: what is read; at least one.
-        formula: one number of all triggers by their names, as in `scalingModifiers.formula`; default none.
-        target: what the formula's number should be per replica; needed with a formula, above 0.
+        triggers: the metrics to read, with their thresholds; at least one.
+        formula: computes one number from all triggers, by their names, as `scalingModifiers.formula`; default none.
+        target: the wanted number of the formula per replica; needed with a formula, above 0.
         activation_target: active while the formula's number is above this; default 0.
-        fallback: what holds while a trigger keeps failing; default none.
-        active_minimum: the least replicas while a trigger is active; the cluster's `min` holds when none is;
-            default 1.
-        cooldown: no trigger may have been active for so long before the size goes to the cluster's `min`; default 5m.
+        fallback: the size while a trigger keeps failing; default none.
+        active_minimum: the fewest replicas while a trigger is active; otherwise the cluster's `min` holds; default 1.
+        cooldown: how long no trigger must have been active before the size goes to the cluster's `min`; default 5m.
         tolerance: share of the threshold or target that is ignored; default 0.1, the HPA's.
     """
 
@@ -214,11 +213,11 @@ class KedaLag:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be. A formula may compute with negative ones, as in KEDA."""
+        """The ranges of its metrics. A formula may compute with negative numbers, as in KEDA."""
         return {} if self.formula else dict.fromkeys(self.metrics, AMOUNT)
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """Keep failures in a row, when a trigger was active last, and where the offsets of partitions stand."""
+        """Keep failures in a row, when a trigger was last active, and the offsets of partitions."""
         found = self._read(view)
         memory: dict[str, float] = {}
         for trigger in self.triggers:
@@ -232,7 +231,7 @@ class KedaLag:
                 continue
             offsets = {part: numbers[OFFSET] for part, numbers in reading.parts.items() if OFFSET in numbers}
             if len(memory) + 2 * len(offsets) > MOST_LEARNED:
-                continue  # of a log with more partitions than can be kept none is: what is unknown is left in
+                continue  # too many partitions to remember: keep none, so no partition's lag is left out
             at = reading.at.timestamp()
             for part, offset in offsets.items():
                 name = f"{trigger.label}/{part}"
@@ -242,7 +241,7 @@ class KedaLag:
         return memory
 
     def evaluate(self, view: View) -> Recommendation:
-        """Ask for the size of the lag."""
+        """Ask for the size that the lag needs."""
         found = self._read(view)
         failing = tuple(trigger for trigger in self.triggers if not found[trigger.label].complete)
         inputs = {label: finite(lag.lag) for label, lag in found.items() if lag.lag is not None}
@@ -260,13 +259,13 @@ class KedaLag:
         return sized(view, size, inputs, why)
 
     def _rested(self, view: View) -> bool:
-        """Whether there is nothing to put to rest, or the last activity is long enough ago."""
+        """Whether the size is already the minimum, or the last activity is long enough ago."""
         now = view.now.timestamp()
         passed = ACTIVE in view.memory and now - view.memory[ACTIVE] >= self.cooldown.total_seconds()
         return passed or view.current <= view.limits.minimum
 
     def _active(self, found: Mapping[str, _Lag]) -> bool:
-        """Whether there is something to do, or might be: a trigger that cannot be read may hide anything."""
+        """Whether a trigger is active, or may be: one that cannot be read counts as active."""
         if not all(lag.complete for lag in found.values()):
             return True
         if not self.formula:
@@ -278,7 +277,7 @@ class KedaLag:
         return value is None or value > self.activation_target
 
     def _by_trigger(self, view: View, found: Mapping[str, _Lag]) -> tuple[int | None, str]:
-        """The largest size that a trigger asks for; None: none does."""
+        """The largest size that a trigger asks for; None: no trigger asks for one."""
         sizes: list[tuple[int, str]] = []
         for trigger in self.triggers:
             lag = found[trigger.label]
@@ -319,7 +318,7 @@ class KedaLag:
         )
 
     def _fallen(self, view: View, trigger: Trigger) -> bool:
-        """Whether a trigger has failed more often than is put up with."""
+        """Whether a trigger has failed more often than is tolerated."""
         failures = view.memory.get(f"{trigger.label} failures", 0.0)
         return self.fallback is not None and failures > self.fallback.failure_threshold
 
@@ -329,7 +328,7 @@ class KedaLag:
         return size, f"{why}, falls back to {replicas(size)}"
 
     def _compute(self, found: Mapping[str, _Lag]) -> float | None:
-        """What the formula gives; each lag is cut down to what the partitions allow, as KEDA does before."""
+        """The result of the formula; before, each lag is limited to what the partitions allow, as in KEDA."""
         values = {trigger.label: found[trigger.label].cut(trigger) for trigger in self.triggers}
         value = expression.Expression(self.formula).compute(values)
         return None if value is None else milli(value)
@@ -339,7 +338,7 @@ class KedaLag:
 
 
 def _read(trigger: Trigger, view: View) -> _Lag:
-    """What is known of a trigger's lag. A negative number is no reading."""
+    """The known lag of a trigger. A negative number counts as unknown."""
     reading = view.metrics.get(trigger.metric)
     if reading is None:
         return _Lag(None, 0.0, None, None, complete=False)
@@ -359,7 +358,7 @@ def _read(trigger: Trigger, view: View) -> _Lag:
     counted = [lag for lag, stands in zip(lags, stand, strict=True) if lag is not None and not stands]
     partitions = reading.partitions or len(lags)
     complete = len(there) >= partitions and len(there) == len(lags)
-    # Partitions that nothing is known of may have lag as well.
+    # Partitions without a known lag may have lag as well.
     with_lag = sum(lag > 0 for lag in counted) + max(partitions - len(there), 0)
     bound = _bound(trigger, partitions, with_lag)
     return _Lag(finite(sum(counted)) if there else None, finite(sum(there)), partitions, bound, complete)
@@ -373,7 +372,7 @@ def _bound(trigger: Trigger, partitions: int | None, with_lag: int | None) -> in
 
 
 def _part_lag(trigger: Trigger, numbers: Mapping[str, float]) -> float | None:
-    """The lag of one partition, from what the source reports of it."""
+    """The lag of one partition, from the numbers that the source reports."""
     if "lag" in numbers:
         return numbers["lag"] if numbers["lag"] >= 0 else None
     return safe_partition_lag(

@@ -1,6 +1,6 @@
-"""KEDA's rules as pure functions, to the digit, but where KEDA is known to do harm: those are called `safe_...`.
+"""KEDA's rules as pure functions, exact to the digit. Functions that avoid a known harm of KEDA are named `safe_...`.
 
-Each function names the one of https://github.com/kedacore/keda that it follows.
+Each function names the function of https://github.com/kedacore/keda that it follows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 from autoscaler_policies.shared.recommend import whole
 
 NOTHING_COMMITTED = -1
-"""The offset of a group that has not committed in a partition."""
+"""The offset of a group without a commit in a partition."""
 HPA_TOLERANCE = 0.1
 """Share of the target that the HPA ignores by default."""
 EXACT = 2.0**53
-"""A number from here on has no thousandths, and a thousand times as much may be beyond all floats."""
+"""From this number on, floats have no thousandths, and 1000 times the number may be too large for a float."""
 
 
 class Reset(StrEnum):
@@ -52,10 +52,10 @@ def next_factor(lag: float, partitions: int, threshold: float) -> int:
 def safe_partition_lag(
     committed: float, latest: float | None, reset: Reset = Reset.LATEST, *, zero_on_invalid: bool = False
 ) -> float | None:
-    """Like getLagForPartition, but unknown where KEDA sees zero or less: an end that is missing, or behind the group.
+    """Like getLagForPartition, but unknown if the end of the log is missing or before the committed offset.
 
-    A log that was deleted and made anew ends before what the group has committed; KEDA subtracts that from the lag
-    of other partitions.
+    KEDA then computes zero or less. A log that was deleted and created again ends before the offset that the group has
+    committed; KEDA subtracts the difference from the lag of other partitions.
     """
     if committed == NOTHING_COMMITTED:
         if zero_on_invalid:
@@ -80,17 +80,17 @@ def safe_size(
     even: int | None = None,
     tolerance: float = HPA_TOLERANCE,
 ) -> int:
-    """The size for a lag: what the HPA makes of it, and only then cut down to the partitions.
+    """The size for a lag: first the size that the HPA computes, then its limit by the partitions.
 
-    KEDA cuts the lag, by an integer division that lets up to one replica too many through (keda#4483), and the HPA's
-    tolerance then stops short of the cap however large the lag is (keda#2908).
+    KEDA limits the lag instead, with an integer division that allows up to one replica too many (keda#4483), and then
+    the HPA's tolerance keeps the size below the limit however large the lag is (keda#2908).
 
     Args:
-        lag: sum over all partitions, uncut.
+        lag: sum over all partitions, unlimited.
         threshold: lag per replica.
-        current: the size there is.
+        current: the current size.
         bound: the most replicas that can be used; None: no limit.
-        even: partitions that replicas have to share evenly; None: they need not.
+        even: partitions that replicas must share evenly; None: they need not.
         tolerance: share of the threshold that is ignored.
     """
     size = hpa_average_size(lag, threshold, current, tolerance)
@@ -100,7 +100,7 @@ def safe_size(
 
 
 def safe_fallback_size(behaviour: Behaviour, current: int, replicas: int) -> int:
-    """The size while a trigger keeps failing: never less than there is, since what is missing is not zero.
+    """The size while a trigger keeps failing: never below the current one, since a missing lag is not zero.
 
     KEDA's `static` and `currentReplicasIfLower` lower the size exactly when nothing is known.
     """
@@ -108,5 +108,5 @@ def safe_fallback_size(behaviour: Behaviour, current: int, replicas: int) -> int
 
 
 def milli(value: float) -> float:
-    """Cut off after thousandths."""
+    """The value, truncated to thousandths."""
     return math.trunc(value * 1000) / 1000 if abs(value) < EXACT else value

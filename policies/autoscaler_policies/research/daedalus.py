@@ -1,4 +1,4 @@
-"""Daedalus: the smallest size that takes what is forecast and has recovered in time, with few rescales.
+"""Daedalus: the smallest size that can process the forecast arrivals and recovers in time, with few rescales.
 
 Pfister, Scheinert, Geldenhuys, Kao: "Daedalus: Self-Adaptive Horizontal Autoscaling for Resource Efficiency of
 Distributed Stream Processing Systems", ICPE 2024, and its published code (pfisterb/daedalus, folder daedalus), whose
@@ -32,53 +32,53 @@ from autoscaler_policies.shared.readings import busy, each, moving, total, warm_
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 FALLBACK = 600.0
-"""Seconds that the line through the last interval is used ahead (`workload_regression`)."""
+"""For how many seconds ahead the line through the last interval is used (`workload_regression`)."""
 
 AT_START = 300.0
-"""At its start it counts the last rescale as so many seconds ago (`ExecutionManager.__init__`)."""
+"""At the start, the last rescale counts as this many seconds ago (`ExecutionManager.__init__`)."""
 
 SIZES = 100
-"""So many sizes are known at most; those furthest from the present one are forgotten. Six numbers each."""
+"""The most sizes that are remembered, with six numbers each; those furthest from the present one are forgotten."""
 
 FACTS = ("samples", "busy", "rate", "variance", "covariance")
-"""What is kept of the regression of a size."""
+"""The remembered numbers of the regression of a size."""
 
 LINE = ("line_at", "level", "slope")
-"""What is kept of a forecast."""
+"""The remembered numbers of a forecast."""
 
 ON_ITS_WAY = ("stands_at", "up", "predicted")
-"""What is kept of a rescale until it is over."""
+"""The remembered numbers of a rescale until it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Daedalus:
-    """The smallest size with capacity for the forecast that has recovered from the rescale in time.
+    """The smallest size with capacity for the forecast that recovers from the rescale in time.
 
-    Every `interval` it updates a regression of throughput on busy share for the present size, extrapolated to where
-    the busiest replica is busy all the time; forecasts the arrivals; and takes the smallest size that can process what
-    arrives now, recovers within `target_recovery`, can process what arrives until then, and, where it is another
-    than the present size, what arrives up to the `horizon`. Nothing is changed in the `cooldown` after a rescale, and
-    until `optional_cooldown` after it only when the present size will not last the next interval.
+    Every `interval` it updates a regression of throughput over busy share for the present size, extrapolated to the
+    point where the busiest replica is always busy. It forecasts the arrivals. Then it takes the smallest size that can
+    process the present arrivals, recovers within `target_recovery`, and can process the arrivals until then; a size
+    other than the present one must also be able to process the arrivals up to the `horizon`. Nothing changes during the
+    `cooldown` after a rescale, and until `optional_cooldown` only if the present size will not last the next interval.
 
     Attributes:
         target_recovery: time within which the backlog of a rescale must be processed; default 10m.
-        checkpoint: interval of checkpoints; so much is processed again after a rescale; default 10s.
+        checkpoint: interval of checkpoints; the arrivals of this time are processed again after a rescale; default 10s.
         downtime_up: how long the job is assumed to stand still when replicas are added, until learned; default 30s.
-        downtime_down: the same when replicas go; default 15s.
+        downtime_down: the same when replicas are removed; default 15s.
         interval: time between two decisions, over which the readings should be averaged; default 60s.
-        cooldown: after a rescale nothing is changed for so long; default 3m.
-        optional_cooldown: after a rescale only necessary changes are made for so long; default 10m.
-        warm_up: readings within so long of a rescale or restart do not count for capacity; default 2m.
+        cooldown: time after a rescale in which nothing changes; default 3m.
+        optional_cooldown: time after a rescale in which only necessary changes are made; default 10m.
+        warm_up: readings within this time after a rescale or restart do not count for capacity; default 2m.
         horizon: how far ahead arrivals are forecast; default 15m.
-        trend_window: the forecast is the straight line through the arrivals of so long; default 15m.
-        max_forecast_error: a forecast that was wrong by at least this share (WAPE) is replaced by the straight line
-            through the last interval alone, used 10 minutes ahead; default 0.25.
+        trend_window: the forecast is the straight line through the arrivals of this time; default 15m.
+        max_forecast_error: if a forecast was wrong by at least this share (WAPE), it is replaced by the straight line
+            through the last interval alone, used for 10 minutes ahead; default 0.25.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
         lag: name of the metric with the records waiting.
         utilization: name of the metric with the busy share or the CPU, 0 to 1, of all replicas or of each.
-        forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
-            on; it takes the place of the line, which counts while it is missing. Default none.
+        forecast: name of a metric with the records/s expected in each of the next minutes; the last one holds from then
+            on. It replaces the line, which counts while the forecast is missing. Default none.
     """
 
     target_recovery: timedelta = timedelta(minutes=10)
@@ -123,7 +123,7 @@ class Daedalus:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the time that the trend is measured over."""
+        """How much of the past it needs: the time over which the trend is measured."""
         return self.trend_window
 
     # learning
@@ -135,7 +135,7 @@ class Daedalus:
         if "rescaled_at" not in memory:
             memory["rescaled_at"] = now - AT_START
         self._follow(view, memory, now)
-        # A poll may be a little early or late: half an interval is not worth waiting for another one.
+        # A poll may be slightly early or late: do not wait for another poll because of half an interval.
         due = memory.get("decided_at", -math.inf) + (self.interval - view.spec.interval / 2).total_seconds()
         if now < due or self._absent(view):
             return memory
@@ -150,16 +150,16 @@ class Daedalus:
         return memory
 
     def _follow(self, view: View, memory: dict[str, float], now: float) -> None:
-        """Note a rescale, and learn from one that is over how long the job stands still.
+        """Record a rescale; when it is over, learn from it how long the job stands still.
 
-        `adjust_downtime`: a second more when recovery took longer than predicted, else a second less.
+        `adjust_downtime`: one second more if recovery took longer than predicted, else one second less.
         """
         rescale = view.rescale
         before = memory.get("replicas", float(view.current))
         memory["replicas"] = float(view.current)
         if rescale is None:
             if before != view.current:
-                # Over within the time between two polls, and seen only now.
+                # The rescale was over between two polls, and is seen only now.
                 self._begin(memory, now, view.current)
                 memory["stands_at"] = now - view.spec.interval.total_seconds()
                 memory["up"] = float(view.current > before)
@@ -178,7 +178,7 @@ class Daedalus:
             memory["up"] = float(rescale.direction is Direction.UP)
 
     def _begin(self, memory: dict[str, float], at: float, to: int) -> None:
-        """Note a rescale that is new, and what was predicted of it if it is the one that was decided on."""
+        """Record a new rescale, and the predicted recovery time if the policy has chosen its size."""
         memory["rescaled_at"] = at
         for name in ON_ITS_WAY:
             memory.pop(name, None)
@@ -200,8 +200,8 @@ class Daedalus:
                 model = model.seen(share, rate)
         else:
             model = model.seen(sum(shares) / len(shares), throughput / size)
-        # Skew: when the busiest replica is at 1, one of mean load is at 1 - (busiest - mean). All are alike in what
-        # they could do, so that all together do what so many of mean load do.
+        # Skew: when the busiest replica is at 1, the mean replica is at 1 - (busiest - mean). All have the same
+        # capacity, so together they process the throughput of a mean replica times their number.
         capacity = size * model.at(1 - (max(shares) - sum(shares) / len(shares)))
         found = (model.count, model.x, model.y, model.variance, model.covariance)
         if not (all(map(math.isfinite, found)) and 0 < capacity < math.inf):
@@ -214,7 +214,7 @@ class Daedalus:
             _forget(memory, size)
 
     def _warm(self, view: View, now: float) -> bool:
-        """Whether what is seen is what the present size does, and no transient of a rescale or restart."""
+        """Whether the readings show the present size in a steady state, not a transient of a rescale or restart."""
         engine = view.engine
         since = warm_since(view)
         if engine is not None:
@@ -236,7 +236,7 @@ class Daedalus:
         return Curve(tuple([min(rate, 1e300) for rate in rates]), self.horizon.total_seconds())
 
     def _forecast(self, view: View, memory: dict[str, float], now: float) -> Line | None:
-        """The line through the last arrivals; through those of the last interval where the last line was wrong."""
+        """The line through the last arrivals; if the last line was wrong, the line through the last interval."""
         interval = self.interval.total_seconds()
         seen = self._arrivals(view, now)
         late = [(time, rate) for time, rate in seen if time >= -interval]
@@ -257,13 +257,13 @@ class Daedalus:
         return line if math.isfinite(line.level) and math.isfinite(line.slope) else None
 
     def _arrivals(self, view: View, now: float) -> list[tuple[float, float]]:
-        """(seconds from now, records/s) of the time that the trend is measured over; at least the present reading."""
+        """Points (seconds from now, records/s) within the trend window; at least the present reading."""
         begin = -self.trend_window.total_seconds()
         found = [(0.0, total(view, self.arrivals) or 0.0)]
         for seen in reversed(view.past[:-1]):
             time = seen.at.timestamp() - now
             if time < begin:
-                break  # another policy may want to be shown far more
+                break  # the past may be longer, as another policy may need more
             reading = seen.metrics.get(self.arrivals)
             if reading is None:
                 continue
@@ -276,7 +276,7 @@ class Daedalus:
     # planning
 
     def _capacity(self, memory: Mapping[str, float], size: int) -> float:
-        """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
+        """The capacity of a size, records/s: as observed, else in proportion to the present one (`get_capacity`)."""
         capacity = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
         return min(max(capacity, 0.0), 1e300)
 
@@ -359,7 +359,7 @@ class Daedalus:
 
 
 def _stands_since(rescale: Rescale) -> float:
-    """When the job stopped for a rescale: while new replicas start it still works on the old ones."""
+    """When the job stopped for a rescale: while new replicas start, it still runs on the old ones."""
     begin = rescale.at.timestamp()
     if rescale.direction is Direction.UP:
         begin += sum(rescale.durations.get(phase, 0.0) for phase in (Phase.READY, Phase.REGISTERED))
@@ -367,7 +367,7 @@ def _stands_since(rescale: Rescale) -> float:
 
 
 def _forget(memory: dict[str, float], size: int) -> None:
-    """Forget the sizes furthest from this one where too many are known."""
+    """Forget the size furthest from this one if too many are remembered."""
     known = [int(name.removeprefix("capacity_")) for name in memory if name.startswith("capacity_")]
     if len(known) > SIZES:
         furthest = max(known, key=lambda other: (abs(other - size), other))

@@ -1,6 +1,6 @@
-"""What Daedalus predicts with: a regression of throughput on CPU, a straight line of arrivals, the time to recover.
+"""The predictions of Daedalus: a regression of throughput over CPU, a straight line of arrivals, the recovery time.
 
-See `autoscaler_policies.research.daedalus` for where it is from. Times are seconds from now, rates records/s.
+See `autoscaler_policies.research.daedalus` for the source. Times are seconds from now, rates are records/s.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SPREAD = 0.05
-"""A busy share that varied by less (standard deviation) gives no slope: it would fit noise."""
+"""If the busy share varied by less than this (standard deviation), no slope is used: it would fit noise."""
 
 REMEMBERED = 240.0
-"""From so many samples on, each new one has the weight of this one: what is older fades. Four hours of minutes."""
+"""From this many samples on (four hours of minutes), new samples keep the same weight, and older ones fade."""
 
 
 MINUTE = 60.0
-"""Seconds that each number of a forecast holds for."""
+"""The seconds for which each number of a forecast holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Regression:
     Attributes:
         count: samples, at most `REMEMBERED`.
         x, y: means of busy share and throughput.
-        variance, covariance: of the busy share, and with the throughput; divided by the count.
+        variance, covariance: variance of the busy share, and its covariance with throughput; divided by the count.
     """
 
     count: float = 0.0
@@ -37,7 +37,7 @@ class Regression:
     covariance: float = 0.0
 
     def seen(self, x: float, y: float) -> Regression:
-        """The same with one sample more."""
+        """The regression with one more sample."""
         count = min(self.count + 1, REMEMBERED)
         dx = x - self.x
         mean_x, mean_y = self.x + dx / count, self.y + (y - self.y) / count
@@ -50,9 +50,9 @@ class Regression:
         )
 
     def at(self, share: float) -> float:
-        """The throughput at a busy share; NaN where nothing was busy.
+        """The throughput at a busy share; NaN if the busy share was 0.
 
-        Where the share has hardly varied, or throughput did not rise with it, it is the ratio: throughput / share.
+        If the share has hardly varied, or throughput did not rise with it, the ratio throughput / share is used.
         """
         if self.variance >= SPREAD * SPREAD and self.covariance > 0:
             return self.y + self.covariance / self.variance * (share - self.x)
@@ -72,7 +72,7 @@ class Line:
         return max(0.0, self.level + self.slope * time)
 
     def most(self, until: float) -> float:
-        """The most records/s up to a time, or the horizon where that is nearer."""
+        """The most records/s up to a time, or up to the horizon if that is nearer."""
         return max(self.at(0.0), self.at(min(until, self.horizon)))
 
     def total(self, until: float) -> float:
@@ -84,26 +84,26 @@ class Line:
         return self.level / 2 * (-self.level / self.slope)
 
     def crosses(self, rate: float) -> float:
-        """When it is at that rate; infinite for never."""
+        """The time at which it reaches that rate; infinite for never."""
         return (rate - self.level) / self.slope if self.slope else math.inf
 
     def pieces(self, _begin: float, capacity: float) -> Iterable[float]:
-        """Times between which what a capacity has to spare rises or falls evenly, and the horizon; ascending."""
+        """Times between which the spare capacity changes linearly, and the horizon; ascending."""
         return sorted((self.crosses(0.0), self.crosses(capacity), self.horizon))
 
     def spare(self, begin: float, end: float, capacity: float) -> tuple[float, float]:
-        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        """The spare part of a capacity at the begin and the end of a piece, records/s."""
         low, high = (max(0.0, capacity - self.at(time)) for time in (begin, end))
         return low, high
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Arrivals as an external forecast has them: a rate for each of the next minutes, the last of them from then on.
+    """Arrivals from an external forecast: a rate for each of the next minutes; the last one holds from then on.
 
     Attributes:
         rates: records/s of each minute, 0 or more; at least one.
-        horizon: seconds ahead that it is used for.
+        horizon: for how many seconds ahead it is used.
     """
 
     rates: tuple[float, ...]
@@ -114,7 +114,7 @@ class Curve:
         return self.rates[min(int(time // MINUTE), len(self.rates) - 1)]
 
     def most(self, until: float) -> float:
-        """The most records/s up to a time, or the horizon where that is nearer."""
+        """The most records/s up to a time, or up to the horizon if that is nearer."""
         return max(self.rates[: max(math.ceil(min(until, self.horizon) / MINUTE), 1)])
 
     def total(self, until: float) -> float:
@@ -125,7 +125,7 @@ class Curve:
         )
 
     def pieces(self, begin: float, _capacity: float) -> Iterable[float]:
-        """The times from `begin` up to the horizon at which the rate changes, and the horizon; ascending."""
+        """The times after `begin` at which the rate changes, and the horizon; ascending."""
         minute = math.floor(begin / MINUTE) + 1
         while minute * MINUTE < self.horizon:
             yield minute * MINUTE
@@ -133,15 +133,15 @@ class Curve:
         yield self.horizon
 
     def spare(self, begin: float, _end: float, capacity: float) -> tuple[float, float]:
-        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        """The spare part of a capacity at the begin and the end of a piece, records/s."""
         spare = max(0.0, capacity - self.at(begin))
         return spare, spare
 
 
 def fit(points: Sequence[tuple[float, float]], horizon: float) -> Line:
-    """The straight line through (time, records/s) by least squares, time 0 being now.
+    """The straight line through points (time, records/s) by least squares; time 0 is now.
 
-    Flat through their mean where the times do not differ.
+    If the times do not differ, it is flat, through the mean of the rates.
     """
     count = len(points)
     mean_t = sum(time for time, _ in points) / count
@@ -156,7 +156,7 @@ def fit(points: Sequence[tuple[float, float]], horizon: float) -> Line:
 def wape(line: Line, points: Sequence[tuple[float, float]]) -> float:
     """Weighted absolute percentage error of a forecast: sum |seen - forecast| / sum seen, as a share.
 
-    `points` are (time as the line counts it, records/s). Infinite where there is nothing to compare with.
+    `points` are (time relative to the line's time 0, records/s). Infinite if nothing arrived.
     """
     arrived = sum(rate for _, rate in points)
     if not arrived > 0:
@@ -165,10 +165,10 @@ def wape(line: Line, points: Sequence[tuple[float, float]]) -> float:
 
 
 def recovery_time(line: Line | Curve, capacity: float, waiting: float, downtime: float) -> float:
-    """Seconds from a rescale until nothing waits any more; infinite when not within the line's horizon.
+    """Seconds from a rescale until there is no backlog; infinite if it takes longer than the line's horizon.
 
-    The job is down for `downtime`, then works with `capacity`; what exceeds the arrivals reduces the backlog:
-    what waits now (records to be processed again included) and what arrives during the downtime.
+    The job is down for `downtime`, then it processes `capacity` records/s. Spare capacity reduces the backlog, which
+    consists of the waiting records, those to be processed again, and the arrivals during the downtime.
     """
     left = waiting + line.total(downtime)
     begin = downtime
@@ -185,6 +185,6 @@ def recovery_time(line: Line | Curve, capacity: float, waiting: float, downtime:
 
 
 def _time_for(records: float, rate: float, rise: float) -> float:
-    """Seconds in which so many records go at a rate that rises by `rise` each second."""
+    """Seconds in which `records` are processed at a rate that rises by `rise` each second."""
     twice_mean = rate + math.sqrt(max(0.0, rate * rate + 2 * rise * records))
     return 2 * records / twice_mean if twice_mean > 0 else 0.0

@@ -1,8 +1,8 @@
 """DS2: the fewest instances of every operator that keep up with the sources, from true rates.
 
 Kalavri, Liagouris, Hoffmann, Dimitrova, Forshaw, Roscoe: "Three steps is all you need: fast, accurate, automatic
-scaling decisions for distributed streaming dataflows", OSDI 2018. Where the text leaves it open, the published code is
-followed (strymon-system/ds2, controller/src/policy/scaling.rs and controller/src/bin/manager.rs).
+scaling decisions for distributed streaming dataflows", OSDI 2018. What the paper leaves open follows the published code
+(strymon-system/ds2, controller/src/policy/scaling.rs and controller/src/bin/manager.rs).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0, METRIC, at_least
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized, whole
 
-MOST = 1_000_000  # more instances than this are no answer but a rate next to nothing
+MOST = 1_000_000  # a result above this number of instances only means that a rate is close to 0
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator as it was measured, over all its instances; rates are records/s.
+    """The measured numbers of one operator, over all its instances; rates are records/s.
 
     Attributes:
-        instances: how many there are.
-        processing: true processing rate: what they take in per second of useful time, added up.
+        instances: number of instances.
+        processing: true processing rate: the records received per second of useful time, summed over the instances.
     """
 
     instances: int
@@ -42,18 +42,18 @@ def optimal(
 ) -> dict[str, float]:
     """Instances that every operator needs, not rounded: one pass from the sources to the sinks.
 
-    An operator needs its input rate divided by the true processing rate of one instance. What it gives out is what
-    comes in times its ratio, true output rate over true processing rate. The recursion of the paper, and
-    `evaluate_scaling_policy_at_epoch` in the code, where all of it goes along each edge.
+    An operator needs its input rate divided by the true processing rate of one instance. Its output is its input times
+    its ratio, true output rate over true processing rate. This is the recursion of the paper, and
+    `evaluate_scaling_policy_at_epoch` in the code, where the whole output goes along each edge.
 
     Args:
-        graph: the operators and what sends to what.
-        operators: what was measured of each. DS2 leaves sources as they are: give none for them.
-        sources: records/s that each source is to give out.
-        ratios: records sent along each edge for one that is received; of a source 1.
+        graph: the operators and the edges between them.
+        operators: the measured numbers of each. DS2 does not scale sources: leave them out.
+        sources: records/s that each source must send.
+        ratios: records sent along each edge per received record; 1 for a source.
 
     Returns:
-        Instances by operator; NaN where what is needed for it is not known.
+        Instances by operator; NaN if a number needed for it is unknown.
     """
     coming = dataflow.propagate(graph, sources, ratios)
     return {
@@ -64,9 +64,9 @@ def optimal(
 
 
 def instances(coming: float, processing: float, count: int) -> float:
-    """Instances that process `coming` records/s where `count` of them have the true rate `processing` together.
+    """Instances that process `coming` records/s if `count` of them have the true rate `processing` together.
 
-    NaN when a rate is not known: an operator that has processed nothing has no measured capacity.
+    NaN if a rate is unknown: an operator that has processed nothing has no measured capacity.
     """
     if not coming:
         return 0.0
@@ -75,15 +75,15 @@ def instances(coming: float, processing: float, count: int) -> float:
 
 
 def level(needed: float, factor: float) -> int:
-    """The whole number of instances, `factor` (share) more than needed."""
+    """The needed instances plus the share `factor`, as a whole number."""
     return whole(min(needed * (1 + factor), MOST))
 
 
 def true_rate(throughput: float, each_throughput: tuple[float, ...], shares: tuple[float, ...]) -> float:
-    """The true rate of a job: records per second of useful time, added up over its instances; NaN when unknown.
+    """The true rate of a job: records per second of useful time, summed over its instances; NaN if unknown.
 
-    With numbers of each instance it is the sum of theirs, those left out that did nothing; else the throughput over
-    the mean busy share, which is the same when the instances are alike.
+    If each instance has its numbers, the mean of the instances that did anything stands for all. Otherwise it is the
+    throughput divided by the mean busy share, which is the same if the instances are alike.
     """
     if len(each_throughput) == len(shares):
         rates = [rate / share for rate, share in zip(each_throughput, shares, strict=True) if rate > 0 and share > 0]
@@ -97,9 +97,9 @@ class _Found:
     """The result of one decision.
 
     Attributes:
-        slots: how many are needed.
+        slots: needed slots.
         arrivals: records/s that the job, or the vertex that needs most, must process.
-        true: true rate of one slot, or of one instance of that vertex; records/s, 0 where nothing is known.
+        true: true rate of one slot, or of one instance of that vertex; records/s, 0 if unknown.
     """
 
     slots: int
@@ -109,7 +109,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Job:
-    """A job as the parts of a reading describe it; `groups` of its vertices (slot sharing groups) share no slots."""
+    """A job as the parts of a reading describe it. `groups` is its number of slot sharing groups."""
 
     graph: dataflow.Graph
     operators: dict[str, Operator]
@@ -119,12 +119,12 @@ class _Job:
 
 
 def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | None:
-    """Vertices, edges and rates from the metric `vertices` of Flink; None where they make no job.
+    """Vertices, edges and rates from the metric `vertices` of Flink; None if they do not form a job.
 
-    What arrives is divided among the sources as they take it in now. A source that does not report its true rate, as
-    legacy ones, is left as it is, as DS2 leaves all sources.
+    The arrivals are divided among the sources in proportion to their present rates. A source without a true rate, such
+    as a legacy source, is not scaled, as DS2 scales no source.
     """
-    # A vertex is named by its name and its id, `Map (cbc357ccb763df2852fee8c4fc7d55f2)`; edges by ids alone.
+    # The label of a vertex has its name and its id, `Map (cbc357ccb763df2852fee8c4fc7d55f2)`; edges have only ids.
     running = {
         name.rpartition(" (")[2].removesuffix(")"): part
         for name, part in parts.items()
@@ -161,23 +161,24 @@ def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | No
 class Ds2:
     """The rule of DS2: slots = arrivals / true rate of a slot, for each vertex where the vertices are read.
 
-    The true rate is what would be processed if nothing ever waited: throughput divided by the busy share. It decides
-    every `interval`, not during the first `warm_up` intervals after a rescale or restart, and stands by a decision
-    until the next. It asks for fewer only when more than `minor` fewer would do. The backlog plays no part.
+    The true rate is the rate at which records would be processed without any waiting: throughput divided by the busy
+    share. The policy decides every `interval`, except during the first `warm_up` intervals after a rescale or restart,
+    and keeps a decision until the next one. It asks for fewer replicas only if more than `minor` fewer are enough. The
+    backlog does not count.
 
     Attributes:
         interval: the policy interval, over which the readings should be averaged; default 60s.
         warm_up: policy intervals that are ignored after a rescale or restart of the job, and at the start; default 1.
-        activation: decisions in a row before the first is acted on (activation time); default 1.
-        target_rate_ratio: when no more is asked for and arrivals are more than so many times the throughput, the
-            size is multiplied by that ratio; 1 or more; default none: never.
-        scaling_factor: share of instances on top of what is needed, 0 or more; default 0.
+        activation: decisions in a row before the policy acts on one (activation time); default 1.
+        target_rate_ratio: if arrivals / throughput is above this although no more slots seem needed, the size is
+            multiplied by arrivals / throughput; 1 or more; default none: never.
+        scaling_factor: share of instances in addition to the needed ones, 0 or more; default 0.
         minor: a size that is smaller by at most this many replicas is not worth a rescale; default 1.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
         utilization: name of the metric with the busy share, 0 to 1, of all replicas or of each.
-        vertices: name of the metric with the numbers of each vertex (`vertices` of the source flink); it may be
-            absent, then the job counts as one vertex.
+        vertices: name of the metric with the numbers of each vertex (`vertices` of the source flink); if it is absent,
+            the job counts as one vertex.
     """
 
     lookback: ClassVar[timedelta] = ZERO
@@ -222,7 +223,7 @@ class Ds2:
         if begin is None or begin < warm:
             begin = now if begin is None and not warm else warm
             known = {}
-        # A poll may be a little early or late: half an interval is not worth waiting for another one.
+        # A poll may be slightly early or late: do not wait for another poll because of half an interval.
         passed = now - begin + view.spec.interval.total_seconds() / 2
         interval = float(passed // self.interval.total_seconds())
         if interval <= known.get("intervals", 0.0):
@@ -263,7 +264,7 @@ class Ds2:
         return sized(view, size, inputs, f"{what}: {replicas(size)}")
 
     def _undecided(self, view: View) -> Recommendation:
-        """The recommendation without a decision: the first replica where there is none, else nothing."""
+        """The recommendation without a decision: a first replica if there is none, else abstain."""
         arrivals = total(view, self.arrivals) or 0.0
         if not view.current and arrivals:
             what = f"{format_number(arrivals)}/s arriving, nothing is processed by 0 replicas: one"
@@ -280,7 +281,7 @@ class Ds2:
         return [name for name, value in found.items() if value is None]
 
     def _decide(self, view: View) -> _Found | None:
-        """The slots that the job needs; None when the readings do not suffice for it."""
+        """The slots that the job needs; None if the readings do not suffice."""
         arrivals, throughput = total(view, self.arrivals), total(view, self.throughput)
         shares = busy(view, self.utilization)
         count = slots_in_use(view)
@@ -302,7 +303,7 @@ class Ds2:
         return _Found(level(needed, self.scaling_factor), arrivals, true)
 
     def _by_vertex(self, view: View, arrivals: float, count: int) -> _Found | None:
-        """The vertex that needs most, as all share slots; one that is unknown keeps what the job has."""
+        """The vertex that needs most slots, as all share slots. While a vertex is unknown, no slots are removed."""
         reading = view.metrics.get(self.vertices)
         job = None if reading is None else _job(reading.parts, arrivals)
         if job is None:
@@ -324,7 +325,7 @@ class Ds2:
         return most
 
     def _adjusted(self, slots: int, count: int, arrivals: float, throughput: float) -> int:
-        """The final adjustment: nothing more is needed by the rates, yet the sources do not get through."""
+        """The final adjustment, if no more slots seem needed and yet the throughput is below the arrivals."""
         ratio = self.target_rate_ratio
         if ratio is None or slots > count or not throughput or arrivals / throughput <= ratio:
             return slots

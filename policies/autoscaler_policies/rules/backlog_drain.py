@@ -1,4 +1,4 @@
-"""The smallest size that keeps up with the arrivals and works off the backlog in time, restart included."""
+"""The smallest size that keeps up with the arrivals and processes the backlog in time, including the restart."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0S, M
 from autoscaler_policies.shared.readings import MARGIN, total
 from autoscaler_policies.shared.recommend import LARGEST, are, finite, format_number, missing, replicas, sized, smallest
 
-# A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
-# second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
+# If a restart took more than a third of `drain_time`, absurd sizes would be needed to process its backlog in the rest.
+# So `drain_time` counts as at least this many restarts: at least two thirds of it are for draining.
 RESTARTS = 3.0
-# While a rescale is in progress, its size stays unless it needs more than this many times the time allowed.
+# While a rescale is in progress, its size stays unless the backlog takes more than this many times the allowed time.
 RESCALE_TOLERANCE = 2.0
-# Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
+# Earlier arrivals confirm the present ones if they differ by less than this factor: noise of +-10 % stays below it.
 SAME = 1.25
 
 
 @dataclass(slots=True)
 class _Load:
-    """What has to be processed, and what each size can process of it."""
+    """The load, and the capacity of each size."""
 
     view: View
     lag: float
@@ -46,49 +46,49 @@ class _Load:
         return saturated_rate(self.view.learned, self.view.spec, size, self.partitions) or 0.0
 
     def backlog_after_rescale(self, working: float, seconds: float) -> float:
-        """Records waiting after a change of so many seconds with `working` records/s processed meanwhile."""
+        """Records waiting after a change that takes `seconds`, while `working` records/s are processed."""
         return max(0.0, self.lag + (self.arrivals - working) * seconds)
 
     def inputs(self, **more: float) -> dict[str, float]:
-        """The numbers a size was computed from."""
+        """The numbers from which a size was computed."""
         numbers = {"lag": self.lag, "arrivals": self.arrivals, "capacity": self.capacity, **more}
         if max(numbers.values()) > LARGEST:
             return {name: finite(number) for name, number in numbers.items()}
         return numbers
 
     def describe(self, size: int, rate: float) -> str:
-        """Load and size in words, the beginning of a sentence."""
+        """Load and size in words, as the beginning of a sentence."""
         load = f"lag {format_number(self.lag)} records at {format_number(self.arrivals)}/s arriving"
         return f"{load}; {replicas(size)} ({format_number(rate)}/s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogDrain:
-    """Sizes from arrivals and backlog against what each size can process, learned or configured.
+    """Compares arrivals and backlog with the capacity of each size, which is learned or configured.
 
-    More replicas when arrivals are above `utilization` of the present capacity, or the backlog takes longer
-    than `drain_time`: then the smallest size of which neither is true, counting what piles up until it works, or
-    the greatest allowed. Fewer when arrivals are at most `down_utilization` of the smaller capacity, the
-    present size works the backlog off within `down_backlog_time`, and the smaller one what piles up during the change
-    `drain_time`. Between these nothing changes. While a rescale is in progress, its size stays unless the backlog
+    It asks for more replicas if arrivals are above `utilization` of the present capacity, or if the backlog takes
+    longer than `drain_time`: for the smallest size for which neither is true, including the backlog of the change, or
+    for the maximum. It asks for fewer if arrivals are at most `down_utilization` of the smaller capacity, the present
+    size can process the backlog within `down_backlog_time`, and the smaller size can process the backlog of the change
+    within `drain_time`. Otherwise nothing changes. While a rescale is in progress, its size stays unless the backlog
     takes twice as long as `drain_time`.
 
-    With unknown capacity it abstains, except when the backlog is worth more than `drain_time` of the throughput
-    and not shrinking: then it asks for one replica more. From no replica at all it asks for the first one as
-    soon as there is anything to do.
+    While the capacity is unknown it abstains, unless the backlog is worth more than `drain_time` of the throughput and
+    does not shrink: then it asks for one more replica. From 0 replicas it asks for the first one as soon as there are
+    arrivals or a backlog.
 
     Attributes:
-        drain_time: time in which a backlog is to be worked off, the restart included; default 60s. Never taken as
-            less than three restarts. Several times the interval of checkpoints or batches.
-        restart: time from asking for a size until the job runs with it, used until learned; default 15s.
-        stops: whether the job stands still during that time (Flink); false when the old size goes on working
-            until the new one is there (Spark); default true.
-        utilization: share of a size's capacity above which more is asked for; default 0.9.
-        down_utilization: the same for a smaller size that would do; below utilization; default 0.7.
-        down_backlog_time: never fewer replicas while the present size needs longer than this for the backlog;
-            default 10s.
-        stable_time: arrivals must have been about the same (within a quarter) for so long before the size changes,
-            unless the backlog is worth more than `drain_time`; to scale down, without one missing; default 0s: at once.
+        drain_time: time in which a backlog is to be processed, including the restart; default 60s. It counts as at
+            least three restarts. Set it to several times the interval of checkpoints or batches.
+        restart: time from the request for a size until the job runs with it, used until learned; default 15s.
+        stops: whether the job stands still during that time (Flink); false if the old size continues to work until the
+            new one is ready (Spark); default true.
+        utilization: share of a size's capacity above which the policy asks for more; default 0.9.
+        down_utilization: the same for a smaller size that would be enough; below utilization; default 0.7.
+        down_backlog_time: the size is not lowered while it needs longer than this for the backlog; default 10s.
+        stable_time: arrivals must have been about the same (within a quarter) for this long before the size changes,
+            unless the backlog is worth more than `drain_time`; before scaling down, no reading of this time may be
+            missing; default 0s: no wait.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s; only read while capacity is unknown.
@@ -126,7 +126,7 @@ class BacklogDrain:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: enough to confirm the arrivals."""
+        """How much of the past it needs: enough to confirm the arrivals."""
         return self.stable_time + MARGIN if self.stable_time else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
@@ -170,10 +170,10 @@ class BacklogDrain:
         return sized(view, view.current, load.inputs(), f"{load.describe(view.current, capacity)} {fit}")
 
     def _unconfirmed(self, view: View, arrivals: float) -> float | None:
-        """Arrivals of a reading within `stable_time`, or the one before it, that are not about the same; else None.
+        """Different arrivals of a reading within `stable_time`, or of the one before that time; None: all are similar.
 
-        A rate that was measured across a change of load is neither the old nor the new one. It may be shown more
-        than once, so it is compared with other readings only.
+        A rate that was measured across a change of load is neither the old nor the new one. The same reading may be
+        seen more than once, so it is only compared with other readings.
         """
         newest = view.metrics[self.arrivals].at
         begin = newest - self.stable_time
@@ -190,7 +190,7 @@ class BacklogDrain:
         return None
 
     def _read_throughout(self, view: View) -> bool:
-        """Whether arrivals were read at every observation of `stable_time`: they may have been others meanwhile."""
+        """Whether arrivals were read at every observation of `stable_time`: unread arrivals may have been different."""
         begin = view.metrics[self.arrivals].at - self.stable_time
         for seen in reversed(view.past):
             reading = seen.metrics.get(self.arrivals)
@@ -199,7 +199,7 @@ class BacklogDrain:
         return False
 
     def _more(self, load: _Load, restart: float, within: float) -> Recommendation:
-        """The smallest size above the present one that does it, else the greatest there may be."""
+        """Ask for the smallest larger size that keeps up and processes the backlog in time, else for the maximum."""
         view, arrivals = load.view, load.arrivals
         working = 0.0 if self.stops else load.capacity_at(min(view.ready, view.current))
         backlog = load.backlog_after_rescale(working, restart)
@@ -231,7 +231,7 @@ class BacklogDrain:
         return sized(view, size, inputs, detail)
 
     def _fewer(self, load: _Load) -> Recommendation | None:
-        """The smallest size that would do, or None when it takes all there are."""
+        """Ask for the smallest size that would be enough, or None if all replicas are needed."""
         view, arrivals = load.view, load.arrivals
         restart, within = self._times(view, Direction.DOWN)
         left = within - restart
@@ -250,14 +250,14 @@ class BacklogDrain:
         return sized(view, size, inputs, f"{load.describe(size, rate)} {are(size)} enough; there are {view.current}")
 
     def _times(self, view: View, direction: Direction) -> tuple[float, float]:
-        """Seconds a change in that direction takes, and seconds allowed for change and backlog together."""
+        """Seconds that a change in that direction takes, and seconds allowed for change and backlog together."""
         seconds = restart_time(view.learned, direction)
         if seconds is None:
             seconds = self.restart.total_seconds()
         return seconds, max(self.drain_time.total_seconds(), RESTARTS * seconds)
 
     def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
-        """Without a known capacity: one more when it is clearly too little, else no opinion."""
+        """If the capacity is unknown: ask for one more replica if there are clearly too few, else abstain."""
         inputs = {"lag": lag, "arrivals": arrivals}
         throughput = total(view, self.throughput)
         within = self._times(view, Direction.UP)[1]

@@ -1,4 +1,4 @@
-"""The size at which the tasks of a batch job that can run cost least: worker-seconds and the time that is waited."""
+"""The size at which the runnable tasks of a batch job cost least: the price of worker-seconds and of waiting time."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import GAP, MARGIN, total
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
-# How much past is kept has to be known before a start-up is learned, so one that is longer counts as so long.
+# The lookback must be known before a start-up time is learned, so a longer learned time counts as this one.
 LONGEST_IDLE = timedelta(minutes=10)
-# More tasks or seconds are no measurement, and the prices of all sizes stay finite.
+# Larger numbers of tasks or seconds are not real measurements; with this limit the prices of all sizes stay finite.
 MOST = 1e15
 HIGHEST_PRICE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Tasks that wait or run, and what each size takes for them, in waves: every slot one task at a time.
+    """Tasks that wait or run, and the time that each size needs for them, in waves: each slot runs one task at a time.
 
     Attributes:
-        tasks: those that wait or run. One that runs counts in full, as its slot is busy until it has finished.
-        mean: seconds of a task.
+        tasks: waiting and running tasks. A running one counts in full, as its slot is busy until it has finished.
+        mean: mean seconds of a task.
         slots: tasks that one replica runs at a time.
         current: the present size.
-        start_up: seconds until replicas that are asked for now run a task.
+        start_up: seconds until replicas that are requested now run a task.
     """
 
     tasks: int
@@ -50,12 +50,12 @@ class Work:
 
     @property
     def left(self) -> int:
-        """Tasks that the present size has not finished when new replicas are there."""
+        """Tasks that the present size has not finished when new replicas are ready."""
         waves = int(min(self.start_up / self.mean, MOST)) if self.mean else 0
         return max(0, self.tasks - waves * self.current * self.slots)
 
     def waves(self, tasks: int, size: int) -> int:
-        """How often the slots of a size are filled for so many tasks."""
+        """How often the slots of a size are filled for this many tasks."""
         return -(-tasks // (size * self.slots))
 
     def time(self, size: int) -> float:
@@ -65,9 +65,9 @@ class Work:
         return self.start_up + self.waves(self.left, size) * self.mean
 
     def sizes(self, low: int, high: int) -> Iterator[int]:
-        """The smallest size from `low` (1 or more) to `high` of each number of waves, ascending.
+        """The smallest size for each number of waves, from `low` (1 or more) to `high`, ascending.
 
-        Every other size takes as long as one of these and costs more. They are about 2 x sqrt(tasks) at most.
+        Every other size takes as long as one of these and costs more. There are at most about 2 x sqrt(tasks) of them.
         """
         left, size = self.left, low
         while size <= high:
@@ -82,21 +82,21 @@ class Work:
 class Batch:
     """Sizes a cluster for the tasks of a batch job that can run now.
 
-    More replicas where tasks wait and the time saved is worth more than the worker-seconds, start-up included. Fewer
-    when slots have been of no use to any task for `idle_time`, but no fewer than hold shuffle files that are still to
-    be read. Without any task for so long: the minimum, which may be 0. From 0 at least one as soon as there is a task;
-    while it is not known how long tasks take, as many as cost, if they turn out useless, no more than waiting for
-    another start-up would.
+    It asks for more replicas if tasks wait and the saved time is worth more than the worker-seconds, start-up included.
+    It asks for fewer if no task could use some slots for `idle_time`, but for at least as many as hold shuffle files
+    still to be read. Without any task for that time it asks for the minimum, which may be 0. From 0 replicas it asks
+    for at least one as soon as there is a task. While the duration of tasks is unknown, it asks for so many that, if
+    they turn out useless, they cost no more than waiting for another start-up.
 
     Attributes:
-        waiting_price: what a second of the job's time is worth, in worker-seconds, 0 to 1e9. 0, only with a
-            `deadline`: as cheap as the deadline allows; default 4.0.
-        deadline: time since the job began within which what can run now is to be done. Stages that cannot run yet are
-            not known, so leave time for them; default none.
-        start_up: time from asking for a worker until its first task, used until learned; default 30s.
-        idle_time: how long slots must have been useless before their workers are given back; default: as long as a
-            worker takes to start, at least an interval, at most 10m or `start_up`. So idle workers cost at most twice
-            what they would with the best choice in hindsight.
+        waiting_price: price of a second of the job's time, in worker-seconds, 0 to 1e9. 0, only with a `deadline`, is
+            as cheap as the deadline allows; default 4.0.
+        deadline: time since the job began within which the tasks that can run now must be finished. Stages that cannot
+            run yet are unknown, so leave time for them; default none.
+        start_up: time from the request for a worker until its first task, used until learned; default 30s.
+        idle_time: how long slots must have been unused before their workers are removed; default: as long as a worker
+            takes to start, at least an interval, at most 10m or `start_up`. So idle workers cost at most twice as much
+            as with the best choice in hindsight.
         pending: name of the metric with the tasks that wait for a slot.
         running: name of the metric with the tasks that run.
         remaining: name of the metric with the seconds of slot time that unfinished tasks still need.
@@ -140,7 +140,7 @@ class Batch:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: enough to see that slots were of no use."""
+        """How much of the past it needs: enough to see that slots were not needed."""
         return (self.idle_time or max(self.start_up, LONGEST_IDLE)) + MARGIN
 
     def evaluate(self, view: View) -> Recommendation:
@@ -174,7 +174,7 @@ class Batch:
         return sized(view, size, inputs, f"{what}; {detail}{why}")
 
     def _cheapest(self, view: View, work: Work, inputs: dict[str, float], elapsed: float) -> tuple[int, str]:
-        """The size from the present one up that costs least, in time for the deadline if one is; and why."""
+        """The cheapest size, not below the present one, that meets the deadline if any size does; and why."""
         limits = view.limits
         least = max(limits.minimum, 1)
         if not (work.mean or view.current):
@@ -206,15 +206,15 @@ class Batch:
         return size, detail
 
     def _worth_a_start_up(self, work: Work) -> int:
-        """How many replicas to begin with where nothing is known of the tasks but their number.
+        """How many replicas to begin with if only the number of tasks is known.
 
-        One alone would show how long they take, and if they are long, the others would come a start-up later. Each of
-        those costs at most a start-up of idle time (`idle_time`), waiting costs `waiting_price` of them.
+        A single replica would show how long the tasks take. If they are long, the other replicas would come a start-up
+        later, which costs `waiting_price` start-ups. Each of them costs at most a start-up of idle time (`idle_time`).
         """
         return min(-(-work.tasks // work.slots), 1 + int(self.waiting_price))
 
     def _fewer(self, view: View, work: Work, inputs: dict[str, float], shuffle: int) -> tuple[int, str]:
-        """The size that has been of use for `idle_time`, the present one at most; and why."""
+        """The size that tasks could use within `idle_time`, at most the present one; and why."""
         current = view.current
         idle = self._idle(view, work.start_up)
         useful = self._useful(view, idle)
@@ -235,16 +235,16 @@ class Batch:
         return size, f"; tasks could use at most {useful} for {span}{holders}"
 
     def _idle(self, view: View, start_up: float) -> timedelta:
-        """How long slots must have been useless."""
+        """How long slots must have been unused."""
         if self.idle_time is not None:
             return self.idle_time
         longest = max(self.start_up, LONGEST_IDLE)
         return max(min(timedelta(seconds=min(start_up, longest.total_seconds())), longest), view.spec.interval)
 
     def _useful(self, view: View, idle: timedelta) -> int | None:
-        """The most replicas that tasks could use at any observation of that time; None: not seen all of it.
+        """The most replicas that tasks could use at any observation of that time; None: a part of it was not observed.
 
-        Observations further apart than a reading may be old, and than a tick that was late, leave a time unseen.
+        A gap counts as unobserved if it is longer than `max_age` and than a late tick explains.
         """
         spec = view.spec
         gap = max(spec.max_age, spec.interval * GAP)
@@ -261,7 +261,7 @@ class Batch:
 
     @staticmethod
     def _count(view: View, seen: Observation, name: str) -> int | None:
-        """The tasks of a reading of the past, or None where it could not be trusted then."""
+        """The tasks of a past reading, or None if it could not be trusted at that time."""
         reading = seen.metrics.get(name)
         if reading is None or not -view.spec.max_ahead <= seen.at - reading.at <= view.spec.max_age:
             return None

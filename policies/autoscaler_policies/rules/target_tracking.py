@@ -14,7 +14,7 @@ from autoscaler_policies.shared.recommend import are, finite, format_number, mis
 
 
 class Mode(StrEnum):
-    """What a metric with a single number is."""
+    """The meaning of a metric with a single number."""
 
     AVERAGE = "average"  # the value of an average replica, or a utilization
     TOTAL = "total"  # the sum over all replicas
@@ -27,19 +27,18 @@ class TargetTracking:
     size = ceil(replicas x value / target), and no change while value / target is within the tolerance: the
     algorithm of https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 
-    A metric with one number per replica is averaged whatever the mode; where the source knows the mean of the whole
-    job, that is what counts. Replicas without a number count as 0
-    towards more replicas; towards fewer those that are up count as being at the target. Where that turns the
-    direction round, the size stays. The direction is kept for single numbers too: a value above the target
-    never asks for fewer replicas, and one below never for more.
+    A metric with one number per replica is averaged whatever the mode; if the source knows the mean of the whole job,
+    that counts. For scaling up, replicas without a number count as 0; for scaling down, those that are up count as
+    being at the target. If that would reverse the direction, the size stays. This also holds for single numbers: a
+    value above the target never asks for fewer replicas, and a value below it never for more.
 
     Attributes:
         metric: name of the metric.
         target: what the metric should be per replica, in the metric's unit (a utilization: 0 to 1); above 0.
-        mode: what a single number is: `average`, that of an average replica, or `total`, the sum over all;
-            default average.
+        mode: meaning of a single number: `average`, the value of an average replica, or `total`, the sum over all
+            replicas; default average.
         tolerance_up: share above the target that is ignored; default 0.1.
-        tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
+        tolerance_down: share below the target that is ignored; default 0.1; 1 or more: never scale down.
     """
 
     lookback: ClassVar[timedelta] = ZERO
@@ -57,7 +56,7 @@ class TargetTracking:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metric with; not a sum, which of shares may be anything."""
+        """The level that it compares its metric with; none for a sum, since a sum of shares may be above 1."""
         return () if self.mode is Mode.TOTAL else ((self.metric, self.target),)
 
     @property
@@ -112,14 +111,14 @@ class TargetTracking:
         return sized(view, wanted, inputs, f"{what}: ceil({count} x {ratio:.3f}) = {replicas(wanted)}")
 
     def _fill(self, values: tuple[float, ...], current: int, ready: int) -> tuple[float, int]:
-        """Ratio to the target and number of replicas it is an average of, silent replicas filled in."""
+        """Ratio to the target, and the number of replicas it averages, with replicas without a number filled in."""
         reported = len(values)
         total = sum(values)
         ratio = total / reported / self.target
         if ratio > 1:
             count = max(reported, ready, current)
             filled = total / count / self.target
-            # more would turn into fewer: exactly at target keeps the size
+            # a ratio below 1 would reverse the direction: exactly 1 keeps the size
             return (max(filled, 1.0), count)
         if ready > reported:
             return ((total + (ready - reported) * self.target) / ready / self.target, ready)

@@ -30,10 +30,10 @@ class Rule:
         metric: name of the metric.
         above: the rule holds while the metric is above this, in the metric's unit. One of above and below.
         below: the rule holds while the metric is below this, in the metric's unit.
-        hold: the rule fires when it has held at every observation for so long; default 0s: at once.
+        hold: the rule fires when it has held at every observation for this long; default 0s: at once.
         replicas: step in replicas; default 1 when percent is not given either.
         percent: step in percent of the present size, rounded up, at least one replica.
-        aggregate: what counts of a metric with one number per replica: mean, max or min; default mean.
+        aggregate: how the numbers of a metric with one number per replica become one: mean, max or min; default mean.
     """
 
     metric: str
@@ -57,19 +57,19 @@ class Rule:
 
     @property
     def bound(self) -> float:
-        """The number the metric is compared with."""
+        """The number with which the metric is compared."""
         return self.above if self.above is not None else self.below  # type: ignore[return-value]  # one is set
 
     @property
     def range(self) -> tuple[float, float]:
-        """Between these, both excluded, the rule holds: no infinity and no NaN is within."""
+        """The rule holds between these numbers, both excluded: infinities and NaN are never within."""
         return (self.above, math.inf) if self.above is not None else (-math.inf, self.bound)
 
     def step(self, size: int) -> int:
         """How many replicas the step is at a size, at least 1."""
         if self.percent is None:
             return self.replicas or 1
-        # 1e-9: a product like 55.00000000000001 is a whole number that floats could not hold
+        # 1e-9: a product like 55.00000000000001 stands for a whole number
         return max(1, math.ceil(min(size * self.percent / 100, 1e9) - 1e-9))
 
     def number(self, reading: Reading) -> float:
@@ -88,12 +88,11 @@ class Rule:
         return number > self.above if self.above is not None else number < self.below  # type: ignore[operator]
 
     def held(self, view: View) -> bool:
-        """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
+        """Whether every observation of the last `hold` was beyond the bound, and none is missing.
 
-        Without a hold the present number is enough, which the caller has checked.
+        Without a hold, the present number is enough, which the caller has checked.
 
-        Observations further apart than a reading may be old, and than a tick that was late, leave a time without
-        observations, so the hold starts again.
+        A gap between observations that is longer than `max_age` and than a late tick explains restarts the hold.
         """
         if not self.hold:
             return True
@@ -134,11 +133,11 @@ class Rule:
 class Threshold:
     """Steps up or down while a metric is beyond a bound for a time.
 
-    Of several rules that fire the one that asks for the largest size counts. Down rules count only when no up
-    rule fires and every metric of every rule can be trusted; one number per replica counts for a down rule
-    only when every replica that is up has one. A negative reading counts as missing where all bounds of its metric are
-    0 or more, one is above, and no up rule is for low values. When no rule fires the size is to stay; without any down
-    rule it abstains then, unless an up rule is beyond its bound and only not yet for long enough.
+    If several rules fire, the one that asks for the largest size counts. Down rules count only if no up rule fires and
+    every metric of every rule can be trusted. A metric with one number per replica counts for a down rule only if every
+    replica that is up has a number. A negative reading counts as missing if all bounds of its metric are 0 or more, one
+    is above 0, and no up rule is for low values. If no rule fires, the policy asks for the present size. Without down
+    rules it abstains instead, unless an up rule is beyond its bound but not yet for long enough.
 
     Attributes:
         up: rules that ask for more replicas; default none.
@@ -172,7 +171,7 @@ class Threshold:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metrics with."""
+        """The levels that it compares its metrics with."""
         return tuple((rule.metric, rule.bound) for rule in (*self.up, *self.down))
 
     @property
@@ -182,9 +181,9 @@ class Threshold:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be: a metric with a bound above 0, and with none below, is an amount.
+        """The ranges of its metrics: a metric with a bound above 0 and no bound below 0 is an amount.
 
-        Not where a low one asks for more replicas: then it is not the safe side to take one as missing.
+        This does not hold if a low value asks for more replicas: then it would not be safe to treat it as missing.
         """
         least: dict[str, float] = {}
         most: dict[str, float] = {}
@@ -196,12 +195,12 @@ class Threshold:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the longest hold and the observation before it."""
+        """How much of the past it needs: the longest hold and the observation before it."""
         longest = max(rule.hold for rule in (*self.up, *self.down))
         return longest + MARGIN if longest else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
-        """Ask for the size of the rules."""
+        """Ask for the size that the rules give."""
         inputs: dict[str, float] = {}
         absent: list[str] = []
         current = view.current
@@ -240,7 +239,7 @@ class Threshold:
 
 
 def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
-    """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
+    """The present number of a rule's metric, which is added to `inputs`; without one, its name is added to `absent`."""
     reading = view.metrics.get(rule.metric)
     if reading is None or (reading.mean is None and isinstance(reading.value, tuple) and len(reading.value) < ready):
         absent.append(rule.metric)

@@ -1,6 +1,6 @@
-"""Cron expressions: when one is due in a time zone, also where clocks are set forward or back.
+"""Cron expressions: when one is due in a time zone, also when clocks are set forward or back.
 
-Five fields (minute, hour, day of month, month, day of week) as in crontab(5) of Debian, by which this is held:
+Five fields (minute, hour, day of month, month, day of week) as in crontab(5) of Debian, whose rules this follows:
 https://manpages.debian.org/bookworm/cron/crontab.5.en.html and cron.8 for the change to daylight saving time.
 Why it is not a library: docs/adr/0010-schedules-have-their-own-cron.md.
 """
@@ -32,21 +32,21 @@ _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _TERM = re.compile(r"(?:(?P<every>\*)|(?P<low>\w+)(?:-(?P<high>\w+))?)(?:/(?P<step>\w+))?", re.ASCII)
 _LONGEST = 200  # characters; a list of all minutes has 169
 
-# 29 February on a given weekday occurs once in 28 years, once in 40 where a century has no leap day.
+# 29 February on a given weekday occurs once in 28 years, or once in 40 around a century year without a leap day.
 _YEARS = range(2000, 2041)
 
 Moment: TypeAlias = tuple[datetime, datetime]
 """When a cron expression is due: the instant in UTC, and the local time it stands for.
 
-Two that fall into an hour that is skipped have the same instant; the local time tells them apart.
+Two moments within a skipped hour have the same instant; the local time tells them apart.
 """
 
-_LAST_WALL = datetime.max  # noqa: DTZ901 - no clock on a wall shows it
+_LAST_WALL = datetime.max  # noqa: DTZ901 - later than any local time
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field: its name for people, its numbers, and the names that stand for some of them."""
+    """One field: its name for users, its range of numbers, and the names that stand for some of them."""
 
     name: str
     least: int
@@ -82,9 +82,9 @@ class Cron:
 
     Attributes:
         minutes, hours, days, months: the numbers that match, sorted.
-        weekdays: likewise, Sunday is 0.
-        either: whether a day of the month or of the week is enough, as where neither field begins with `*`.
-        floating: whether it follows the wall clock: not in a skipped hour, and twice in one that is repeated.
+        weekdays: the weekdays that match, sorted; Sunday is 0.
+        either: whether one matching day field is enough, as if neither day field begins with `*`.
+        floating: whether it follows the wall clock: not due in a skipped hour, and due twice in a repeated one.
     """
 
     minutes: tuple[int, ...]
@@ -106,10 +106,10 @@ class Cron:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Cron:
-    """Read a cron expression.
+    """Parse a cron expression.
 
     Raises:
-        ValueError: it is not a cron expression, or it is never due; the message begins with it and names the field.
+        ValueError: it is not a cron expression, or is never due; the message begins with the text and names the field.
     """
     shown = repr(text[:_LONGEST])
     if len(text) > _LONGEST:
@@ -189,7 +189,7 @@ def _moments(cron: Cron, zone: ZoneInfo, ordinal: int) -> tuple[Moment, ...]:
     found: list[Moment] = []
     for hour in cron.hours:
         for minute in cron.minutes:
-            wall = datetime(day.year, day.month, day.day, hour, minute)  # noqa: DTZ001 - a clock on a wall
+            wall = datetime(day.year, day.month, day.day, hour, minute)  # noqa: DTZ001 - a local time
             real = _real(wall, zone)
             if cron.floating:
                 found.extend((instant, wall) for instant in real)
@@ -199,13 +199,13 @@ def _moments(cron: Cron, zone: ZoneInfo, ordinal: int) -> tuple[Moment, ...]:
 
 
 def _real(wall: datetime, zone: ZoneInfo) -> list[datetime]:
-    """The instants at which a clock shows this: none in a skipped hour, two in one that is repeated."""
+    """The instants of a local time: none in a skipped hour, two in a repeated one."""
     instants = {wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)}
     return sorted(instant for instant in instants if instant.astimezone(zone).replace(tzinfo=None) == wall)
 
 
 def _resumed(wall: datetime, zone: ZoneInfo) -> datetime:
-    """The instant of the first minute that exists after one that is skipped."""
+    """The instant of the first existing minute after a skipped one."""
     real: list[datetime] = []
     while not real:
         wall += _MINUTE
@@ -214,7 +214,7 @@ def _resumed(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def by(instant: datetime) -> Moment:
-    """The last moment that counts as passed at an instant."""
+    """The last moment that has passed at an instant."""
     return (instant, _LAST_WALL)
 
 
@@ -223,7 +223,7 @@ def after(cron: Cron, zone: ZoneInfo, moment: Moment) -> Moment:
     for ordinal in _ahead(cron, _ordinal(moment, zone) - 1):
         found = _moments(cron, zone, ordinal)
         if found and found[-1] > moment:
-            # Clocks that are set back over midnight show the end of a day again after the next has begun.
+            # If clocks are set back over midnight, the end of a day is repeated after the next day has begun.
             return min(one for one in chain(found, _moments(cron, zone, ordinal + 1)) if one > moment)
     raise AssertionError  # pragma: no cover - the calendar of `_ahead` has no end
 
@@ -234,7 +234,7 @@ def before(cron: Cron, zone: ZoneInfo, moment: Moment) -> Moment:
         found = _moments(cron, zone, ordinal)
         if found and found[0] <= moment:
             return max(one for one in chain(found, _moments(cron, zone, ordinal - 1)) if one <= moment)
-    raise AssertionError  # pragma: no cover - likewise
+    raise AssertionError  # pragma: no cover - the calendar of `_back` has no end
 
 
 def _ordinal(moment: Moment, zone: ZoneInfo) -> int:

@@ -21,7 +21,7 @@ _SPAN = 6 * 3600
 """Seconds for which the changes of a schedule are computed at once."""
 
 _JOINED = 40
-"""So many windows that follow each other without a gap are reported as one."""
+"""Up to this many windows that follow each other without a gap are reported as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Window:
     """A time that begins and ends by the calendar, and the bounds that hold in it.
 
     Attributes:
-        name: what explanations call it.
+        name: its name in explanations.
         start: when it opens, a cron expression.
         end: when it closes, a cron expression; either this or `duration`.
         duration: how long it stays open, in elapsed time; above 0s.
@@ -63,7 +63,7 @@ class Exclusion:
     """A time in which nothing changes.
 
     Attributes:
-        name: what explanations call it.
+        name: its name in explanations.
         start: when it begins, a cron expression.
         end: when it ends, a cron expression; either this or `duration`.
         duration: how long it lasts, in elapsed time; above 0s.
@@ -82,19 +82,19 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Moves the bounds by the calendar, and asks for no size itself.
+    """Moves the bounds by the calendar, and never asks for a size itself.
 
-    While a window is open its `min` and `max` replace the cluster's; of several that are open the greatest
-    `min` and the greatest `max` count. A minimum above the maximum raises the maximum. Exclusions go before
-    everything: while one is open nothing is changed, not even where the bounds ask for it.
+    While a window is open, its `min` and `max` replace those of the cluster; if several are open, the largest `min` and
+    the largest `max` count. A minimum above the maximum raises the maximum. Exclusions override everything: while one
+    is open nothing changes, even if the bounds ask for it.
 
-    Daylight saving time: a time that is skipped is due when the clock goes on, one that is repeated is due the first
-    time. Expressions whose minute or hour begins with `*` follow the clock instead, as in Debian's cron.
+    Daylight saving time: a skipped time is due when the clock resumes, and a repeated time is due the first time.
+    Expressions whose minute or hour begins with `*` follow the clock instead, as in Debian's cron.
 
     Attributes:
         windows: times with other bounds; default: none.
         exclude: times in which nothing changes; default: none.
-        timezone: time zone of all that name none, such as Europe/Berlin; default: UTC.
+        timezone: time zone of all windows and exclusions that name none, such as Europe/Berlin; default: UTC.
     """
 
     asks: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class Schedule:
         return Allowance(Limits(least, max(least, most)), state.excluded)
 
     def evaluate(self, view: View) -> Recommendation:
-        """Abstain, and report which windows are open, until when."""
+        """Abstain, and report which windows are open, and until when."""
         state = _state(self, view.now)
         limits = view.limits
         detail = f"{state.detail}; {limits.minimum} to {limits.maximum} is allowed"
@@ -140,9 +140,9 @@ class _State:
 
     Attributes:
         at: that time, in seconds since 1970.
-        least, most: the bounds of the open windows, None where they name none.
-        excluded: why nothing may change; None: it may.
-        detail: what is open, for people.
+        least, most: the bounds of the open windows; None: they set none.
+        excluded: why nothing may change; None: changes are allowed.
+        detail: what is open, for users.
     """
 
     at: float
@@ -154,7 +154,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When a window is open: its expressions, understood."""
+    """When a window is open: its parsed expressions."""
 
     start: Cron
     end: Cron | None
@@ -162,11 +162,11 @@ class _Times:
     zone: ZoneInfo
 
     def closes(self, start: Moment) -> datetime:
-        """When one that opened at a moment closes."""
+        """When a window that opened at a moment closes."""
         return start[0] + self.duration if self.end is None else after(self.end, self.zone, start)[0]
 
     def until(self, now: datetime) -> datetime | None:
-        """When it closes, where it is open now; those that follow at once count as the same."""
+        """When it closes, if it is open now; windows that follow without a gap count as the same."""
         close = self.closes(before(self.start, self.zone, by(now)))
         if close <= now:
             return None
@@ -213,7 +213,7 @@ def _states(schedule: Schedule, span: int) -> tuple[_State, ...]:
 
 
 def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
-    """The state of a schedule from a time on, and until when at least."""
+    """The state of a schedule from a time on, and the earliest time at which it may change."""
     changes: list[datetime] = []
     upcoming: list[tuple[datetime, str]] = []
     least: list[int] = []

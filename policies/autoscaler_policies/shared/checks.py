@@ -1,4 +1,4 @@
-"""What parameters must be, in words that all policies share."""
+"""Checks of parameters, with the same words in all policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from autoscaler.policy_api import ZERO, ParameterError
 
 Check = tuple[Callable[[Any], bool], str]
-"""A test of a value, and what is expected. A value of None, where a parameter has it, passes."""
+"""A test of a value, and the text of what is expected. None, for a parameter that allows it, passes."""
 
 METRIC: Check = (bool, "the name of a metric")
 ABOVE_0S: Check = (lambda span: span > ZERO, "above 0s")
@@ -22,12 +22,12 @@ ABOVE_0_TO_1: Check = (lambda value: 0 < value <= 1, "above 0 to 1")
 
 
 def at_least(count: int) -> Check:
-    """A whole number."""
+    """A check that a whole number is at least `count`."""
     return (lambda value: value >= count, f"{count} or more")
 
 
 def check(policy: object, names: str, good: Callable[[Any], bool], expected: str) -> None:
-    """Raise ParameterError for the first of some parameters (names with spaces between) that is not as expected."""
+    """Raise ParameterError for the first of these parameters (names separated by spaces) that fails the check."""
     for name in names.split():
         value = getattr(policy, name)
         if value is not None and not good(value):

@@ -8,19 +8,19 @@ from autoscaler.policy_api import PHASES, Phase, View
 from autoscaler_policies.shared.recommend import finite
 
 MARGIN = timedelta(minutes=5)
-"""More of the past than a time needs: an observation at or before its beginning must be there, at any interval."""
+"""Extra lookback: at any interval, the past must contain an observation at or before the beginning of a window."""
 
 GAP = 2.5
-"""Intervals without an observation that leave nothing unseen: one tick may be skipped, another late."""
+"""A gap of up to this many intervals between observations is allowed: one tick may be skipped, another late."""
 
 BUSIEST = 2.0
-"""A larger number is not a busy share: it may be in percent. One that is a little above 1 counts as 1."""
+"""A larger number is not a busy share: it may be in percent. A number slightly above 1 counts as 1."""
 
 
 def total(view: View, name: str) -> float | None:
-    """A metric as one number, the sum where it has one per replica.
+    """A metric as one number; the sum if it has one number per replica.
 
-    None when it is missing, negative, or does not have a number of every replica that is up.
+    None if it is missing or negative, or lacks the number of a replica that is up.
     """
     reading = view.metrics.get(name)
     if reading is None:
@@ -34,13 +34,13 @@ def total(view: View, name: str) -> float | None:
 
 
 def each(view: View, name: str) -> tuple[float, ...]:
-    """The numbers of a metric that has one per replica; nothing for one with a single number."""
+    """The numbers of a metric that has one per replica; empty if it has a single number."""
     reading = view.metrics.get(name)
     return reading.value if reading is not None and isinstance(reading.value, tuple) else ()
 
 
 def busy(view: View, name: str) -> tuple[float, ...] | None:
-    """The busy shares of a metric, 0 to 1: one per replica, or the mean of them all; None when it has none."""
+    """The busy shares of a metric, 0 to 1: one per replica, or their mean; None if it has no valid ones."""
     reading = view.metrics.get(name)
     if reading is None:
         return None
@@ -52,7 +52,7 @@ def busy(view: View, name: str) -> tuple[float, ...] | None:
 
 
 def slots_in_use(view: View) -> int:
-    """Slots that the job runs on: as the engine shows it, else those of the replicas that are up."""
+    """Slots that the job runs on: as the engine reports, else the slots of the replicas that are up."""
     engine = view.engine
     if engine is not None and engine.parallelism:
         return engine.parallelism
@@ -60,11 +60,11 @@ def slots_in_use(view: View) -> int:
 
 
 def moving(view: View) -> bool:
-    """Whether a rescale is on its way that the job does not run with yet."""
+    """Whether a rescale is in progress and the job does not run with its size yet."""
     rescale = view.rescale
     return rescale is not None and PHASES.index(rescale.phase) < PHASES.index(Phase.RUNNING)
 
 
 def warm_since(view: View) -> float:
-    """When the last rescale or restart was over, in seconds since 1970; 0 when none was seen."""
+    """When the last rescale or restart was over, in seconds since 1970; 0 if none was seen."""
     return 0.0 if view.disturbance_ended_at is None else view.disturbance_ended_at.timestamp()

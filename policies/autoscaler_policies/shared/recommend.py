@@ -1,4 +1,4 @@
-"""How the policies here answer: sizes within the limits, reasons that fit, numbers people can read."""
+"""Recommendations: sizes within the limits, matching reasons, numbers that people can read."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 
 from autoscaler.policy_api import Reason, Recommendation, View
 
-LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
-MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
+LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must be finite
+MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size must be finite
 SCIENTIFIC_FROM = 1e15  # more digits are hard to read
 
 
 def finite(value: float) -> float:
-    """The value, or the largest float of its sign where it has overflowed."""
+    """The value, or the largest float of its sign if it has overflowed."""
     return max(-LARGEST, min(value, LARGEST))
 
 
 def whole(size: float) -> int:
-    """Rounded up to a size that Kubernetes allows; a product like 21.000000000000004 is a whole number in floats."""
+    """Rounded up to a size that Kubernetes allows; a product like 21.000000000000004 counts as the whole number 21."""
     return math.ceil(max(0.0, min(size, MOST)) * (1 - 1e-12))
 
 
@@ -38,7 +38,7 @@ def are(count: int) -> str:
 
 
 def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Recommendation:
-    """Ask for a size, kept within the limits; the reason follows from the size the cluster has."""
+    """Ask for a size, kept within the limits; the reason follows from the current size."""
     limits = view.limits
     if not limits.minimum <= size <= limits.maximum:
         size = limits.minimum if size < limits.minimum else limits.maximum
@@ -53,16 +53,17 @@ def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Re
 
 
 def missing(view: View, *names: str) -> Recommendation:
-    """Abstain because these metrics cannot be trusted now, with the reason where the observation has one."""
+    """Abstain because these metrics cannot be trusted now, with the reason if the observation has one."""
     why = view.past[-1].missing if view.past else {}
     absent = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
     return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {absent}")
 
 
 def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The smallest size from `low` that fits, found by halving, or `high`, which is not asked.
+    """The smallest size from `low` that fits, found by bisection, or `high`, which is not tested.
 
-    Where more never fits less, a stricter `fits` never gives fewer, even if it is not monotone in the size.
+    If `fits` tests a requirement, a stricter requirement never gives a smaller size, even if `fits` is not monotone in
+    the size.
     """
     while low < high:
         middle = (low + high) // 2
