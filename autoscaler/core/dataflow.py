@@ -72,7 +72,7 @@ class Graph:
                 vertex for vertex in inputs if vertex not in order and all(start in order for start in inputs[vertex])
             ]
             if not ready:
-                raise ValueError(f"the edges go in a circle: {', '.join(v for v in inputs if v not in order)}")
+                raise ValueError(f"the edges form a cycle: {', '.join(v for v in inputs if v not in order)}")
             order.update(dict.fromkeys(ready))
         object.__setattr__(self, "_inputs", inputs)
         object.__setattr__(self, "_outputs", outputs)

@@ -72,7 +72,7 @@ def _allowance_problem(allowance: object) -> str | None:
             f"allowed {limits.minimum} to {limits.maximum}, expected whole numbers, the minimum at most {MAX_REPLICAS}"
         )
     if not isinstance(allowance.excluded, str | None):
-        return f"gave the reason {repr(allowance.excluded)[:40]} to change nothing, expected a string"
+        return f"gave {repr(allowance.excluded)[:40]} as the reason to change nothing, expected a string"
     return None
 
 

@@ -227,7 +227,7 @@ class _Parser:
             return _Node("asks", node.at, condition=True, name=node.name)
         if not node.condition:
             also = "a policy, true while it asks for more, or " if self._sizes else ""
-            _refuse(node.at, f"this is a number, expected a condition: {also}a comparison as lag > 2")
+            _refuse(node.at, f"this is a number, expected a condition: {also}a comparison such as lag > 2")
         return node
 
     def expression(self) -> _Node:

@@ -136,7 +136,7 @@ class FlinkSettings:
                 raise ParameterError(name, f"is {value:g}, expected 1 or more")
         for name in ("delay", "longest"):
             if self.refused and not getattr(self, name):
-                raise ParameterError(name, "is 0, expected more where connections are refused, or it restarts forever")
+                raise ParameterError(name, "is 0, expected more if connections are refused, or it restarts forever")
 
     @classmethod
     def of(
@@ -204,7 +204,7 @@ class FlinkSettings:
         if job.phase is Phase.CREATING_EXECUTION_GRAPH:
             job, _ = self._created(job, at)
         if job.phase is not Phase.EXECUTING:
-            raise ValueError(f"expected more than {slots} slots, too few for the job's slot sharing groups")
+            raise ValueError(f"expected more than {slots} slots, which are too few for the job's slot sharing groups")
         return replace(job, restored=True)
 
     def start(self, job: Job, at: float) -> Transition:

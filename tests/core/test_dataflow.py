@@ -305,7 +305,7 @@ def test_a_graph_refuses_an_edge_to_an_unknown_vertex() -> None:
 
 
 def test_a_graph_refuses_a_cycle() -> None:
-    with pytest.raises(ValueError, match="in a circle: b, c"):
+    with pytest.raises(ValueError, match="form a cycle: b, c"):
         Graph(("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")))
 
 

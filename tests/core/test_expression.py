@@ -117,7 +117,7 @@ def test_the_results_are_those_of_expr_lang(text: str, expected: float | None) -
         ("max(1 2)", "column 7: expected ',' or ')', not '2'"),
         ("max([1 2])", "column 8: expected ',' or ']', not '2'"),
         ("max([1", "column 7: expected ',' or ']', not the end"),
-        ("one ? 1 : 2", "column 1: this is a number, expected a condition: a comparison as lag > 2"),
+        ("one ? 1 : 2", "column 1: this is a number, expected a condition: a comparison such as lag > 2"),
         ("true ? 1", "column 9: expected ':', not the end"),
         ("1 if true", "column 10: expected 'else', not the end"),
         ("true ? 1 : false", "column 6: expected numbers or conditions on both sides, not one of each"),

@@ -157,7 +157,7 @@ SECOND = timedelta(seconds=1)
         ({"processing_time": SECOND}, "acceptable_latency: is missing, expected"),
         (
             {"acceptable_latency": SECOND, "processing_time": SECOND},
-            "target: is 50 beside acceptable_latency, expected",
+            "target: is 50 together with acceptable_latency, expected",
         ),
         ({"high_periods": 1441}, "high_periods: is 1441 of 60s, expected at most a day together"),
         (

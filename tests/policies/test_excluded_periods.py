@@ -81,10 +81,10 @@ def test_one_matching_period_is_enough_and_without_periods_nothing_is_excluded()
         # the expressions that the operator's own tests refuse
         ("09:13:17-08:15:18", "does not end after it begins"),
         ("09:13:17-25:15:18", "'25:15:18' is not a time"),
-        ("09:13:17-11:15:18 && 12:01:20-16:00:00", "joins two of a kind"),
+        ("09:13:17-11:15:18 && 12:01:20-16:00:00", "joins two of the same kind"),
         ("* * * ? * 2,5555", "'5555': expected 1 to 7 or SUN/MON"),
         ("* * * ? * 2,5 && 18:01:20-16:00:00", "does not end after it begins"),
-        ("* * * ? * 2,5 && * * 11-13 * * ?", "joins two of a kind"),
+        ("* * * ? * 2,5 && * * 11-13 * * ?", "joins two of the same kind"),
         # others
         ("9:00-10:00 && * * * ? * 2 && 9:00-10:00", "more than one &&"),
         ("", "neither a daily range .* nor a cron expression"),

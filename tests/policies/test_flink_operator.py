@@ -929,10 +929,10 @@ def test_in_the_decision_machine_a_job_reaches_its_size_and_stays() -> None:
         ({"catch_up_duration": -MINUTE}, "catch_up_duration: is -60s, expected 0s or more"),
         ({"metrics_window": timedelta(0)}, "metrics_window: is 0s, expected above 0s"),
         ({"quota_cpu": 0.0, "worker_cpu": 1.0}, "quota_cpu: is 0.0, expected a finite number above 0"),
-        ({"quota_cpu": 4.0}, "worker_cpu: is missing, expected what one worker has, which quota_cpu is counted by"),
+        ({"quota_cpu": 4.0}, "worker_cpu: is missing, expected together with quota_cpu"),
         (
             {"quota_memory": 4.0},
-            "worker_memory: is missing, expected what one worker has, which quota_memory is counted by",
+            "worker_memory: is missing, expected together with quota_memory",
         ),
         ({"lag": ""}, "lag: is empty, expected the name of a metric"),
         ({"vertices": ""}, "vertices: is empty, expected the name of a metric"),

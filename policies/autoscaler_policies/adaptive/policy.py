@@ -163,7 +163,7 @@ class Adaptive:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT, self.utilization: SHARE}
 
     @property

@@ -109,12 +109,12 @@ class AwsStep:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metric with."""
+        """The level with which it compares its metric."""
         return ((self.metric, self.threshold),)
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metric can be: with a threshold above 0 it is an amount, unless low values add replicas."""
+        """The range of its metric: with a threshold above 0 it is an amount, unless low values add replicas."""
         removes = self.adjustment_type is not AdjustmentType.EXACT and all(step.adjustment < 0 for step in self.steps)
         return {self.metric: AMOUNT} if self.threshold > 0 and (self.above or removes) else {}
 

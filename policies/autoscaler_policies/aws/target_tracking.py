@@ -62,7 +62,7 @@ class AwsTargetTracking:
             left = "acceptable_latency" if self.acceptable_latency is None else "processing_time"
             raise ParameterError(left, "is missing, expected acceptable_latency and processing_time or none of them")
         if (self.target is None) == (self.acceptable_latency is None):
-            found = "is missing" if self.target is None else f"is {self.target:g} beside acceptable_latency"
+            found = "is missing" if self.target is None else f"is {self.target:g} together with acceptable_latency"
             raise ParameterError("target", f"{found}, expected either this or acceptable_latency with processing_time")
         check(self, "acceptable_latency processing_time", *ABOVE_0S)
         check(self, "target", *ABOVE_0)
@@ -79,7 +79,7 @@ class AwsTargetTracking:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.metric: AMOUNT}
 
     @property

@@ -29,7 +29,7 @@ class Daily:
 
     def __post_init__(self) -> None:
         if not self.start < self.end:
-            raise ValueError(f"{self.start}-{self.end} does not end after it begins; over midnight it takes two ranges")
+            raise ValueError(f"{self.start}-{self.end} does not end after it begins; past midnight, write two ranges")
 
     def holds(self, at: datetime) -> bool:
         """Whether a local time is in it."""
@@ -113,7 +113,7 @@ def parse(expression: str) -> Period:
         raise ValueError(f"{expression!r} has more than one &&")
     found = tuple(daily(part) if re.fullmatch(r"[\d:\s]+-[\d:\s]+", part) else cron(part) for part in parts)
     if len({type(one) for one in found}) < len(found):
-        raise ValueError(f"{expression!r} joins two of a kind, expected a daily range && a cron expression")
+        raise ValueError(f"{expression!r} joins two of the same kind, expected a daily range && a cron expression")
     return found
 
 

@@ -196,7 +196,7 @@ class FlinkOperator(Settings):
             )
         for quota, worker in (("quota_cpu", "worker_cpu"), ("quota_memory", "worker_memory")):
             if getattr(self, quota) is not None and getattr(self, worker) is None:
-                raise ParameterError(worker, f"is missing, expected what one worker has, which {quota} is counted by")
+                raise ParameterError(worker, f"is missing, expected together with {quota}")
         self._check_periods()
 
     def _check_periods(self) -> None:
@@ -218,7 +218,7 @@ class FlinkOperator(Settings):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT, self.busy: SHARE}
 
     @property

@@ -226,7 +226,7 @@ class Hpa:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {metric.metric: AMOUNT for metric in self.metrics}
 
     def learn(self, view: View) -> Mapping[str, float]:

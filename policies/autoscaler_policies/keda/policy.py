@@ -174,7 +174,7 @@ class KedaLag:
         if len(set(labels)) < len(labels):
             raise ParameterError("triggers", f"have the names {', '.join(labels)}, expected different ones")
         if self.formula and self.target is None:
-            raise ParameterError("target", "is missing, expected what the formula's number should be per replica")
+            raise ParameterError("target", "is missing, expected the wanted number of the formula per replica")
         if not self.formula and self.target is not None:
             raise ParameterError("target", f"is {self.target:g} without a formula, expected both or none")
         check(self, "target", *ABOVE_0)

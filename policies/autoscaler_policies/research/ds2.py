@@ -209,7 +209,7 @@ class Ds2:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.arrivals: AMOUNT, self.throughput: AMOUNT, self.utilization: SHARE}
 
     def learn(self, view: View) -> Mapping[str, float]:

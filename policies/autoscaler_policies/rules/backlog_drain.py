@@ -121,7 +121,7 @@ class BacklogDrain:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT}
 
     @property

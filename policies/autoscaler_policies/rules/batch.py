@@ -135,7 +135,7 @@ class Batch:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return dict.fromkeys((self.pending, self.running, self.remaining, self.shuffle, self.elapsed), AMOUNT)
 
     @property

@@ -66,7 +66,7 @@ class TargetTracking:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
+        """The ranges of its metrics."""
         return {self.metric: AMOUNT}
 
     def evaluate(self, view: View) -> Recommendation:

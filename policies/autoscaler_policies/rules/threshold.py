@@ -171,7 +171,7 @@ class Threshold:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """The levels that it compares its metrics with."""
+        """The levels with which it compares its metrics."""
         return tuple((rule.metric, rule.bound) for rule in (*self.up, *self.down))
 
     @property

@@ -121,7 +121,7 @@ def parse(text: str) -> Cron:
         written = _NICKNAMES[written.lower()]
     parts = written.split()
     if len(parts) != len(_FIELDS):
-        also = "; seconds are not understood" if len(parts) == len(_FIELDS) + 1 else ""
+        also = "; seconds are not supported" if len(parts) == len(_FIELDS) + 1 else ""
         names = ", ".join(field.name for field in _FIELDS)
         raise ValueError(f"{shown}: expected five fields ({names}), found {len(parts)}{also}")
     found = []
@@ -142,7 +142,7 @@ def parse(text: str) -> Cron:
         floating=starred[0] or starred[1],
     )
     if not any(_days(cron, year) for year in _YEARS):
-        raise ValueError(f"{shown} is never due: no such day is in these months")
+        raise ValueError(f"{shown} is never due: none of these months has such a day")
     return cron
 
 
@@ -164,7 +164,7 @@ def _numbers(field: _Field, text: str) -> tuple[int, ...]:
             elif match["step"]:
                 high = field.most
         if low > high:
-            raise ValueError(f"has the range {term}, which goes backwards; write it as two")
+            raise ValueError(f"has the range {term}, which goes backwards; write it as two ranges")
         step = match["step"] or "1"
         if not (step.isdecimal() and len(step) <= 3 and int(step)):  # noqa: PLR2004 - no field has more numbers
             raise ValueError(f"has the step {step[:20]}, expected a whole number above 0")

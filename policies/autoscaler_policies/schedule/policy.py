@@ -112,7 +112,7 @@ class Schedule:
             names = [window.name for window in getattr(self, name)]
             twice = next((one for one in names if names.count(one) > 1), None)
             if twice is not None:
-                raise ParameterError(name, f"has two that are called {twice!r}, expected different names")
+                raise ParameterError(name, f"has two with the name {twice!r}, expected different names")
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
         """The bounds that hold now, and why nothing may change."""
@@ -264,7 +264,7 @@ def _time(at: datetime, zone: ZoneInfo) -> str:
 
 def _check_times(window: Window | Exclusion) -> None:
     if not window.name.strip():
-        raise ParameterError("name", "is empty, expected what people call the window")
+        raise ParameterError("name", "is empty, expected a name for the window")
     for field in ("start", "end"):
         text = getattr(window, field)
         if text is not None:
@@ -273,7 +273,7 @@ def _check_times(window: Window | Exclusion) -> None:
             except ValueError as error:
                 raise ParameterError(field, f"{error}") from error
     if (window.end is None) == (window.duration is None):
-        state = "is missing" if window.end is None else "is there beside duration"
+        state = "is missing" if window.end is None else "is set together with duration"
         raise ParameterError("end", f"{state}, expected either end or duration")
     if window.duration is not None and window.duration <= ZERO:
         raise ParameterError("duration", f"is {window.duration.total_seconds():g}s, expected above 0s")
