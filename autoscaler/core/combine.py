@@ -55,7 +55,7 @@ def combined_size(
         if size is None:
             return current, None
         if 0 <= size <= MAX_REPLICAS:  # NaN is not
-            # 1e-12: a product like 10 * 1.1 = 11.000000000000002 is a whole number that floats could not hold
+            # 1e-12: a product like 100 * 1.1 = 110.00000000000001 stands for a whole number
             return math.ceil(size * (1 - 1e-12)), None
         problem = f"they give {str(size)[:40]}, expected 0 to {MAX_REPLICAS}"
     except KeyboardInterrupt:

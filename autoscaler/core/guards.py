@@ -388,7 +388,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
 
 @lru_cache(maxsize=4096)
 def passed(name: Reason, size: int) -> Verdict:
-    """The verdict of a guard that let a size pass: the most common object, therefore cached."""
+    """The verdict of a guard that let a size pass. It is cached, as it is the most common object."""
     return Verdict(name, size, size, name)
 
 
@@ -442,7 +442,7 @@ def newest_controls(controls: Iterable[Control]) -> tuple[Control, ...]:
 
 
 def bounds(s: GuardContext, size: int) -> Verdict:
-    """Hold the size within the limits. A size above them stays while nothing may be lowered.
+    """Keep the size within the limits. A size above them stays while nothing may be lowered.
 
     In an exclusion window nothing changes, even if the limits demand it.
 

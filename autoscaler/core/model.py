@@ -79,7 +79,7 @@ class Reason(StrEnum):
     # reasons of guards
     FRESHNESS = "freshness"
     SETTLING = "settling"
-    SHORT = "short"  # the size on its way is clearly too small, so more is allowed
+    SHORT = "short"  # the size of the rescale in progress is clearly too small, so more is allowed
     TOLERANCE = "tolerance"
     STABILIZATION = "stabilization"
     RATE_LIMIT = "rate_limit"
@@ -87,7 +87,7 @@ class Reason(StrEnum):
     CAP = "cap"
     USEFUL_SIZE = "useful_size"
     BOUNDS = "bounds"
-    TARGET = "target"  # the target itself does not go further (its own limits, a suspended process, another owner)
+    TARGET = "target"  # the target itself goes no further (its own limits, a suspended process, another owner)
     CONTENTION = "contention"  # another controller keeps changing the size: we back off
     CONTROL = "control"  # a user has paused it, holds it at a size or limits it
     # what happened to a rescale

@@ -33,7 +33,7 @@ def seconds(text: str, unit: str = "ms") -> float | None:
     """
     plain = text.strip().strip("'\"").lower()
     if (found := re.fullmatch(r"(-?\d+)\s*([a-zµ]*)", plain)) and (found[2] or unit) in _NANOSECONDS:
-        number = int(found[1]) if len(found[1]) < LONG else float(found[1])  # of any number of digits: at most infinite
+        number = int(found[1]) if len(found[1]) < LONG else float(found[1])  # too many digits: a float, maybe infinite
         return number * _NANOSECONDS[found[2] or unit] / 10**9
     iso = re.fullmatch(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d{1,9})?)s)?)?", plain)
     if iso and any(iso.groups()):

@@ -74,7 +74,7 @@ class AwsTargetTracking:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metric with; the target of a backlog is computed."""
+        """The level with which it compares its metric; none for a backlog, whose target is computed."""
         return () if self.target is None else ((self.metric, self.target),)
 
     @property

@@ -715,7 +715,7 @@ class _Series:
     ats: Sequence[float]
 
     def all(self, name: str) -> list[float]:
-        """A number at each reading; NaN where it is missing, infinite or negative."""
+        """A number at each reading; NaN if it is missing, infinite or negative."""
         return [_positive(numbers.get(name, dataflow.NAN)) for numbers in self.numbers]
 
     def timed(self, name: str) -> Iterator[tuple[float, float]]:

@@ -48,7 +48,7 @@ class PodState(StrEnum):
 
 
 class Condition(StrEnum):
-    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why none was computed."""
+    """The reason for a size: that of an HPA's condition ScalingLimited, or why no size was computed."""
 
     WITHIN = "DesiredWithinRange"
     TOO_FEW = "TooFewReplicas"
@@ -385,7 +385,7 @@ def rate_limit(
 def legacy_rate_limit(current: int, desired: int, minimum: int, maximum: int) -> Limited:
     """A size within bounds and the fixed limit of an HPA without `behavior` (convertDesiredReplicasWithRules).
 
-    At most twice the size, or 4, in one turn.
+    At most twice the size, or 4, in one evaluation.
     """
     limit = int(max(_FACTOR * float(current), _LEAST))
     top, condition = (limit, Condition.UP_LIMIT) if limit < maximum else (maximum, Condition.TOO_MANY)
@@ -415,7 +415,7 @@ def stabilization(
 
 
 def stabilization_down_only(desired: int, window: timedelta, recommendations: Sequence[Recommended]) -> Stabilized:
-    """The greatest size asked for within the window, for an HPA without `behavior` (stabilizeRecommendation)."""
+    """The largest size asked for within the window, for an HPA without `behavior` (stabilizeRecommendation)."""
     greatest = max([desired, *(seen.replicas for seen in recommendations if seen.age <= window)])
     old = [index for index, seen in enumerate(recommendations) if seen.age > window]
     return Stabilized(greatest, _kept(desired, recommendations, old))

@@ -61,7 +61,7 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Arrivals as a straight line that ends at zero: max(0, level + slope t), up to `horizon` seconds ahead."""
+    """Arrivals as a straight line, never below 0: max(0, level + slope t), up to `horizon` seconds ahead."""
 
     level: float
     slope: float

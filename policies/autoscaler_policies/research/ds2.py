@@ -159,7 +159,7 @@ def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ds2:
-    """The rule of DS2: slots = arrivals / true rate of a slot, for each vertex where the vertices are read.
+    """The rule of DS2: slots = arrivals / true rate of a slot, computed per vertex if the vertices are known.
 
     The true rate is the rate at which records would be processed without any waiting: throughput divided by the busy
     share. The policy decides every `interval`, except during the first `warm_up` intervals after a rescale or restart,

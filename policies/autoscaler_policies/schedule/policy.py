@@ -15,7 +15,7 @@ from autoscaler.policy_api import ZERO, Allowance, Limits, ParameterError, Reaso
 from autoscaler_policies.schedule.cron import Cron, Moment, after, before, by, parse
 
 MOST = 100_000
-"""The largest size that a configuration may name."""
+"""The largest size that a configuration may set."""
 
 _SPAN = 6 * 3600
 """Seconds for which the changes of a schedule are computed at once."""
@@ -26,7 +26,7 @@ _JOINED = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A time that begins and ends by the calendar, and the bounds that hold in it.
+    """A time that begins and ends by the calendar, with its own bounds.
 
     Attributes:
         name: its name in explanations.
