@@ -514,7 +514,7 @@ class SettleSpec:
         ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the end of the phase
             before. If registered, absorbed or running is None, its deadline follows from the engine's own settings (see
             `EngineStatus.deadlines`), and is 2, 3 and 2 minutes if the engine reports none.
-        short: the size of a rescale in progress is clearly too small when the proposal is more than this share above.
+        short: the size of a rescale in progress is clearly short if the proposal exceeds it by more than this share.
         backlog_time: the job has caught up when lag divided by throughput is at most this.
         lag, throughput: names of the metrics for that; without them the phase ends at once.
     """

@@ -68,7 +68,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """The progress of a rescale after an observation. At most one of the four fields is set.
+    """The progress of a rescale after an observation. One of the first four fields is set.
 
     Attributes:
         rescale: it is still in progress.
