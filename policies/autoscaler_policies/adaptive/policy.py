@@ -71,7 +71,7 @@ class _Outlook:
         return seen or 0.0
 
     def rate_at(self, ahead: float) -> float:
-        """Expected arrivals in `ahead` seconds: the lasting part of the present ones, plus any rise; no fall counts."""
+        """Expected arrivals in `ahead` seconds: the present ones that last, plus a rise. A forecast never lowers it."""
         if self.expected:
             return min(max(self.lasting, self.level + self.rise_expected(ahead)), LARGEST)
         rise = max(self.state.arrivals.rise(ahead), self.state.lasting.rise(self.level, ahead))

@@ -85,8 +85,8 @@ class Batch:
     It asks for more replicas if tasks wait and the saved time is worth more than the worker-seconds, start-up included.
     It asks for fewer if no task could use some slots for `idle_time`, but for at least as many as hold shuffle files
     still to be read. Without any task for that time it asks for the minimum, which may be 0. From 0 replicas it asks
-    for at least one as soon as there is a task. While the duration of tasks is unknown, it asks for so many that, if
-    they turn out useless, they cost no more than waiting for another start-up.
+    for at least one as soon as there is a task. While the duration of tasks is unknown, it asks for as many as cost no
+    more than waiting for another start-up would, even if they turn out useless.
 
     Attributes:
         waiting_price: price of a second of the job's time, in worker-seconds, 0 to 1e9. 0, only with a `deadline`, is
@@ -244,7 +244,7 @@ class Batch:
     def _useful(self, view: View, idle: timedelta) -> int | None:
         """The most replicas that tasks could use at any observation of that time; None: a part of it was not observed.
 
-        A gap counts as unobserved if it is longer than `max_age` and than a late tick explains.
+        A gap between observations that exceeds both `max_age` and `GAP` intervals counts as unobserved.
         """
         spec = view.spec
         gap = max(spec.max_age, spec.interval * GAP)

@@ -92,7 +92,7 @@ class Rule:
 
         Without a hold, the present number is enough, which the caller has checked.
 
-        A gap between observations that is longer than `max_age` and than a late tick explains restarts the hold.
+        After a gap between observations that exceeds both `max_age` and `GAP` intervals, the hold starts again.
         """
         if not self.hold:
             return True
