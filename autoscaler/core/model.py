@@ -514,9 +514,9 @@ class SettleSpec:
         ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the end of the phase
             before. If registered, absorbed or running is None, its deadline follows from the engine's own settings (see
             `EngineStatus.deadlines`), and is 2, 3 and 2 minutes if the engine reports none.
-        short: the size of a rescale in progress is clearly short if the proposal exceeds it by more than this share.
+        short: a rescale in progress is clearly too small if the proposal exceeds its size by more than this share.
         backlog_time: the job has caught up when lag divided by throughput is at most this.
-        lag, throughput: names of the metrics for that; without them the phase ends at once.
+        lag, throughput: names of the metrics for the phase caught_up; without them it ends at once.
     """
 
     ready: timedelta = timedelta(minutes=5)

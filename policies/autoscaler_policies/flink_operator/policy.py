@@ -112,7 +112,7 @@ class FlinkOperator(Settings):
             not count; default 30m.
         restart_time: how long a restart takes; default 5m.
         restart_time_tracking_enabled: whether the longest restart seen counts instead; default false.
-        restart_time_tracking_limit: upper limit of that restart time; default 15m.
+        restart_time_tracking_limit: upper limit of the tracked restart time; default 15m.
         scale_down_interval: a scale down waits this long after fewer subtasks were first enough, and then keeps the
             most that were needed within that time; 0s: no wait; default 1h.
         scale_down_max_factor: share of its subtasks that a vertex may lose in one step, 0 to 1; default 0.6.
@@ -126,11 +126,11 @@ class FlinkOperator(Settings):
             little; default false.
         scaling_effectiveness_threshold: a gain below this share of the expected one is too little, 0 or more; default
             0.1.
-        observed_scalability_enabled: whether past steps show how well a vertex scales; default false.
-        observed_scalability_min_observations: number of steps needed for that; default 3.
+        observed_scalability_enabled: whether to estimate from past steps how well a vertex scales; default false.
+        observed_scalability_min_observations: past steps needed for that estimate; default 3.
         observed_scalability_coefficient_min: lower limit of that estimate, above 0 to 1; default 0.5.
         history_max_count: past steps that are remembered of a vertex, up to 20; default 3.
-        history_max_age: how long they are remembered; default 24h.
+        history_max_age: how long past steps are remembered; default 24h.
         metrics_window: time over which everything is averaged; nothing is asked for before it is full; default 15m.
         stabilization_interval: readings within this time after the start of the job do not count; default 5m.
         backlog_processing_lag_threshold: a source that needs longer than this for its lag may be busy all the time,
@@ -138,7 +138,7 @@ class FlinkOperator(Settings):
         observed_true_processing_rate_lag_threshold: a source with more lag than this runs at full speed; default 30s.
         observed_true_processing_rate_switch_threshold: by how much the rate from the busy share may exceed the rate
             observed at full speed; default 0.15.
-        observed_true_processing_rate_min_observations: readings needed for that; default 2.
+        observed_true_processing_rate_min_observations: readings at full speed needed for that rate; default 2.
         excluded_periods: when nothing may change: daily ranges such as 9:30:30-10:50:20, cron expressions of Quartz
             such as `* * 9-11 ? * MON-FRI`, or both joined by &&; default none.
         timezone: the time zone of the excluded periods, such as Europe/Berlin; default UTC.
