@@ -247,7 +247,10 @@ def test_a_step_keeps_the_size_within_the_bounds_of_the_window() -> None:
         (lambda: replace(OFFICE, name=" "), "name: is empty"),
         (lambda: replace(OFFICE, start="0 8 * * 1-9"), "start: '0 8 * * 1-9': field 5 (day of week) is 9, expected 0"),
         (lambda: replace(OFFICE, end="0 18 * *"), "end: '0 18 * *': expected five fields"),
-        (lambda: replace(OFFICE, start="0 8 31 2 *"), "start: '0 8 31 2 *' is never due: no such day"),
+        (
+            lambda: replace(OFFICE, start="0 8 31 2 *"),
+            "start: '0 8 31 2 *' is never due: none of these months has such a day",
+        ),
         (lambda: replace(OFFICE, end=None), "end: is missing, expected either end or duration"),
         (lambda: replace(OFFICE, duration=HOUR), "end: is set together with duration, expected either end or duration"),
         (lambda: replace(SALE, duration=timedelta(0)), "duration: is 0s, expected above 0s"),
