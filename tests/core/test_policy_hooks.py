@@ -211,7 +211,7 @@ def test_policies_see_the_moved_bounds_also_while_the_target_is_unknown() -> Non
         (lambda *_: Allowance(Limits(1.5, 2)), "allowed 1.5 to 2, expected whole numbers"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(1, math.inf)), "allowed 1 to inf, expected whole"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(MAX_REPLICAS + 1, MAX_REPLICAS + 1)), "the minimum at most 1000000"),
-        (lambda *_: Allowance(Limits(1, 2), 5), "gave the reason 5 to change nothing"),  # type: ignore[arg-type]
+        (lambda *_: Allowance(Limits(1, 2), 5), "gave 5 as the reason to change nothing"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_no_other_policy(
