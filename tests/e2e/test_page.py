@@ -723,7 +723,7 @@ def test_a_run_is_shown_from_a_file_without_any_request(browser: Browser, tmp_pa
         tab.page.locator("ol.decisions button").last.click()
         expect(tab.page.get_by_role("heading", name="Decision of")).to_be_focused()
         expect(tab.page.locator(".trail .outcome")).to_contain_text("cluster clicks is scaled")
-        expect(tab.page.get_by_role("button", name="Pause")).to_have_attribute("title", re.compile("record of a run"))
+        expect(tab.page.get_by_role("button", name="Pause")).to_have_attribute("title", re.compile("recorded run"))
         expect(tab.page.get_by_role("heading", name="Capacity by size")).to_be_visible()
         assert tab.violations() == []
         tab.page.evaluate("scrollTo(0, 0)")

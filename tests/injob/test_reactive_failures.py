@@ -215,7 +215,7 @@ def test_bounds_that_the_cluster_refuses_are_requested_again_and_the_job_continu
     turns(job, lambda: bool(driver.limits))
     assert driver.limits == [1]
     assert job.snapshot().state is State.EXECUTING
-    assert len([one for one in caplog.records if "the limit of 1 slot could not be set" in one.message]) == 1
+    assert len([one for one in caplog.records if "did not accept the limit of 1 slot" in one.message]) == 1
     for _ in range(3):
         job._turn_or_fail()
     assert driver.limits == [1]

@@ -113,7 +113,7 @@ def test_a_file_is_replaced_atomically_and_a_half_finished_replacement_is_read(s
 @pytest.mark.e2e
 def test_a_file_of_excessive_size_is_not_read(spark: Any, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b" " * (MAX_BYTES + 1))
-    with pytest.raises(KeptError, match="8388608 are the most"):
+    with pytest.raises(KeptError, match="expected at most 8388608"):
         KeptFile(spark, str(tmp_path)).read()
 
 
