@@ -70,7 +70,7 @@ class StoreError(AutoscalerError):
 
 
 class LeaseLost(StoreError):  # noqa: N818 - named after the event
-    """This copy does not own the cluster any more. Nothing was persisted, and this copy must not act on the cluster."""
+    """This copy has lost the cluster's lease. Nothing was persisted, and this copy must not act on the cluster."""
 
 
 class Secret(str):
@@ -639,7 +639,7 @@ class Leases:
 
     Attributes:
         copies: the living copies by their ids, this copy included.
-        terms: the clusters that this copy owns, and the term of each lease.
+        terms: the clusters whose leases this copy holds, and the term of each lease.
         oldest: the longest time, in seconds, since any of these copies last renewed.
     """
 

@@ -67,8 +67,8 @@ class Fleet:
     """The running controllers, by the names of their clusters.
 
     Attributes:
-        controllers: the controllers of the clusters that this copy owns.
-        ownership: tells which clusters this copy owns.
+        controllers: the controllers of the clusters that this copy controls.
+        ownership: tells which clusters these are.
         template_problems: name of a member's cluster -> why it keeps earlier values in its fleet's template.
     """
 
@@ -115,7 +115,7 @@ class Fleet:
 
     @property
     def wanted(self) -> Mapping[str, Cluster]:
-        """All clusters of the configuration, whichever copy owns them."""
+        """All clusters of the configuration, whichever copy controls them."""
         return {} if self._config is None else self._config.clusters
 
     @property
@@ -124,14 +124,14 @@ class Fleet:
         return self._running.keys()
 
     async def follow(self) -> None:
-        """Make the controllers match the clusters owned now, and wait a moment (`END_TIMEOUT`) for those that end."""
+        """Match the controllers to the leases that this copy holds, and wait up to `END_TIMEOUT` for those that end."""
         if self._config is not None:
             ending = (await self.change(None)).ending
             if ending:
                 await asyncio.wait(ending, timeout=END_TIMEOUT)
 
     async def change(self, config: Config | None) -> Changes:
-        """Run a controller for each owned cluster of the configuration; None: of the present one.
+        """Run a controller for each cluster of the configuration whose lease this copy holds; None: of the present one.
 
         Unchanged clusters are not disturbed, and their ticks are not late, however many others change. A controller in
         the middle of a scale call delays only its own successor; this method does not wait for it.

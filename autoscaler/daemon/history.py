@@ -201,7 +201,7 @@ class History:
         self._file, self._hour = -1, ""
 
     def _compress(self, now: datetime) -> None:
-        """Compress all hours except the present one and those within `GRACE`, even if the clock was set back."""
+        """Compress all hours, even later ones (clock set back), but not those of now and `GRACE` before and after."""
         # Decisions of different clusters arrive in any order: around a full hour, lines of two hours alternate.
         near = tuple((now + change).strftime(_NAME) for change in (-GRACE, timedelta(0), GRACE))
         if near == self._near:

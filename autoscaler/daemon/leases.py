@@ -62,7 +62,7 @@ class Ownership:
 
     @property
     def owned(self) -> int:
-        """How many leases this copy has."""
+        """How many leases this copy holds."""
         return 0
 
     def owns(self, cluster: str) -> bool:
@@ -141,7 +141,7 @@ class Controllers(Protocol):
         ...
 
     async def follow(self) -> None:
-        """Start controllers for the owned clusters, and end the others."""
+        """Start controllers for the clusters whose leases this copy holds, and end the others."""
         ...
 
 
@@ -221,7 +221,7 @@ class SharedOwnership(Ownership):
 
     @property
     def owned(self) -> int:
-        """How many leases this copy has."""
+        """How many leases this copy holds."""
         return len(self._owned)
 
     def owns(self, cluster: str) -> bool:

@@ -1,7 +1,7 @@
 """State and decisions in PostgreSQL, which several copies of the daemon may share.
 
 One statement, which is its own transaction, writes all waiting saves. With leases, this statement locks the rows of the
-leases and checks that this copy still owns each cluster: see docs/adr/0019-a-save-checks-its-term.md.
+leases and checks that this copy still holds each of them: see docs/adr/0019-a-save-checks-its-term.md.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class PostgresStateStore:
         """Persist state and record together.
 
         Raises:
-            LeaseLost: this copy does not own the cluster; nothing is persisted.
+            LeaseLost: this copy does not hold the cluster's lease; nothing is persisted.
             StoreError: both may have been persisted nevertheless; the next save of the cluster replaces them.
         """
         save = _Save(
@@ -485,7 +485,7 @@ class PostgresStateStore:
         return leases
 
     async def take(self, clusters: Collection[str]) -> dict[str, int]:
-        """Take the leases of those of the clusters that no copy owns. Returns their new terms.
+        """Take those of the clusters' leases that no copy holds. Returns their new terms.
 
         Raises:
             StoreError: it is not known whether the leases were taken; the next renewal tells.
@@ -519,7 +519,7 @@ class PostgresStateStore:
         await self._renewer.use(lambda connection: connection.execute(query, (self.copy,)))
 
     async def owner(self, cluster: str) -> Copy | None:
-        """The copy that owns a cluster, or None. Raises StoreError."""
+        """The copy that holds the lease of a cluster, or None. Raises StoreError."""
         query = (
             "SELECT id, name, url FROM lease JOIN copy ON copy.id = lease.copy WHERE cluster = %s "
             "AND seen > clock_timestamp() - %s * interval '1 s'"

@@ -32,7 +32,7 @@ STOP_TIMEOUT = 60.0
 """Seconds within which a job must stop."""
 
 FINAL_TIMEOUT = 60.0
-"""Timeout in seconds of the requests at the end, long enough for a busy machine."""
+"""Time-out in seconds of the requests at the end, long enough for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def split(total: int, partitions: int) -> list[int]:
 
 
 def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
-    """The end position of a batch in each partition: `most` records in total, in proportion to the waiting records.
+    """The end position of a batch in each partition: at most `most` records, in proportion to the waiting records.
 
     Args:
         start: the position up to which each partition was read.

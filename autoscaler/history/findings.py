@@ -24,7 +24,7 @@ MIN_SLOW_S = 30.0
 MIN_COUNT = 5
 """Percentiles of fewer values are meaningless."""
 HEARTBEAT_S = 20.0
-"""A loss that stops the job for at least this time was detected by a timeout. A worker that shuts down cleanly
+"""A loss that stops the job for at least this time was detected by a time-out. A worker that shuts down cleanly
 deregisters, so its loss is detected at once."""
 MIN_LOSSES = 2
 MIN_WASTE = 0.1
@@ -130,7 +130,7 @@ def _slow_starts(evidence: Evidence) -> Iterator[Finding]:
 
 def _heartbeats(evidence: Evidence) -> Iterator[Finding]:
     up, down = (evidence.times.get(way, {}).get("stall") for way in (Direction.UP, Direction.DOWN))
-    # Scaling down stops a job no longer than scaling up, unless a timeout has to detect that workers are gone.
+    # Scaling down stops a job no longer than scaling up, unless a time-out has to detect that workers are gone.
     killed = up is not None and down is not None and down.median >= up.median + HEARTBEAT_S
     stalls = [
         (each.stall_s, max(each.before, each.after))

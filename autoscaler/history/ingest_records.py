@@ -53,7 +53,7 @@ RATIO = 100
 """If a `.gz` file claims a content more than this many times as large, the file is checked before it is read."""
 
 SAMPLE_FILES = 16
-"""Maximum files that are sampled for the clusters and their numbers of lines; with fewer files, one out of 24."""
+"""Files that are sampled for the clusters and their numbers of lines: one out of 24, and at most this many."""
 
 LEAST, LEAST_PACKED = 200, 40
 """Minimum bytes of a line, plain and compressed. They bound the number of rows by file sizes, without a count."""

@@ -227,7 +227,7 @@ def _notes(observations: DataFrame, sample: DataFrame) -> dict[str, dict[str, An
 
 
 def _lives(observations: DataFrame) -> DataFrame:
-    """The begin and end of each cluster, and its arrivals (ln) on a busy day: only one of two may include a weekend."""
+    """The begin and end of each cluster, and its arrivals (ln) on a busy day: not every cluster has seen a weekend."""
     at = F.unix_micros("at") / 1e6
     days = observations.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
         F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_valid("arrivals")).alias("level")

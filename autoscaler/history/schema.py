@@ -83,7 +83,7 @@ OBSERVATIONS = struct(
     floor=BOUND,
     ceiling=BOUND,
     remarks=ArrayType(_text),
-    controls=ArrayType(CONTROL),  # null if there is no order by an operator, and in files older than this column
+    controls=ArrayType(CONTROL),  # null if no control was in force, and in files older than this column
     date=DateType(),
 )
 """`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries. For a

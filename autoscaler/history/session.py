@@ -74,7 +74,7 @@ EMBEDDED: Mapping[str, str] = {
 
 CONNECT_PORT = 15002
 CONNECT_S = 10.0
-"""Timeout in seconds to connect to a Spark Connect server."""
+"""Time-out in seconds to connect to a Spark Connect server."""
 
 _WHERE_DEFINED = "spark.python.sql.dataFrameDebugging.enabled"
 """Adds the Python line to errors, at the cost of two more Java calls per column: half a second per profile. The setting

@@ -7,9 +7,9 @@ import math
 SHORTEST_HEARTBEAT_TIMEOUT = 2.0
 LONGEST_HEARTBEAT_TIMEOUT = 3600.0
 BEATS = 10
-"""Heartbeats of an executor, and checks for missing ones, per timeout: a lost executor is noticed at most 1/10 late."""
+"""Heartbeats of an executor, and checks for missing ones, per time-out: a loss is noticed at most 1/10 of it late."""
 FETCHES = 5
-"""Fetches of shuffle data that can fail within one timeout."""
+"""Fetches of shuffle data that can fail within one time-out."""
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -50,7 +50,7 @@ _STATEFUL = {
 def reactive_conf(*, stateful: bool = False, heartbeat_timeout: float = 10.0) -> dict[str, str]:
     """Spark settings for a job under `ReactiveJob`, for `SparkSession.builder.config(map=...)`.
 
-    Four timeouts must agree. Three belong to the application: `spark.executor.heartbeatInterval`,
+    Four time-outs must agree. Three belong to the application: `spark.executor.heartbeatInterval`,
     `spark.network.timeout` and `spark.network.timeoutInterval`. The fourth, `spark.worker.timeout`, belongs to the
     cluster: set it to the same number of seconds for the Master and the Workers.
 
@@ -59,7 +59,7 @@ def reactive_conf(*, stateful: bool = False, heartbeat_timeout: float = 10.0) ->
         heartbeat_timeout: seconds without a heartbeat after which an executor counts as lost, from 2 to 3600.
 
     Raises:
-        ValueError: the timeout is not a number, too short or too long.
+        ValueError: the time-out is not a number, too short or too long.
     """
     _check(heartbeat_timeout)
     beat = f"{round(heartbeat_timeout * 1000 / BEATS)}ms"

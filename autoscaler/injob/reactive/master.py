@@ -60,7 +60,7 @@ def read_master(spark: Any, timeout: float = TIMEOUT) -> Master:  # noqa: ANN401
     def ask(host: str, port: int) -> None:
         answers.put(_ask(context, host, port, timeout))
 
-    # Threads enforce the deadline: a DNS lookup has no timeout, nor has a response that arrives byte by byte.
+    # Threads enforce the deadline: a DNS lookup has no time-out, nor has a response that arrives byte by byte.
     for address in masters:
         threading.Thread(target=ask, args=address, name="reactive-master", daemon=True).start()
     found, deadline = Master(), time.monotonic() + timeout
