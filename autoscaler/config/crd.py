@@ -180,7 +180,11 @@ _STATUS: Schema = {
     "type": "object",
     "description": "Written by the autoscaler.",
     "properties": {
-        "observedGeneration": {"type": "integer", "format": "int64", "description": "The generation of the spec."},
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "description": "The generation of the spec that the status describes.",
+        },
         "size": {"type": "integer", "description": "The size that was last set, in replicas."},
         "proposedSize": {"type": "integer", "description": "The size that the policies propose, before the guards."},
         "reason": {"type": "string", "description": "Why this size: one word."},

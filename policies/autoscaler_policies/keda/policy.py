@@ -152,7 +152,7 @@ class KedaLag:
         activation_target: active while the formula's number is above this; default 0.
         fallback: the size while a trigger keeps failing; default none.
         active_minimum: the fewest replicas while a trigger is active; otherwise the cluster's `min` holds; default 1.
-        cooldown: how long no trigger must have been active before the size goes to the cluster's `min`; default 5m.
+        cooldown: the size goes to the cluster's `min` when no trigger has been active for this long; default 5m.
         tolerance: share of the threshold or target that is ignored; default 0.1, the HPA's.
     """
 
