@@ -39,7 +39,7 @@ class Local:
 
     Attributes:
         directory: directory for the pool's records, logs and working files; created if missing. A relative path starts
-            at the directory in which the daemon was started. Only one daemon at a time can use the directory.
+            at the directory of the configuration file. Only one daemon at a time can use the directory.
         master: Spark only, and required there: address of the Spark Master, `spark://host:port`.
         kind: kind of the workers: `spark-worker` (default), a Worker of a Spark standalone cluster, or
             `flink-taskmanager`, a TaskManager of a Flink standalone cluster.
