@@ -124,7 +124,9 @@ def test_keys_have_their_description_and_default(validator: Draft202012Validator
     cluster = validator.schema["properties"]["clusters"]["additionalProperties"]
     assert cluster["properties"]["down"]["properties"]["window"] == {
         "$ref": "#/$defs/duration",
-        "description": "stabilization window; up takes the least, down the greatest proposal within it.",
+        "description": (
+            "stabilization window; scaling up uses the smallest proposal within it, scaling down the largest."
+        ),
         "default": "5m",
     }
     assert all("description" in schema for schema in cluster["properties"].values())
