@@ -347,7 +347,7 @@ class Adaptive:
             cost = (size - least) * TUNING.horizon_s + self.lateness_weight * least * lasts
             if cost < price:
                 best, price = size, cost
-        # Replicas without partitions do nothing, so use no more than improve the distribution of the partitions.
+        # Replicas that do not improve the distribution of partitions do nothing: use the smallest size of equal work.
         used = outlook.effective(best)
         best = smallest(min(view.current, best), best, lambda size: outlook.effective(size) >= used)
         capacity = outlook.capacity_at(best)

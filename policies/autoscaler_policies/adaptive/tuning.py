@@ -36,7 +36,7 @@ class Tuning:
 
     # Capacity
     exponent: float = 0.9
-    """Capacity grows with this power of the size: 0.80 to 0.90 were measured for Nexmark, saturated TaskManagers..."""
+    """Capacity grows with this power of the size: 0.80 to 0.90 measured with Nexmark and saturated TaskManagers..."""
     exponent_error: float = 0.1
     """... and its standard deviation."""
     drift: float = 0.05
@@ -50,7 +50,8 @@ class Tuning:
     else something else delays it."""
     warm_up_s: float = 120.0
     """For this time after a restart, caches are cold, a backlog is processed, and averages contain the stall. A rise of
-    the last minute goes on for this time, and the policy asks for more this time before the delay gets too long."""
+    the last minute goes on for this time. The policy asks for more this time before the delay would approach the
+    objective."""
     plateau_growth: float = 1.5
     """Throughputs of two sizes are compared if one size is this many times the other: noise hides smaller steps."""
     plateau_s: float = 1800.0

@@ -146,11 +146,11 @@ class FlinkOperator(Settings):
         quota_memory: memory that all workers together may have, in GiB; default none.
         worker_cpu: processors of one worker; needed with `quota_cpu`; default none.
         worker_memory: memory of one worker in GiB; needed with `quota_memory`; default none.
-        lag: metric with the records waiting, without `vertices`; default lag.
-        throughput: metric with the processed records/s, without `vertices`; default throughput.
-        busy: metric with the busy share, 0 to 1, without `vertices`; default saturation.
-        arrivals: metric with the offered records/s, without `vertices`; may be absent: then arrivals are throughput
-            plus the growth of the lag; default arrivals.
+        lag: metric with the records waiting, used without `vertices`; default lag.
+        throughput: metric with the processed records/s, used without `vertices`; default throughput.
+        busy: metric with the busy share, 0 to 1, used without `vertices`; default saturation.
+        arrivals: metric with the offered records/s, used without `vertices`; may be absent: then arrivals are
+            throughput plus the growth of the lag; default arrivals.
     """
 
     rounded_from = 100.0
@@ -640,9 +640,9 @@ class FlinkOperator(Settings):
             self._keep_restarts(view, memory, [*known[:-1], (began, ended - began)])
 
     def _note_reading(self, view: View, memory: dict[str, float]) -> None:
-        """Record that there are readings. After a long gap, the waits of scale downs start again: more may be needed.
+        """Record that there are readings. After a long gap, the waits of scale downs start again.
 
-        The original counts a gap as time in which fewer subtasks were enough.
+        More may have been needed in the gap. The original counts it as time in which fewer subtasks were enough.
         """
         now = _epoch(view.now)
         if now - memory.get("read_at", now) > max(self.metrics_window, view.spec.interval * GAP).total_seconds():

@@ -285,7 +285,7 @@ def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least
     """How linearly a vertex has scaled, from `least` to 1: `JobVertexScaler.calculateObservedScalingCoefficient`.
 
     The least squares fit of rate = coefficient x parallelism x rate per subtask, rounded up to two digits. The rate per
-    subtask is that of the last change from the smallest parallelism. The result is 1 for less than `observations`
+    subtask is that of the last change from the smallest parallelism. The result is 1 for fewer than `observations`
     changes. `history` is oldest first.
     """
     if not history or len(history) < observations:

@@ -80,7 +80,7 @@ def safe_size(
     even: int | None = None,
     tolerance: float = HPA_TOLERANCE,
 ) -> int:
-    """The size for a lag: first the size that the HPA computes, then its limit by the partitions.
+    """The size for a lag: the size that the HPA computes, then limited by the partitions.
 
     KEDA limits the lag instead, with an integer division that allows up to one replica too many (keda#4483), and then
     the HPA's tolerance keeps the size below the limit however large the lag is (keda#2908).

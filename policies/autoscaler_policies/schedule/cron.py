@@ -83,7 +83,7 @@ class Cron:
     Attributes:
         minutes, hours, days, months: the numbers that match, sorted.
         weekdays: the weekdays that match, sorted; Sunday is 0.
-        either: whether one matching day field is enough, as if neither day field begins with `*`.
+        either: whether one matching day field is enough: it is if neither day field begins with `*`.
         floating: whether it follows the wall clock: not due in a skipped hour, and due twice in a repeated one.
     """
 
