@@ -56,9 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--generalize",
         choices=("develop", "verdict", "all"),
         help="use families of loads, plants and sources with random parameters: the families to develop on, "
-        "those held out for the verdict (with --traces also parts of the recorded loads), or all, cross-validated",
+        "those held out for the verdict (with --traces also parts of all its files), or all, cross-validated",
     )
-    add_unknown("--fold", type=int, choices=range(1, len(FOLDS) + 1), help="split that is held out (default: 1)")
+    add_unknown(
+        "--fold", type=int, choices=range(1, len(FOLDS) + 1), help="which split into these two is used (default: 1)"
+    )
     add_unknown("--loads", type=arguments.count, metavar="N", help="loads of each family (default: 4)")
     add_unknown(
         "--hours", type=arguments.above, metavar="H", help="hours of each load, including the first (default: 6)"

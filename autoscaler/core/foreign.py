@@ -28,7 +28,7 @@ class Mask:
         self._known: set[str] = set()
 
     def hide(self, *secrets: str) -> None:
-        """Hide these secrets too, except those of less than four characters: that would garble every text."""
+        """Hide these secrets too, except those of fewer than four characters: that would garble every text."""
         new = {*secrets} - self._known
         self._known |= new
         plain = {form for secret in new for form in _written(secret) if len(form) >= _SHORTEST}

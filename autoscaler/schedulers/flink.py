@@ -76,7 +76,7 @@ class FlinkSettings:
     Attributes:
         groups: the job's slot sharing groups: the lower and upper bound of every vertex's parallelism.
         rules: when an executing job is rescaled.
-        cooldown: time after a deployment without a rescale: `scaling-interval.min`, in 2.x
+        cooldown: time after a deployment in which there is no rescale: `scaling-interval.min`, in 2.x
             `executing.cooldown-after-rescaling`. 1.18 has none.
         stabilization: how long an executing job waits for more slots after the first change, in 2.x only:
             `executing.resource-stabilization-timeout`.
@@ -151,7 +151,7 @@ class FlinkSettings:
 
         Args:
             version: such as 1.18, 1.20.1, 2.3 or 2.x.
-            reactive: whether in Reactive Mode, where a job waits for its first slots without limit, and then starts.
+            reactive: whether in Reactive Mode, where a job waits without limit for its first slots and starts at once.
             checkpoint_interval: seconds between checkpoints; None: the job has no checkpoints, and does not restart
                 after a failure.
             changes: settings that differ from the defaults.

@@ -131,7 +131,7 @@ def _time(lag: float, throughput: float) -> float:
 
 
 LAG_S = 5.0
-"""The threshold of rules that divide the lag by one, in seconds of a worker's full capacity for each worker."""
+"""Rules that divide the lag by a threshold ask for one worker per this many seconds of a worker's full capacity."""
 
 BASELINES: Mapping[str, Baseline] = {
     "static": Baseline("{policies: {}, min: 18, max: 18}"),  # always what the peak needs, plus 10 %

@@ -95,7 +95,7 @@ def compare(contender: Contender, plant_name: str, plant: PlantSpec, load: Load,
 
 
 def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:
-    """The means of each policy on each plant, with `each` also for each scenario, in the order of the rows."""
+    """The means of each policy on each plant, or with `each` on each of its scenarios, in the order of the rows."""
 
     def key(row: Row) -> tuple[str, str, str]:
         return row.plant, row.scenario if each else "", row.policy

@@ -228,7 +228,7 @@ LEAST_SLO = 60.0
 
 
 def plant(dice: Random, name: str) -> PlantSpec:
-    """Draw a plant of a kind. Its objective is long enough that it can be kept during a rescale."""
+    """Draw a plant of a kind. Its objective is such that a rescale leaves a chance to keep it."""
     kind = PLANT_FAMILIES[name]
     startup, restart = round(_between(dice, *kind.startup), 1), round(_between(dice, *kind.restart), 1)
     checkpoint, merge = round(_between(dice, *CHECKPOINT), 1), round(dice.uniform(*MERGE), 1)

@@ -186,7 +186,7 @@ _WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
 """Stages in which a checkpoint matters to a job's scheduler."""
 
 PHASE_MARGIN = 60.0
-"""Seconds that a phase of a rescale may take in addition to the scheduler's waits, to register and deploy."""
+"""Seconds that a phase of a rescale may take in addition to the scheduler's waits, to register workers and deploy."""
 
 
 def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase, timedelta]:

@@ -51,7 +51,7 @@ def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSO
     if isinstance(thing, Mapping):
         return {key: _plain(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        # The fast path for the rates of a week, which are nearly all of a profile. One infinity makes the sum infinite.
+        # The fast path for the rates of a week, which are nearly all of a profile. One NaN or infinity spoils the sum.
         if set(map(type, thing)) == {float} and math.isfinite(sum(thing)):
             return [float(f"{value:.{_DIGITS}g}") for value in thing]
         return [_plain(value) for value in thing]

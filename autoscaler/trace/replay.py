@@ -28,7 +28,7 @@ from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
 
 GAP = 2.5
-"""After a gap of more intervals no daemon was running: the decision before the gap holds for one interval only."""
+"""A gap of more than this many intervals means that no daemon was running: the decision before it held for one."""
 
 
 def decide_again(
