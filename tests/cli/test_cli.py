@@ -193,7 +193,7 @@ def test_one_plugin_is_shown_with_all_its_keys(capsys: pytest.CaptureFixture[str
     assert cli.main(["plugins", "hpa"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("policy hpa (reactive-autoscaler ")
-    assert re.search(r"^metrics\[\]\.target +required +a number +what it should be", out, re.MULTILINE)
+    assert re.search(r"^metrics\[\]\.target +required +a number +its wanted value", out, re.MULTILINE)
     assert re.search(r"^behavior\.scale_down\.stabilization_window +5m +a duration", out, re.MULTILINE)
 
 
@@ -226,8 +226,8 @@ def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixt
     assert out == (
         "| key | default | takes | meaning |\n"
         "|---|---|---|---|\n"
-        "| `size` | `1` | whole number | the number of replicas there are, 0 or more |\n"
-        "| `follow` | `false` | true or false | whether advice counts as acted on |\n"
+        "| `size` | `1` | whole number | the current number of replicas, 0 or more |\n"
+        "| `follow` | `false` | true or false | whether advice counts as followed |\n"
     )
     assert cli.main(["plugins", "flink", "--markdown"]) == 0
     source, engine = capsys.readouterr().out.split("\n\nThe engine `flink`:\n\n")

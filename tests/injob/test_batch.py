@@ -174,7 +174,7 @@ def test_a_session_without_context_cannot_report() -> None:
     del spark.sparkContext
     batch = adaptive_batch(spark)
     assert isinstance(batch, AdaptiveBatch)
-    with pytest.raises(BatchReportError, match=r"Spark Connect .*batch_report\(path\)"):
+    with pytest.raises(BatchReportError, match=r"Spark Connect; .*batch_report\(path\)"):
         batch.report()
 
 
@@ -185,7 +185,7 @@ def test_warnings_and_limits_are_logged(caplog: pytest.LogCaptureFixture) -> Non
         ("WARNING", batch.warnings[0][:24]),
         ("INFO", "limits of adaptive_batch"),
     ]
-    for limit in ("not adaptive", "compressed", "repartition(n)", "the Master"):
+    for limit in ("not adaptive", "compressed", "repartition(n)", "the cluster manager"):
         assert limit in caplog.text
 
 

@@ -50,7 +50,7 @@ async def observe(cluster: Cluster, directory: Path) -> None:
         )
     try:
         url = await until(lambda: started(log))
-        problem = await until(lambda: problem_of(url, "scale calls fail"))
+        problem = await until(lambda: problem_of(url, "scale calls have failed"))
         stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
         assert re.match(rf"scale calls have failed since {stamp}; the last one, to 3: .*403.*", problem), problem
         assert problem in await status(url)
