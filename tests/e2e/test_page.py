@@ -198,7 +198,7 @@ def test_a_change_is_shown_within_seconds_and_announced(tab: Tab, house: World) 
         expect(tab.page.locator("#live")).to_contain_text("In trouble: quiet-8")
     finally:
         house.metrics.set("quiet-8", load=1500, capacity=2600)
-    expect(row(tab, "quiet-8").locator(".state")).not_to_contain_text("not read", timeout=WITHIN)
+    expect(row(tab, "quiet-8").locator(".state")).not_to_contain_text("cannot be read", timeout=WITHIN)
 
 
 def test_the_charts_show_a_day_with_its_decisions(tab: Tab) -> None:
